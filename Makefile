@@ -1,0 +1,41 @@
+# Every command works on a fresh machine: the first one builds .venv from the pinned versions.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ARGS ?=
+JOBS ?= 8
+
+.PHONY: demo test test-slow check format docs clean
+
+demo: $(INSTALLED)  ## teach a tiny transformer arithmetic: supervised, then GRPO; ends with a curve and a report
+	$(BIN)/burnish demo $(ARGS)
+
+test: $(INSTALLED)  ## the default tests (under 15 minutes on 2 cores)
+	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+
+test-slow: $(INSTALLED)  ## learning runs and kill-and-resume trials
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+
+check: $(INSTALLED)  ## style, types and import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(INSTALLED)  ## regenerate the pages that are made from code
+	$(BIN)/python -m burnish.config.reference docs/configuration.md
+
+clean:
+	rm -rf $(VENV) runs build dist
+
+# PyTorch first and pinned: a looser word would bring gigabytes of GPU libraries to a laptop.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sentiment]'
+	touch $@

@@ -1,0 +1,6 @@
+"""Pure mathematics: tensors in, tensors out. No configuration, I/O, logging, global random numbers or distributed call.
+
+Shapes are in the names: B sequences, T response tokens (right-padded), C reward components, K candidates, V
+vocabulary. Masks are True where a token was sampled by the policy and is trained on; what stands in a masked slot never
+changes a result. Arithmetic is in float32 or better whatever the inputs are.
+"""

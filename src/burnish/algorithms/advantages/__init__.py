@@ -1,0 +1,40 @@
+"""Advantage estimators: from rewards to how much better each token did than expected. See docs/algorithms.md."""
+
+from burnish.algorithms.advantages.groups import Groups
+from burnish.algorithms.advantages.outcome import (
+    dr_grpo,
+    gdpo,
+    gpg,
+    grpo,
+    grpo_batch_std,
+    opo,
+    passk,
+    raw,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
+)
+from burnish.algorithms.advantages.returns import discounted_returns, gae, reinforce_plus_plus
+from burnish.algorithms.advantages.table import ESTIMATOR_INPUTS, ESTIMATORS, Estimator, resolve_estimator
+
+__all__ = [
+    "ESTIMATORS",
+    "ESTIMATOR_INPUTS",
+    "Estimator",
+    "Groups",
+    "discounted_returns",
+    "dr_grpo",
+    "gae",
+    "gdpo",
+    "gpg",
+    "grpo",
+    "grpo_batch_std",
+    "opo",
+    "passk",
+    "raw",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "resolve_estimator",
+    "rloo",
+]

@@ -1,0 +1,151 @@
+"""Estimators that compare the scores of responses to the same prompt, or with a baseline. No critic.
+
+Each takes one score per sequence `[B]` and returns one advantage per sequence `[B]`, which belongs on every trained
+token of that sequence (`shaping.spread`). Give the whole optimizer step, all workers together.
+
+Group estimators: `group_ids_B` are any integers. A group whose scores are all equal gets exactly 0. A group of one
+raises ConfigError unless `allow_single` (its siblings failed and were left out), and then gets 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.advantages.groups import Groups, form_groups
+from burnish.algorithms.masking import WHITEN_EPS, as_float
+
+
+def grpo(
+    scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, unbiased: bool = True, allow_single: bool = False
+) -> Tensor:
+    """(r - mean_G) / (std_G + eps) `[B]`, Shao 2024 (https://arxiv.org/abs/2402.03300)."""
+    scores = as_float(scores_B)
+    groups = form_groups("grpo", scores, group_ids_B, allow_single=allow_single)
+    return _standardise(scores, groups, eps=eps, unbiased=unbiased)
+
+
+def dr_grpo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
+    """r - mean_G `[B]`, Liu 2025 (https://arxiv.org/abs/2503.20783): no bias towards too easy and too hard prompts."""
+    scores = as_float(scores_B)
+    groups = form_groups("dr_grpo", scores, group_ids_B, allow_single=allow_single)
+    return _centre(scores, groups)
+
+
+def rloo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
+    """r - mean of the other members of the group `[B]`, Ahmadian 2024 (https://arxiv.org/abs/2402.14740)."""
+    scores = as_float(scores_B)
+    groups = form_groups("rloo", scores, group_ids_B, allow_single=allow_single)
+    others_B = (groups.sum(scores) - scores) / (groups.size(scores) - 1).clamp(min=1)
+    return groups.zero_constant(scores - others_B, scores)
+
+
+def opo(scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor, *, allow_single: bool = False) -> Tensor:
+    """r - sum_G(length r) / sum_G(length) `[B]`, Hao 2025 (https://arxiv.org/abs/2505.23585).
+
+    `lengths_B` are trained tokens. The length-weighted mean is the baseline of least variance when the squared norm of
+    a sequence's gradient grows with its length.
+    """
+    scores, lengths = as_float(scores_B), lengths_B.to(as_float(scores_B).dtype)
+    groups = form_groups("opo", scores, group_ids_B, allow_single=allow_single)
+    total_B = groups.sum(lengths)
+    baseline_B = groups.sum(lengths * scores) / torch.where(total_B > 0, total_B, torch.ones_like(total_B))
+    return groups.zero_constant(scores - baseline_B, scores)
+
+
+def gpg(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
+    """(r - mean_G) * B / (sequences in non-constant groups) `[B]`, Chu 2025 (https://arxiv.org/abs/2504.02546).
+
+    The factor makes up for groups without a signal, so that they do not shrink the step.
+    """
+    scores = as_float(scores_B)
+    groups = form_groups("gpg", scores, group_ids_B, allow_single=allow_single)
+    informative = (~groups.constant(scores)).sum().clamp(min=1)
+    return _centre(scores, groups) * (scores.numel() / informative)
+
+
+def passk(
+    scores_B: Tensor, group_ids_B: Tensor, *, normalise: bool = False, eps: float = 1e-6, allow_single: bool = False
+) -> Tensor:
+    """Best of its group: r_max - r_second, all others 0 `[B]`, Tang 2025 (https://arxiv.org/abs/2503.19595).
+
+    Leave-one-out gradient of the expected maximum over the group, with `normalise` divided by (std_G + eps). Two
+    equal best scores leave nothing to gain and give 0.
+    """
+    scores = as_float(scores_B)
+    groups = form_groups("passk", scores, group_ids_B, allow_single=allow_single)
+    best_B = scores == groups.max(scores)
+    second_B = groups.max(torch.where(best_B, torch.full_like(scores, -torch.inf), scores))
+    alone_B = best_B & (groups.sum(best_B.to(scores.dtype)) == 1) & ~groups.constant(scores)
+    gap_B = scores - torch.where(torch.isinf(second_B), scores, second_B)
+    if normalise:
+        gap_B = gap_B / (groups.std(scores, unbiased=True) + eps)
+    return torch.where(alone_B, gap_B, torch.zeros_like(gap_B))
+
+
+def grpo_batch_std(scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, allow_single: bool = False) -> Tensor:
+    """(r - mean_G) / (std over the step + eps) `[B]`, Liu 2025 (https://arxiv.org/abs/2508.08221), std unbiased."""
+    scores = as_float(scores_B)
+    groups = form_groups("grpo_batch_std", scores, group_ids_B, allow_single=allow_single)
+    squares = (scores - scores.mean()).square().sum()
+    std = (squares / max(scores.numel() - 1, 1)).sqrt()
+    return _centre(scores, groups) / (std + eps)
+
+
+def reinforce_plus_plus_baseline(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
+    """r - mean_G, then whitened over the step `[B]`, Hu 2025 (https://arxiv.org/abs/2501.03262).
+
+    Whitened over sequences, not tokens: centred scores already have mean 0 over the step, so the scale is all that
+    changes, a constant group stays at exactly 0, and long responses do not set the scale of short ones.
+    """
+    scores = as_float(scores_B)
+    groups = form_groups("reinforce_plus_plus_baseline", scores, group_ids_B, allow_single=allow_single)
+    return _unit_scale(_centre(scores, groups))
+
+
+def gdpo(
+    parts_BC: Tensor,
+    group_ids_B: Tensor,
+    weights_C: Tensor,
+    *,
+    eps: float = 1e-6,
+    unbiased: bool = True,
+    allow_single: bool = False,
+) -> Tensor:
+    """Each reward component normalised inside its group, weighted sum, whitened over the step `[B]`.
+
+    Liu 2026 (https://arxiv.org/abs/2601.05242). `parts_BC` are the unweighted components, `weights_C` their weights.
+    Normalising before adding keeps combinations of components apart that have the same sum. Whitened over sequences,
+    as in `reinforce_plus_plus_baseline`; a component that is constant in a group adds exactly 0 there.
+    """
+    parts, weights = as_float(parts_BC), weights_C.to(as_float(parts_BC).dtype)
+    if parts.ndim != 2 or weights.shape != parts.shape[1:]:
+        raise ValueError(f"parts of shape {tuple(parts.shape)} against weights of shape {tuple(weights.shape)}")
+    groups = form_groups("gdpo", parts, group_ids_B, allow_single=allow_single)
+    columns = [_standardise(column_B, groups, eps=eps, unbiased=unbiased) for column_B in parts.unbind(dim=1)]
+    return _unit_scale((torch.stack(columns, dim=1) * weights).sum(dim=1))
+
+
+def remax(scores_B: Tensor, greedy_scores_B: Tensor) -> Tensor:
+    """r - score of the greedy response to the same prompt `[B]`, Li 2023 (https://arxiv.org/abs/2310.10505)."""
+    if scores_B.shape != greedy_scores_B.shape:
+        raise ValueError(f"{tuple(scores_B.shape)} scores against {tuple(greedy_scores_B.shape)} greedy ones")
+    return as_float(scores_B) - as_float(greedy_scores_B)
+
+
+def raw(scores_B: Tensor, *, baseline: float = 0.0) -> Tensor:
+    """r - baseline `[B]`: plain REINFORCE, Williams 1992 (https://doi.org/10.1007/BF00992696)."""
+    return as_float(scores_B) - baseline
+
+
+def _centre(scores_B: Tensor, groups: Groups) -> Tensor:
+    return groups.zero_constant(scores_B - groups.mean(scores_B), scores_B)
+
+
+def _standardise(scores_B: Tensor, groups: Groups, *, eps: float, unbiased: bool) -> Tensor:
+    return _centre(scores_B, groups) / (groups.std(scores_B, unbiased=unbiased) + eps)
+
+
+def _unit_scale(centred_B: Tensor) -> Tensor:
+    """Whitening of values whose mean is 0 by construction: no shift, so exact zeros stay."""
+    return centred_B * torch.rsqrt(centred_B.square().mean() + WHITEN_EPS)

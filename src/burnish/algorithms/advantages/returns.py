@@ -1,0 +1,46 @@
+"""Estimators on token rewards: they walk backwards in time and return `(advantages_BT, returns_BT)`, 0 in masked slots.
+
+Time passes only at trained tokens. Across a masked span inside a response (the output of a tool, say) values and
+advantages are carried unchanged, and past the end they are 0, so neither padding nor its width means anything.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.masking import fill_masked, whiten
+
+
+def gae(
+    token_rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation, Schulman 2015 (https://arxiv.org/abs/1506.02438).
+
+    delta_t = r_t + gamma V' - V_t, A_t = delta_t + gamma lam A', returns = A + V. Advantages are not whitened.
+    """
+    rewards, values, mask = fill_masked(token_rewards_BT, mask_BT), fill_masked(values_BT, mask_BT), mask_BT.bool()
+    next_value, next_advantage = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    columns: list[Tensor] = []
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = torch.where(mask[:, t], delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        columns.append(next_advantage)
+    advantages_BT = fill_masked(torch.stack(columns[::-1], dim=1), mask_BT)
+    return advantages_BT, advantages_BT + values
+
+
+def discounted_returns(token_rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """Return-to-go r_t + gamma R' at each trained token `[B, T]`: GAE with a critic that always says 0 and lam 1."""
+    no_values = torch.zeros_like(token_rewards_BT)
+    return gae(token_rewards_BT, no_values, mask_BT, gamma=gamma, lam=1.0)[0]
+
+
+def reinforce_plus_plus(token_rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return-to-go of the token rewards (KL inside), whitened over the step, Hu 2025 (https://arxiv.org/abs/2501.03262).
+
+    Whitened over trained tokens to mean 0 and variance 1 (biased); the returns come back as they were before.
+    """
+    returns_BT = discounted_returns(token_rewards_BT, mask_BT, gamma=gamma)
+    return whiten(returns_BT, mask_BT), returns_BT

@@ -1,0 +1,173 @@
+"""The table of advantage estimators, and how a run file's word finds one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from burnish.algorithms.advantages import outcome, returns
+from burnish.algorithms.registry import Row, find_row, first_line, load_function, suggest
+from burnish.errors import ConfigError
+
+ESTIMATOR_INPUTS = (
+    "scores_B",
+    "group_ids_B",
+    "lengths_B",
+    "greedy_scores_B",
+    "parts_BC",
+    "weights_C",
+    "token_rewards_BT",
+    "values_BT",
+    "mask_BT",
+)
+
+
+@dataclass(frozen=True)
+class Estimator(Row):
+    """A row of `ESTIMATORS`. What it needs is read from the signature of its function; roles are planned from that."""
+
+    @property
+    def needs_groups(self) -> bool:
+        return "group_ids_B" in self.inputs
+
+    @property
+    def needs_values(self) -> bool:
+        return "values_BT" in self.inputs
+
+    @property
+    def needs_greedy(self) -> bool:
+        return "greedy_scores_B" in self.inputs
+
+    @property
+    def needs_parts(self) -> bool:
+        return "parts_BC" in self.inputs
+
+    @property
+    def token_level(self) -> bool:
+        """True: works on token rewards and returns `(advantages_BT, returns_BT)`. False: returns `advantages_B`."""
+        return "token_rewards_BT" in self.inputs
+
+    def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
+        """Calls the function with those of `tensors` that it asks for by name, and with `options`."""
+        missing = [name for name in self.inputs if name not in tensors]
+        if missing:
+            raise ConfigError(f"estimator {self.name!r} needs {missing[0]}", remedy="hand it in, or choose another one")
+        self.check_options(options)
+        return self.function(*(tensors[name] for name in self.inputs), **options)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": Estimator(
+        "gae",
+        returns.gae,
+        "PPO's advantages from a critic",
+        "https://arxiv.org/abs/1506.02438",
+        "A_t = r_t + gamma V' - V_t + gamma lam A'; returns = A + V",
+    ),
+    "grpo": Estimator(
+        "grpo",
+        outcome.grpo,
+        "standardised inside the group",
+        "https://arxiv.org/abs/2402.03300",
+        "(r - mean_G) / (std_G + eps)",
+    ),
+    "dr_grpo": Estimator(
+        "dr_grpo",
+        outcome.dr_grpo,
+        "centred inside the group, scale untouched",
+        "https://arxiv.org/abs/2503.20783",
+        "r - mean_G",
+    ),
+    "rloo": Estimator(
+        "rloo",
+        outcome.rloo,
+        "unbiased leave-one-out baseline",
+        "https://arxiv.org/abs/2402.14740",
+        "r - (sum_G r - r) / (size_G - 1)",
+    ),
+    "reinforce_plus_plus": Estimator(
+        "reinforce_plus_plus",
+        returns.reinforce_plus_plus,
+        "return-to-go whitened over the step; groups of one allowed",
+        "https://arxiv.org/abs/2501.03262",
+        "whiten_step(R_t), R_t = r_t + gamma R'",
+    ),
+    "reinforce_plus_plus_baseline": Estimator(
+        "reinforce_plus_plus_baseline",
+        outcome.reinforce_plus_plus_baseline,
+        "group mean as baseline, one scale for the whole step",
+        "https://arxiv.org/abs/2501.03262",
+        "(r - mean_G) / std_step(r - mean_G)",
+    ),
+    "remax": Estimator(
+        "remax",
+        outcome.remax,
+        "score of the greedy response as baseline",
+        "https://arxiv.org/abs/2310.10505",
+        "r - r_greedy",
+    ),
+    "opo": Estimator(
+        "opo",
+        outcome.opo,
+        "length-weighted group mean as baseline",
+        "https://arxiv.org/abs/2505.23585",
+        "r - sum_G(length r) / sum_G(length)",
+    ),
+    "gpg": Estimator(
+        "gpg",
+        outcome.gpg,
+        "centred, made up for groups without a signal",
+        "https://arxiv.org/abs/2504.02546",
+        "(r - mean_G) * B / count(sequences in non-constant groups)",
+    ),
+    "passk": Estimator(
+        "passk",
+        outcome.passk,
+        "trains the best of a group, for pass@k",
+        "https://arxiv.org/abs/2503.19595",
+        "r_max - r_second for the best of G, 0 for the others",
+    ),
+    "gdpo": Estimator(
+        "gdpo",
+        outcome.gdpo,
+        "several rewards, each normalised before they are added",
+        "https://arxiv.org/abs/2601.05242",
+        "x / std_step(x), x = sum_c w_c (r_c - mean_G r_c) / (std_G r_c + eps)",
+    ),
+    "grpo_batch_std": Estimator(
+        "grpo_batch_std",
+        outcome.grpo_batch_std,
+        "group mean, standard deviation of the step",
+        "https://arxiv.org/abs/2508.08221",
+        "(r - mean_G) / (std_step(r) + eps)",
+    ),
+    "raw": Estimator(
+        "raw",
+        outcome.raw,
+        "plain REINFORCE with a constant baseline",
+        "https://doi.org/10.1007/BF00992696",
+        "r - baseline",
+    ),
+}
+
+
+def resolve_estimator(name: str) -> Estimator:
+    """The estimator called `name`: a key of `ESTIMATORS`, or `package.module:function`.
+
+    A function from outside names its tensors as in `ESTIMATOR_INPUTS`, takes numbers after a bare `*`, and returns
+    `advantages_B`, or `(advantages_BT, returns_BT)` when it asks for `token_rewards_BT`. ConfigError otherwise.
+    """
+    if ":" not in name:
+        return find_row(name, ESTIMATORS, "advantage estimator")
+    function = load_function(name, "advantage estimator")
+    row = Estimator(name, function, first_line(function), name, "see its source")
+    for parameter in row.inputs:
+        if parameter not in ESTIMATOR_INPUTS:
+            raise ConfigError(
+                f"advantage estimator {name!r} asks for {parameter!r}, which nobody provides",
+                remedy=suggest(parameter, ESTIMATOR_INPUTS) + " (numbers go after a bare *)",
+            )
+    return row

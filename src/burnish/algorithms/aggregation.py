@@ -1,0 +1,131 @@
+"""From one loss per token to one number per optimizer step.
+
+Denominators are those of the whole optimizer step: counted once before the first forward pass and handed in, they make
+the sum over micro-batches (or workers) equal the loss of the uncut minibatch, gradient included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from burnish.algorithms.masking import divide, fill_masked
+from burnish.algorithms.registry import Row, find_row
+from burnish.errors import ConfigError
+
+Count = Tensor | float
+
+
+def count_tokens(mask_BT: Tensor) -> Tensor:
+    """Trained tokens, 0-d."""
+    return mask_BT.bool().sum()
+
+
+def count_sequences(mask_BT: Tensor) -> Tensor:
+    """Sequences with at least one trained token, 0-d."""
+    return mask_BT.bool().any(dim=1).sum()
+
+
+def token_mean(loss_BT: Tensor, mask_BT: Tensor, *, num_tokens: Count | None = None) -> Tensor:
+    """Every trained token of the step weighs the same, so long responses weigh more than short ones."""
+    total = fill_masked(loss_BT, mask_BT).sum()
+    return divide(total, count_tokens(mask_BT) if num_tokens is None else num_tokens, mask_BT)
+
+
+def sequence_mean_token_mean(loss_BT: Tensor, mask_BT: Tensor, *, num_sequences: Count | None = None) -> Tensor:
+    """Every sequence weighs the same; the tokens of a long one weigh less each."""
+    lengths_B = mask_BT.bool().sum(dim=1).clamp(min=1)
+    return _sequence_mean(fill_masked(loss_BT, mask_BT).sum(dim=1) / lengths_B, mask_BT, num_sequences)
+
+
+def sequence_mean_token_sum(loss_BT: Tensor, mask_BT: Tensor, *, num_sequences: Count | None = None) -> Tensor:
+    """The policy gradient of whole sequences: sum over tokens, mean over sequences."""
+    return _sequence_mean(fill_masked(loss_BT, mask_BT).sum(dim=1), mask_BT, num_sequences)
+
+
+def sequence_mean_token_sum_norm(
+    loss_BT: Tensor, mask_BT: Tensor, *, length: float, num_sequences: Count | None = None
+) -> Tensor:
+    """Sum over tokens divided by one constant `length` for all sequences (usually max_response_tokens)."""
+    if not length > 0:
+        raise ConfigError(f"length is {length}", remedy="set it to a number of tokens above 0, as max_response_tokens")
+    return sequence_mean_token_sum(loss_BT, mask_BT, num_sequences=num_sequences) / length
+
+
+@dataclass(frozen=True)
+class Aggregation(Row):
+    """A row of `AGGREGATIONS`."""
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the constant `length` has to be given."""
+        return "length" in self.required_options
+
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token_mean": Aggregation(
+        "token_mean",
+        token_mean,
+        "every token of the step weighs the same",
+        "https://arxiv.org/abs/2503.14476",
+        "sum_bt loss / num_tokens",
+    ),
+    "sequence_mean_token_mean": Aggregation(
+        "sequence_mean_token_mean",
+        sequence_mean_token_mean,
+        "every sequence weighs the same",
+        "https://arxiv.org/abs/2402.03300",
+        "sum_b (sum_t loss / len_b) / num_sequences",
+    ),
+    "sequence_mean_token_sum": Aggregation(
+        "sequence_mean_token_sum",
+        sequence_mean_token_sum,
+        "policy gradient of whole sequences",
+        "https://arxiv.org/abs/2402.14740",
+        "sum_bt loss / num_sequences",
+    ),
+    "sequence_mean_token_sum_norm": Aggregation(
+        "sequence_mean_token_sum_norm",
+        sequence_mean_token_sum_norm,
+        "sum over tokens on one constant scale, free of length bias",
+        "https://arxiv.org/abs/2503.20783",
+        "sum_bt loss / (num_sequences * length)",
+    ),
+}
+
+
+def resolve_aggregation(name: str) -> Aggregation:
+    """The row of `AGGREGATIONS` called `name`; ConfigError with the nearest name otherwise."""
+    return find_row(name, AGGREGATIONS, "aggregation")
+
+
+def aggregate(
+    loss_BT: Tensor,
+    mask_BT: Tensor,
+    mode: str,
+    *,
+    num_tokens: Count | None = None,
+    num_sequences: Count | None = None,
+    length: float | None = None,
+) -> Tensor:
+    """`loss_BT` `[B, T]` as one number (0-d) by the named mode; masked slots never count.
+
+    Args:
+        mode: a key of `AGGREGATIONS`.
+        num_tokens, num_sequences: denominators of the whole optimizer step; those of this tensor when not given.
+            Sequences without a trained token are not counted.
+        length: the constant of `sequence_mean_token_sum_norm`, in tokens.
+
+    Raises ConfigError for an unknown mode, or when the mode needs `length` and there is none.
+    """
+    row = resolve_aggregation(mode)
+    given: dict[str, Count | None] = {"num_tokens": num_tokens, "num_sequences": num_sequences, "length": length}
+    if row.needs_length and length is None:
+        raise ConfigError(f"aggregation {mode!r} needs a constant length", remedy="give length, as max_response_tokens")
+    wanted = [*row.options, *row.required_options]
+    return row.function(loss_BT, mask_BT, **{name: given[name] for name in wanted})
+
+
+def _sequence_mean(loss_B: Tensor, mask_BT: Tensor, num_sequences: Count | None) -> Tensor:
+    return divide(loss_B.sum(), count_sequences(mask_BT) if num_sequences is None else num_sequences, mask_BT)

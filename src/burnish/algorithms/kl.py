@@ -1,0 +1,193 @@
+"""KL divergence to the reference policy: per-token estimators and the controllers of the coefficient.
+
+With d = logprob - ref_logprob on a token that the policy sampled, k1, k2 and k3 estimate KL(policy || reference) as in
+http://joschu.net/blog/kl-approx.html. All return the shape of their inputs, in nats. Hand the loss mask in
+as `mask` and masked slots are 0, whatever stood there; without it every slot is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from burnish.algorithms.masking import as_float
+from burnish.algorithms.ratios import clamp_log_ratio, log_ratio, ratio
+from burnish.algorithms.registry import Row, find_row
+from burnish.errors import CheckpointError, ConfigError, DivergenceError
+
+KLFunction = Callable[..., Tensor]
+SCHULMAN = "http://joschu.net/blog/kl-approx.html"
+
+
+def k1(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """d. Unbiased as a value, high variance, may be negative. In a loss its gradient has mean 0: use it in rewards."""
+    return log_ratio(logprobs, ref_logprobs, mask)
+
+
+def k2(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """d^2 / 2. Biased as a value; its gradient is that of the KL divergence when the tokens are on-policy."""
+    return log_ratio(logprobs, ref_logprobs, mask).square() / 2
+
+
+def k3(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """exp(-d) + d - 1. Unbiased as a value, low variance, never negative; d is clamped to [-20, 20]."""
+    d = clamp_log_ratio(log_ratio(logprobs, ref_logprobs, mask))
+    return (-d).expm1() + d  # expm1 keeps the digits that exp(-d) - 1 loses near d = 0
+
+
+def absolute(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """|d|. A distance rather than an estimate of the KL divergence."""
+    return log_ratio(logprobs, ref_logprobs, mask).abs()
+
+
+def straight_through(estimator: KLFunction) -> KLFunction:
+    """The `+` form of an estimator: its value, with the gradient of k2."""
+
+    def plus(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        value = estimator(logprobs, ref_logprobs, mask=mask)
+        gradient = k2(logprobs, ref_logprobs, mask=mask)
+        return value.detach() + (gradient - gradient.detach())
+
+    plus.__doc__ = f"Value of {estimator.__name__}, gradient of k2."
+    return plus
+
+
+class KLEstimator(Row):
+    """A row of `KL_ESTIMATORS`."""
+
+
+KL_ESTIMATORS: dict[str, KLEstimator] = {
+    "k1": KLEstimator("k1", k1, "unbiased value; the usual choice inside rewards", SCHULMAN, "d"),
+    "k2": KLEstimator("k2", k2, "right gradient; the sound choice inside a loss", SCHULMAN, "d^2 / 2"),
+    "k3": KLEstimator("k3", k3, "unbiased, non-negative, low variance value", SCHULMAN, "exp(-d) + d - 1"),
+    "abs": KLEstimator("abs", absolute, "distance of the log-probabilities", SCHULMAN, "|d|"),
+    "k1+": KLEstimator("k1+", straight_through(k1), "k1 as logged, k2 as trained", SCHULMAN, "sg(k1) + k2 - sg(k2)"),
+    "k2+": KLEstimator("k2+", straight_through(k2), "the same as k2", SCHULMAN, "sg(k2) + k2 - sg(k2)"),
+    "k3+": KLEstimator("k3+", straight_through(k3), "k3 as logged, k2 as trained", SCHULMAN, "sg(k3) + k2 - sg(k2)"),
+    "abs+": KLEstimator(
+        "abs+", straight_through(absolute), "|d| as logged, k2 as trained", SCHULMAN, "sg(|d|) + k2 - sg(k2)"
+    ),
+}
+
+
+def resolve_kl(name: str) -> KLEstimator:
+    """The row of `KL_ESTIMATORS` called `name`; ConfigError with the nearest name otherwise."""
+    return find_row(name, KL_ESTIMATORS, "KL estimator")
+
+
+def kl_loss(
+    logprobs_BT: Tensor,
+    ref_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    estimator: str = "k3",
+    old_logprobs_BT: Tensor | None = None,
+) -> Tensor:
+    """Per-token KL term of a loss `[B, T]`, 0 in masked slots; still to be aggregated and multiplied by its weight.
+
+    With `old_logprobs_BT` each token is weighted by rho = exp(logprob - old_logprob), gradient included, which makes
+    the estimate right on tokens of an older policy (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
+    """
+    penalty = resolve_kl(estimator).function(logprobs_BT, ref_logprobs_BT, mask=mask_BT)
+    if old_logprobs_BT is None:
+        return penalty
+    return penalty * ratio(logprobs_BT, as_float(old_logprobs_BT).detach(), mask_BT)
+
+
+class KLController(Protocol):
+    """Holds the coefficient of the KL penalty; `update` after the step that used it."""
+
+    @property
+    def coef(self) -> float: ...
+
+    def update(self, kl: float | Tensor, num_sequences: int) -> float: ...
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
+
+
+class FixedKL:
+    """A coefficient that never moves."""
+
+    def __init__(self, coef: float) -> None:
+        self._coef = _not_negative("kl_coef", coef)
+
+    @property
+    def coef(self) -> float:
+        return self._coef
+
+    def update(self, kl: float | Tensor, num_sequences: int) -> float:
+        """Returns the coefficient. Arguments are there so that both controllers are called alike."""
+        return self._coef
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self._coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self._coef = _saved_coef(state)
+
+
+class AdaptiveKL:
+    """Steers the coefficient so that the measured KL comes to `target` (https://arxiv.org/abs/1909.08593).
+
+    After each step: error = clip(kl / target - 1, -0.2, 0.2); coef *= 1 + error * num_sequences / horizon.
+
+    Args:
+        coef: first coefficient. target: KL in nats, measured the way that `update` is given it (a sum over the
+            response in the published recipe). horizon: in sequences; larger means slower.
+    """
+
+    ERROR_LIMIT = 0.2
+
+    def __init__(self, coef: float, target: float, horizon: float) -> None:
+        self._coef = _not_negative("kl_coef", coef)
+        self.target = _positive("kl_target", target)
+        self.horizon = _positive("kl_horizon", horizon)
+
+    @property
+    def coef(self) -> float:
+        return self._coef
+
+    def update(self, kl: float | Tensor, num_sequences: int) -> float:
+        """Takes the KL of the step just done and returns the coefficient of the next one.
+
+        Raises DivergenceError when `kl` is not finite: a controller fed with NaN would never recover.
+        """
+        measured = float(kl)
+        if not math.isfinite(measured):
+            raise DivergenceError(
+                f"the KL to the reference is {measured}", remedy="lower the learning rate or raise kl_coef"
+            )
+        error = min(max(measured / self.target - 1, -self.ERROR_LIMIT), self.ERROR_LIMIT)
+        self._coef *= 1 + error * num_sequences / self.horizon
+        return self._coef
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self._coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self._coef = _saved_coef(state)
+
+
+def _saved_coef(state: Mapping[str, float]) -> float:
+    if "coef" not in state:
+        raise CheckpointError(
+            f"the saved KL controller has no 'coef' (it has {sorted(state)})", remedy="resume from another checkpoint"
+        )
+    return float(state["coef"])
+
+
+def _not_negative(field: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{field} is {value}", remedy=f"set {field} to a finite number that is at least 0")
+    return float(value)
+
+
+def _positive(field: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{field} is {value}", remedy=f"set {field} to a finite number above 0")
+    return float(value)

@@ -1,0 +1,64 @@
+"""Masked arithmetic. What stands in a masked slot never reaches a value or a gradient, be it NaN.
+
+The rule behind every function here: masked slots are replaced (`torch.where`) *before* anything is computed with them.
+Multiplying by the mask afterwards is not enough, since 0 * NaN is NaN in the value and in the gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WHITEN_EPS = 1e-8  # inside the square root; far below any variance that carries signal
+
+
+def as_float(values: Tensor) -> Tensor:
+    """`values` in float32, or as they are when they are float64. Half precision is never used for arithmetic."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def fill_masked(values: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
+    """`values` as floats, with `value` in every slot where `mask` is False. The gradient there is exactly 0.
+
+    Raises ValueError when the shapes differ: a mask that broadcasts hides a mistake.
+    """
+    if values.shape != mask.shape:
+        raise ValueError(f"values have shape {tuple(values.shape)}, mask has shape {tuple(mask.shape)}")
+    floats = as_float(values)
+    return torch.where(mask.bool(), floats, torch.full_like(floats, value))
+
+
+def divide(total: Tensor, denominator: Tensor | float, mask: Tensor) -> Tensor:
+    """`total / denominator`, and 0 instead of 0/0 when nothing in `mask` is set."""
+    count = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
+    nothing = (count == 0) & ~mask.bool().any()
+    return total / torch.where(nothing, torch.ones_like(count), count)
+
+
+def masked_mean(values: Tensor, mask: Tensor, *, denominator: Tensor | float | None = None) -> Tensor:
+    """Sum of the unmasked values over `denominator` (their count unless given). 0-d; 0 for an empty mask.
+
+    Hand in the count of the whole optimizer step as `denominator`, and the parts of a step add up to the mean of the
+    step however it was cut.
+    """
+    total = fill_masked(values, mask).sum()
+    return divide(total, mask.bool().sum() if denominator is None else denominator, mask)
+
+
+def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = False) -> Tensor:
+    """Variance of the unmasked values. 0-d; 0 where it is undefined (nothing unmasked, or one value and `unbiased`)."""
+    filled = fill_masked(values, mask)
+    deviation = fill_masked(filled - masked_mean(filled, mask), mask)
+    count = mask.bool().sum() - int(unbiased)
+    return deviation.square().sum() / count.clamp(min=1)
+
+
+def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, unbiased: bool = False) -> Tensor:
+    """Unmasked values scaled to variance 1, and moved to mean 0 unless `shift_mean` is False. Masked slots give 0.
+
+    The statistics are those of the tensor given, so give the whole step, never a micro-batch.
+    """
+    filled = fill_masked(values, mask)
+    mean = masked_mean(filled, mask)
+    white = (filled - mean) * torch.rsqrt(masked_var(filled, mask, unbiased=unbiased) + WHITEN_EPS)
+    return fill_masked(white if shift_mean else white + mean, mask)

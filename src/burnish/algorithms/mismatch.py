@@ -1,0 +1,99 @@
+"""The sampler's log-probabilities against the trainer's on the same tokens and weights.
+
+They differ through kernels, precision and staleness, so rollouts are slightly off-policy even before the first update.
+Weights correct for it; each is bounded by construction, in masked slots too, and never carries a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms import kl
+from burnish.algorithms.masking import fill_masked
+from burnish.algorithms.ratios import clamp_log_ratio, log_ratio
+from burnish.algorithms.ratios import ratio as policy_ratio
+from burnish.algorithms.registry import suggest
+from burnish.errors import ConfigError
+from burnish.types import Metric, Reduction
+
+LEVELS = ("token", "sequence")
+MODES = ("truncate", "mask")
+
+
+def mismatch_metrics(old_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
+    """`logprob_diff_mean`, `logprob_diff_max` (of |old - rollout|, nats), `k3` and `effective_sample_size` of the step.
+
+    k3 estimates KL(sampler || trainer), the tokens being the sampler's. The effective sample size is a fraction in
+    (0, 1], 1 when both agree; it is one number for the tensor given, so give the whole step.
+    """
+    old, rollout = old_logprobs_BT.detach(), rollout_logprobs_BT.detach()
+    distance = log_ratio(old, rollout, mask_BT).abs()
+    count = mask_BT.bool().sum()
+    size = effective_sample_size(policy_ratio(old, rollout, mask_BT), mask_BT)
+    return {
+        "logprob_diff_mean": Metric(Reduction.MEAN, distance.sum(), count),
+        "logprob_diff_max": Metric(Reduction.MAX, distance.max(), count),
+        "k3": Metric(Reduction.MEAN, kl.k3(rollout, old, mask=mask_BT).sum(), count),
+        "effective_sample_size": Metric(Reduction.MEAN, size * count, count),
+    }
+
+
+def effective_sample_size(weights_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """(sum w)^2 / (n sum w^2) over the trained tokens, 0-d: the share of the tokens that carries the weight."""
+    weights = fill_masked(weights_BT, mask_BT)
+    # scaled by the largest weight first: squares of ratios near exp(20) would leave float32
+    scaled = weights / weights.max().clamp(min=torch.finfo(weights.dtype).tiny)
+    count = mask_BT.bool().sum().clamp(min=1)
+    return scaled.sum().square() / (count * scaled.square().sum()).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def ratio_deviation(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Metric:
+    """Largest |rho - 1|. On the first minibatch of a synchronous step anything but about 0 is a defect."""
+    deviation = (policy_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach() - 1).abs()
+    return Metric(Reduction.MAX, deviation.max(), mask_BT.bool().sum())
+
+
+def correction_weights(
+    old_logprobs_BT: Tensor,
+    rollout_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    level: str = "token",
+    mode: str = "truncate",
+    low: float = 0.0,
+    high: float = 2.0,
+) -> Tensor:
+    """Importance weights exp(old - rollout) `[B, T]` to multiply the per-token loss with; 0 in masked slots.
+
+    Args:
+        level: `token` weighs each token by its own ratio, `sequence` all tokens by the product over the response.
+        mode: `truncate` clamps a weight to [low, high] (https://fengyao.notion.site/off-policy-rl); `mask` sets a
+            weight outside of [low, high] to 0 and so drops the token or the sequence.
+        low, high: bounds as absolute ratios, low <= 1 <= high.
+
+    Raises ConfigError for an unknown level or mode and for bounds that do not hold 1 between them.
+    """
+    _check_correction(level, mode, low, high)
+    d = log_ratio(old_logprobs_BT.detach(), rollout_logprobs_BT.detach(), mask_BT)
+    if level == "sequence":
+        d = d.sum(dim=1, keepdim=True).expand_as(d)
+    weights = clamp_log_ratio(d).exp()
+    if mode == "truncate":
+        bounded = weights.clamp(low, high)
+    else:
+        bounded = torch.where((weights >= low) & (weights <= high), weights, torch.zeros_like(weights))
+    return fill_masked(bounded, mask_BT)
+
+
+def _check_correction(level: str, mode: str, low: float, high: float) -> None:
+    for field, value, known in (("level", level, LEVELS), ("mode", mode, MODES)):
+        if value not in known:
+            raise ConfigError(f"unknown correction {field} {value!r}", remedy=suggest(value, known))
+    if not (0 <= low <= 1 <= high and math.isfinite(high)):
+        raise ConfigError(
+            f"correction bounds are [{low}, {high}]",
+            remedy="give absolute ratios with 0 <= low <= 1 <= high, high finite",
+        )

@@ -1,0 +1,30 @@
+"""Policy losses per token; `aggregation` makes one number of them. See docs/algorithms.md."""
+
+from burnish.algorithms.policy_losses.clipped import ppo_clip
+from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov
+from burnish.algorithms.policy_losses.result import PolicyLoss
+from burnish.algorithms.policy_losses.sequence import gmpo, gspo
+from burnish.algorithms.policy_losses.smooth import kimi, sapo, sapo_gate
+from burnish.algorithms.policy_losses.table import LOSS_INPUTS, POLICY_LOSSES, PolicyLossSpec, resolve_policy_loss
+from burnish.algorithms.policy_losses.weighted import cispo, reinforce, tis, topr
+
+__all__ = [
+    "LOSS_INPUTS",
+    "POLICY_LOSSES",
+    "PolicyLoss",
+    "PolicyLossSpec",
+    "cispo",
+    "clip_cov",
+    "covariance_selection",
+    "gmpo",
+    "gspo",
+    "kimi",
+    "kl_cov",
+    "ppo_clip",
+    "reinforce",
+    "resolve_policy_loss",
+    "sapo",
+    "sapo_gate",
+    "tis",
+    "topr",
+]

@@ -1,0 +1,92 @@
+"""Losses that single out the few tokens which drive the entropy down: log-probability and advantage both high.
+
+Cui 2025 (https://arxiv.org/abs/2505.22617). Which tokens these are is a statistic of the whole minibatch:
+compute `covariance_selection` on it once and hand each micro-batch its part as `selection_BT`. Left out, the tokens
+are chosen inside the tensors given, which is right only when those are the minibatch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.masking import fill_masked, masked_mean
+from burnish.algorithms.policy_losses.clipped import clipped_sides, clipped_surrogate
+from burnish.algorithms.policy_losses.result import PolicyLoss, read_tokens
+from burnish.errors import ConfigError
+
+
+def covariance_selection(
+    logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    fraction: float,
+    covariance_low: float = 0.0,
+    covariance_high: float = float("inf"),
+) -> Tensor:
+    """True `[B, T]` at the trained tokens of highest (A - mean A)(logprob - mean logprob) inside the two bounds.
+
+    At most `fraction` of the trained tokens, one at least (more only on ties), strictly above `covariance_low`. The
+    authors draw at random inside the bounds; taking the highest needs no random numbers and does not depend on the
+    order of rows.
+    """
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction of selected tokens is {fraction}", remedy="set it above 0 and at most 1")
+    logprobs, advantages = fill_masked(logprobs_BT.detach(), mask_BT), fill_masked(advantages_BT.detach(), mask_BT)
+    covariance_BT = (logprobs - masked_mean(logprobs, mask_BT)) * (advantages - masked_mean(advantages, mask_BT))
+    eligible_BT = mask_BT.bool() & (covariance_BT > covariance_low) & (covariance_BT < covariance_high)
+    ranked = covariance_BT[eligible_BT].sort(descending=True).values
+    wanted = max(1, int(fraction * int(mask_BT.bool().sum())))
+    if ranked.numel() <= wanted:
+        return eligible_BT
+    return eligible_BT & (covariance_BT >= ranked[wanted - 1])
+
+
+def kl_cov(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    coef: float = 1.0,
+    fraction: float = 2e-4,
+    selection_BT: Tensor | None = None,
+) -> PolicyLoss:
+    """-A rho, plus coef |d| on the selected tokens, the authors' KL penalty towards the old policy.
+
+    Metrics beyond the common ones: `selected_fraction`.
+    """
+    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    if selection_BT is None:
+        selection_BT = covariance_selection(logprobs_BT, advantages_BT, mask_BT, fraction=fraction)
+    penalty_BT = torch.where(selection_BT.bool(), coef * tokens.log_ratio_BT.abs(), torch.zeros_like(tokens.ratio_BT))
+    metrics = {**tokens.metrics(), "selected_fraction": tokens.share(selection_BT)}
+    return tokens.result(-tokens.advantages_BT * tokens.ratio_BT + penalty_BT, metrics)
+
+
+def clip_cov(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    fraction: float = 2e-4,
+    covariance_low: float = 1.0,
+    covariance_high: float = 5.0,
+    selection_BT: Tensor | None = None,
+) -> PolicyLoss:
+    """PPO's clipped loss, with 0 (no gradient) at the selected tokens. Dropped tokens still count in denominators.
+
+    Metrics beyond the common ones: `selected_fraction`.
+    """
+    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    if selection_BT is None:
+        bounds = {"covariance_low": covariance_low, "covariance_high": covariance_high}
+        selection_BT = covariance_selection(logprobs_BT, advantages_BT, mask_BT, fraction=fraction, **bounds)
+    loss_BT = clipped_surrogate(tokens, tokens.ratio_BT, clip_low, clip_high)
+    sides = clipped_sides(tokens, tokens.ratio_BT, clip_low, clip_high)
+    metrics = {**tokens.metrics(**sides), "selected_fraction": tokens.share(selection_BT)}
+    return tokens.result(torch.where(selection_BT.bool(), torch.zeros_like(loss_BT), loss_BT), metrics)

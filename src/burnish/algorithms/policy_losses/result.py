@@ -1,0 +1,82 @@
+"""What a policy loss returns, and the metrics that every policy loss reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms import kl
+from burnish.algorithms.masking import fill_masked
+from burnish.algorithms.ratios import clamp_log_ratio, log_ratio
+from burnish.types import Metric, Reduction
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Loss per token `[B, T]`, exactly 0 in masked slots, and metrics that merge exactly over micro-batches."""
+
+    per_token_BT: Tensor
+    metrics: dict[str, Metric]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The inputs of a loss with masked slots made harmless, and what nearly every loss computes from them first."""
+
+    logprobs_BT: Tensor
+    advantages_BT: Tensor  # constants: they never carry a gradient
+    log_ratio_BT: Tensor  # clamped logprob - old_logprob; 0 where masked
+    ratio_BT: Tensor  # its exp; 1 where masked
+    mask_BT: Tensor
+
+    def result(self, loss_BT: Tensor, metrics: dict[str, Metric]) -> PolicyLoss:
+        return PolicyLoss(fill_masked(loss_BT, self.mask_BT), metrics)
+
+    def metrics(
+        self,
+        *,
+        ratio_BT: Tensor | None = None,
+        clipped_low_BT: Tensor | None = None,
+        clipped_high_BT: Tensor | None = None,
+    ) -> dict[str, Metric]:
+        """Metrics over the trained tokens; `ratio_BT` where the ratio of the loss is not the ratio of a token.
+
+        approx_kl is k3 of KL(old || current): the tokens were sampled from the old policy.
+        """
+        ratio = (self.ratio_BT if ratio_BT is None else ratio_BT).detach()
+        count = self.mask_BT.sum()
+        low, high = self._share(clipped_low_BT), self._share(clipped_high_BT)
+        approx_kl = self._mean(kl.k3(torch.zeros_like(ratio), self.log_ratio_BT.detach()))
+        return {
+            "clip_fraction": Metric(Reduction.MEAN, low.value + high.value, count),
+            "clip_fraction_low": low,
+            "clip_fraction_high": high,
+            "ratio_mean": self._mean(ratio),
+            "ratio_max": Metric(Reduction.MAX, fill_masked(ratio, self.mask_BT, -torch.inf).max(), count),
+            "ratio_min": Metric(Reduction.MIN, fill_masked(ratio, self.mask_BT, torch.inf).min(), count),
+            "approx_kl": approx_kl,
+        }
+
+    def share(self, chosen_BT: Tensor) -> Metric:
+        """Fraction of the trained tokens where `chosen_BT` is True."""
+        return self._mean(chosen_BT.to(self.ratio_BT.dtype))
+
+    def _share(self, chosen_BT: Tensor | None) -> Metric:
+        return self.share(torch.zeros_like(self.mask_BT) if chosen_BT is None else chosen_BT)
+
+    def _mean(self, values_BT: Tensor) -> Metric:
+        return Metric(Reduction.MEAN, fill_masked(values_BT.detach(), self.mask_BT).sum(), self.mask_BT.sum())
+
+
+def read_tokens(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tokens:
+    """The arguments of a policy loss as `Tokens`. ValueError when their shapes differ."""
+    log_ratio_BT = clamp_log_ratio(log_ratio(logprobs_BT, old_logprobs_BT.detach(), mask_BT))
+    return Tokens(
+        logprobs_BT=fill_masked(logprobs_BT, mask_BT),
+        advantages_BT=fill_masked(advantages_BT.detach(), mask_BT),
+        log_ratio_BT=log_ratio_BT,
+        ratio_BT=log_ratio_BT.exp(),
+        mask_BT=mask_BT.bool(),
+    )

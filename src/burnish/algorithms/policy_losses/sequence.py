@@ -1,0 +1,66 @@
+"""Losses with one ratio for a whole sequence: the reward judges the sequence, so the correction does too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.policy_losses.clipped import clipped_sides, clipped_surrogate
+from burnish.algorithms.policy_losses.result import PolicyLoss, Tokens, read_tokens
+from burnish.algorithms.ratios import clamp_log_ratio
+
+
+def gspo(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> PolicyLoss:
+    """PPO's clip on the length-normalised sequence ratio exp(mean_t d), Zheng 2025 (https://arxiv.org/abs/2507.18071).
+
+    In the token form: each token carries the value of the sequence ratio and its own gradient. For one advantage per
+    sequence this is the gradient of the mean exactly, and it stays meaningful when advantages vary by token. Aggregate
+    with sequence_mean_token_mean. The ratio metrics are those of the sequence ratio, weighted by tokens.
+    """
+    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    own_BT = tokens.logprobs_BT - tokens.logprobs_BT.detach()  # value 0, gradient 1
+    ratio_BT = clamp_log_ratio(_mean_over_tokens(tokens.log_ratio_BT, tokens).detach() + own_BT).exp()
+    loss_BT = clipped_surrogate(tokens, ratio_BT, clip_low, clip_high)
+    sides = clipped_sides(tokens, ratio_BT, clip_low, clip_high)
+    return tokens.result(loss_BT, tokens.metrics(ratio_BT=ratio_BT, **sides))
+
+
+def gmpo(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> PolicyLoss:
+    """-A times the geometric mean of the clipped token ratios, Zhao 2025 (https://arxiv.org/abs/2507.20673).
+
+    `clip_low` and `clip_high` are in log space (0.4 allows ratios from 0.67 to 1.49), pessimistic as in PPO: with A > 0
+    a token counts at most clip_high, with A < 0 at least -clip_low. The ratio metrics are those of the geometric mean.
+    """
+    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    gaining_BT, losing_BT = tokens.advantages_BT > 0, tokens.advantages_BT < 0
+    bounded_BT = torch.where(gaining_BT, tokens.log_ratio_BT.clamp(max=clip_high), tokens.log_ratio_BT)
+    bounded_BT = torch.where(losing_BT, bounded_BT.clamp(min=-clip_low), bounded_BT)
+    ratio_BT = _mean_over_tokens(bounded_BT, tokens).exp()
+    metrics = tokens.metrics(
+        ratio_BT=ratio_BT,
+        clipped_low_BT=losing_BT & (tokens.log_ratio_BT < -clip_low),
+        clipped_high_BT=gaining_BT & (tokens.log_ratio_BT > clip_high),
+    )
+    return tokens.result(-tokens.advantages_BT * ratio_BT, metrics)
+
+
+def _mean_over_tokens(values_BT: Tensor, tokens: Tokens) -> Tensor:
+    """Mean over the trained tokens of a row, on every slot of the row; `values_BT` is 0 where masked."""
+    lengths_B = tokens.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    return (values_BT.sum(dim=1, keepdim=True) / lengths_B).expand_as(values_BT)

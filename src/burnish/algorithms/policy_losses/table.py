@@ -1,0 +1,142 @@
+"""The table of policy losses, and how a run file's word finds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from burnish.algorithms.policy_losses import clipped, covariance, sequence, smooth, weighted
+from burnish.algorithms.registry import Row, find_row, first_line, load_function
+from burnish.errors import ConfigError
+
+LOSS_INPUTS = ("logprobs_BT", "old_logprobs_BT", "advantages_BT", "mask_BT")
+
+
+@dataclass(frozen=True)
+class PolicyLossSpec(Row):
+    """A row of `POLICY_LOSSES`. With `selection`, tokens are chosen over the whole minibatch before it is cut."""
+
+    selection: Callable[..., Tensor] | None = None
+
+    @property
+    def needs_selection(self) -> bool:
+        return self.selection is not None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: default for name, default in super().options.items() if name != "selection_BT"}
+
+    def select(
+        self, logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, options: Mapping[str, Any]
+    ) -> Tensor | None:
+        """`selection_BT` of a whole minibatch, to be cut like it; None where the loss selects nothing."""
+        if self.selection is None:
+            return None
+        wanted = Row("selection", self.selection, "", "", "")
+        numbers = {**self.options, **options}
+        names = [*wanted.options, *wanted.required_options]
+        return self.selection(logprobs_BT, advantages_BT, mask_BT, **{n: numbers[n] for n in names if n in numbers})
+
+
+POLICY_LOSSES: dict[str, PolicyLossSpec] = {
+    "ppo_clip": PolicyLossSpec(
+        "ppo_clip",
+        clipped.ppo_clip,
+        "pessimistic clip of the token ratio",
+        "https://arxiv.org/abs/1707.06347",
+        "max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))",
+    ),
+    "reinforce": PolicyLossSpec(
+        "reinforce",
+        weighted.reinforce,
+        "plain policy gradient; one update per rollout",
+        "https://doi.org/10.1007/BF00992696",
+        "-A logprob",
+    ),
+    "gspo": PolicyLossSpec(
+        "gspo",
+        sequence.gspo,
+        "clip of the sequence ratio",
+        "https://arxiv.org/abs/2507.18071",
+        "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_t d)",
+    ),
+    "gmpo": PolicyLossSpec(
+        "gmpo",
+        sequence.gmpo,
+        "geometric mean of clipped token ratios",
+        "https://arxiv.org/abs/2507.20673",
+        "-A exp(mean_t bounded d), d <= clip_high where A > 0, d >= -clip_low where A < 0",
+    ),
+    "cispo": PolicyLossSpec(
+        "cispo",
+        weighted.cispo,
+        "clips the weight, keeps every token's gradient",
+        "https://arxiv.org/abs/2506.13585",
+        "-sg(clip(rho, 1 - clip_low, ratio_cap)) A logprob",
+    ),
+    "tis": PolicyLossSpec(
+        "tis",
+        weighted.tis,
+        "truncated importance sampling",
+        "https://arxiv.org/abs/2503.14286",
+        "-sg(clip(rho, ratio_low, ratio_high)) A logprob",
+    ),
+    "topr": PolicyLossSpec(
+        "topr",
+        weighted.topr,
+        "tis for bad responses, full weight for good ones",
+        "https://arxiv.org/abs/2503.14286",
+        "-w A logprob, w = sg(clip(rho, ratio_low, ratio_high)) where A < 0, else 1",
+    ),
+    "sapo": PolicyLossSpec(
+        "sapo",
+        smooth.sapo,
+        "smooth gate in place of the clip",
+        "https://arxiv.org/abs/2511.20347",
+        "-A sigmoid(tau (rho - 1)) 4 / tau, tau by the sign of A",
+    ),
+    "kl_cov": PolicyLossSpec(
+        "kl_cov",
+        covariance.kl_cov,
+        "KL penalty on the tokens that cost entropy",
+        "https://arxiv.org/abs/2505.22617",
+        "-A rho + coef |d| on the tokens of highest covariance",
+        selection=covariance.covariance_selection,
+    ),
+    "clip_cov": PolicyLossSpec(
+        "clip_cov",
+        covariance.clip_cov,
+        "ppo_clip without the tokens that cost entropy",
+        "https://arxiv.org/abs/2505.22617",
+        "ppo_clip, 0 on the tokens of highest covariance inside (covariance_low, covariance_high)",
+        selection=covariance.covariance_selection,
+    ),
+    "kimi": PolicyLossSpec(
+        "kimi",
+        smooth.kimi,
+        "policy gradient with a quadratic pull to the old policy",
+        "https://arxiv.org/abs/2501.12599",
+        "-A logprob + tau / 2 d^2",
+    ),
+}
+
+
+def resolve_policy_loss(name: str) -> PolicyLossSpec:
+    """The loss called `name`: a key of `POLICY_LOSSES`, or `package.module:function`.
+
+    A function from outside takes the four tensors of `LOSS_INPUTS` and numbers after a bare `*`, and returns a
+    `PolicyLoss`. ConfigError otherwise.
+    """
+    if ":" not in name:
+        return find_row(name, POLICY_LOSSES, "policy loss")
+    function = load_function(name, "policy loss")
+    row = PolicyLossSpec(name, function, first_line(function), name, "see its source")
+    if row.inputs != LOSS_INPUTS:
+        raise ConfigError(
+            f"policy loss {name!r} takes ({', '.join(row.inputs)})",
+            remedy=f"let it take ({', '.join(LOSS_INPUTS)}), and numbers after a bare *",
+        )
+    return row

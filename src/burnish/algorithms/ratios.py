@@ -1,0 +1,28 @@
+"""Log-ratios of two policies on the same tokens, kept where `exp` stays harmless."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from burnish.algorithms.masking import as_float, fill_masked
+
+LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: far outside any trust region, far inside float32
+
+
+def log_ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`logprobs - other_logprobs`, not clamped; 0 in masked slots when a mask is given. Any shape, nats."""
+    if logprobs.shape != other_logprobs.shape:
+        raise ValueError(f"logprobs of shapes {tuple(logprobs.shape)} and {tuple(other_logprobs.shape)} do not pair up")
+    if mask is None:
+        return as_float(logprobs) - as_float(other_logprobs)
+    return fill_masked(logprobs, mask) - fill_masked(other_logprobs, mask)
+
+
+def clamp_log_ratio(log_ratios: Tensor) -> Tensor:
+    """`log_ratios` inside [-20, 20]; beyond them the gradient is 0."""
+    return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """exp of the clamped log-ratio; 1 in masked slots when a mask is given."""
+    return clamp_log_ratio(log_ratio(logprobs, other_logprobs, mask)).exp()

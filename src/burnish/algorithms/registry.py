@@ -1,0 +1,113 @@
+"""Rows of the literal tables (estimators, losses, aggregations, KL estimators) and how a name in a run file finds one.
+
+A row holds a pure function and what there is to know about it. A name is either a key of a table or
+`package.module:function`; nothing registers itself on import.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from burnish.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One named formula: its function, one line for people, where it comes from, and the formula itself."""
+
+    name: str
+    function: Callable[..., Any]
+    summary: str
+    source: str
+    formula: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the positional parameters, in order: the tensors that the function is handed."""
+        return tuple(p.name for p in _parameters(self.function) if p.kind is not inspect.Parameter.KEYWORD_ONLY)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword-only numbers that a run file may set, with their defaults."""
+        return {p.name: p.default for p in _keywords(self.function) if p.default is not inspect.Parameter.empty}
+
+    @property
+    def required_options(self) -> tuple[str, ...]:
+        """Keyword-only numbers without a default: a run file has to set them."""
+        return tuple(p.name for p in _keywords(self.function) if p.default is inspect.Parameter.empty)
+
+    def check_options(self, given: Iterable[str]) -> None:
+        """Raises ConfigError for an option that this function does not know or still lacks."""
+        names = set(given)
+        known = [*self.options, *self.required_options]
+        for name in sorted(names.difference(known)):
+            raise ConfigError(f"{self.name!r} has no option {name!r}", remedy=suggest(name, known))
+        missing = [name for name in self.required_options if name not in names]
+        if missing:
+            raise ConfigError(f"{self.name!r} needs the option {missing[0]!r}", remedy=f"set {missing[0]} to a number")
+
+
+RowT = TypeVar("RowT", bound=Row)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The remedy for a misspelt word: the nearest known one, and the whole list."""
+    names = sorted(known)
+    if not names:
+        return "there is none to choose from; remove it"
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    return (f"did you mean {near[0]!r}? " if near else "") + "Known: " + ", ".join(names)
+
+
+def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:
+    """The row called `name`. Raises ConfigError with the nearest name when there is none."""
+    if name not in table:
+        remedy = suggest(name, table)
+        raise ConfigError(f"unknown {kind} {name!r}", remedy=remedy)
+    return table[name]
+
+
+def load_function(name: str, kind: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names. Raises ConfigError saying which part cannot be found."""
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(f"{kind} {name!r} is incomplete", remedy="write it as package.module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"cannot import module {module_name!r} for {kind} {name!r}: {error}",
+            remedy="check the spelling and that the module can be imported from where the run starts",
+        ) from error
+    functions = {key: value for key, value in vars(module).items() if inspect.isroutine(value)}
+    if function_name not in functions:
+        raise ConfigError(
+            f"module {module_name!r} has no function {function_name!r} (for {kind} {name!r})",
+            remedy=suggest(function_name, [key for key in functions if not key.startswith("_")]),
+        )
+    return functions[function_name]
+
+
+def first_line(function: Callable[..., Any]) -> str:
+    """First line of the docstring, as the summary of a function from outside."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(function).parameters.values())
+    variadic = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if variadic:
+        raise ConfigError(
+            f"function {function.__qualname__!r} takes {variadic[0]}, so its needs cannot be read off",
+            remedy="name every parameter: tensors first, numbers after a bare *",
+        )
+    return parameters
+
+
+def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [p for p in _parameters(function) if p.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -1,0 +1,103 @@
+"""What surrounds an estimator: rewards on their way in, advantages on their way out.
+
+Order of application: clip the score, put it and the KL penalty on the tokens, whiten the rewards without mean shift,
+the estimator, spread over the tokens, whiten the advantages, clip the advantages. Keep the tensor before each step to
+log what the step changed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.masking import as_float, fill_masked, whiten
+from burnish.errors import ConfigError
+
+
+def clip_scores(scores_B: Tensor, *, low: float | None = None, high: float | None = None) -> Tensor:
+    """Scores inside [low, high], before any baseline and only once."""
+    if low is None and high is None:
+        return as_float(scores_B)
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"reward clip is [{low}, {high}]", remedy="give the lower bound first")
+    return as_float(scores_B).clamp(low, high)
+
+
+def last_trained_BT(mask_BT: Tensor) -> Tensor:
+    """True at the last trained token of each row, nowhere in a row without any."""
+    mask = mask_BT.bool()
+    remaining = mask.flip(1).cumsum(dim=1).flip(1)
+    return mask & (remaining == 1)
+
+
+def token_rewards(
+    scores_B: Tensor,
+    mask_BT: Tensor,
+    *,
+    kl_BT: Tensor | None = None,
+    kl_coef: float = 0.0,
+    dense_rewards_BT: Tensor | None = None,
+) -> Tensor:
+    """Rewards per token `[B, T]`: the score on the last trained token, `-kl_coef * kl` on every trained one.
+
+    With `dense_rewards_BT` (whose rows sum up to the scores) those stand in place of the score on the last token.
+    """
+    if dense_rewards_BT is None:
+        scores_BT = as_float(scores_B).unsqueeze(1).expand(mask_BT.shape)
+        rewards = fill_masked(scores_BT, last_trained_BT(mask_BT))
+    else:
+        rewards = fill_masked(dense_rewards_BT, mask_BT)
+    return rewards if kl_BT is None else rewards - kl_coef * fill_masked(kl_BT, mask_BT)
+
+
+def sequence_scores(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Sum of the token rewards of each sequence `[B]`: what an outcome estimator sees when the KL is in the reward."""
+    return fill_masked(token_rewards_BT, mask_BT).sum(dim=1)
+
+
+def whiten_rewards(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Token rewards of the whole step at variance 1 (biased), their mean kept (https://arxiv.org/abs/1909.08593)."""
+    return whiten(token_rewards_BT, mask_BT, shift_mean=False)
+
+
+def spread(advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """An outcome advantage on each trained token of its sequence `[B, T]`, 0 in masked slots."""
+    return fill_masked(as_float(advantages_B).unsqueeze(1).expand(mask_BT.shape), mask_BT)
+
+
+def whiten_advantages(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Advantages of the whole step at mean 0 and variance 1 (biased) over the trained tokens."""
+    return whiten(advantages_BT, mask_BT)
+
+
+def clip_advantages(advantages: Tensor, *, limit: float) -> Tensor:
+    """Advantages inside [-limit, limit]."""
+    if not limit > 0:
+        raise ConfigError(f"advantage clip is {limit}", remedy="set it to a number above 0, or leave it out")
+    return as_float(advantages).clamp(-limit, limit)
+
+
+def overlong_penalty(lengths_B: Tensor, *, max_response_tokens: int, buffer_tokens: int) -> Tensor:
+    """0 up to max - buffer tokens, then down linearly to -1 at max (DAPO, https://arxiv.org/abs/2503.14476). `[B]`."""
+    if not 0 < buffer_tokens <= max_response_tokens:
+        raise ConfigError(
+            f"overlong buffer is {buffer_tokens} tokens with max_response_tokens {max_response_tokens}",
+            remedy="choose a buffer above 0 and at most max_response_tokens",
+        )
+    excess = as_float(lengths_B) - (max_response_tokens - buffer_tokens)
+    return -(excess / buffer_tokens).clamp(0.0, 1.0)
+
+
+def reward_normalisation(scores_B: Tensor) -> tuple[Tensor, Tensor]:
+    """`(gain, bias)`, 0-d, with which gain * score + bias has mean 0 and (biased) standard deviation 1.
+
+    Raises ConfigError when all scores are equal: there is nothing to scale by.
+    """
+    scores = as_float(scores_B)
+    std = scores.std(correction=0)
+    if not bool(std > 0):
+        raise ConfigError(
+            f"cannot normalise a reward whose {scores.numel()} scores are all equal",
+            remedy="check the reward model, or give it more and more varied responses",
+        )
+    return torch.reciprocal(std), -scores.mean() / std

@@ -1,0 +1,107 @@
+"""Training state on disk without pickle: tensors in one safetensors file, everything else in one JSON file.
+
+What comes back equals what went in: dtypes and shapes of tensors, ints as dictionary keys, tuples, floats to the last
+bit (also nan and the infinities), bytes, numpy arrays. Tensors come back on the CPU. Anything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from burnish.errors import CheckpointError
+
+
+def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
+    """Write `name.json` and `name.safetensors`. Raises CheckpointError for a value that has no exact form on disk."""
+    tensors: dict[str, Tensor] = {}
+    plain = _encode(state, name, tensors)
+    save_file(tensors, folder / f"{name}.safetensors")
+    text = json.dumps(plain, allow_nan=False, ensure_ascii=True)
+    (folder / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def read_state(folder: Path, name: str) -> dict[str, Any]:
+    """What `write_state` wrote. Raises CheckpointError when the files are absent or damaged."""
+    try:
+        plain = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / f"{name}.safetensors")
+        state = _decode(plain, tensors)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot read {name} in {folder}: {error}",
+            remedy="remove that checkpoint folder; the run resumes from the one before it",
+        ) from error
+    return dict(state)
+
+
+def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return {"$tensor": _keep(value.detach(), tensors)}
+    if isinstance(value, numpy.ndarray):
+        return {"$array": _keep(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, where, tensors)
+    if type(value) is list:
+        return [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
+    if type(value) is tuple:
+        return {"$tuple": [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]}
+    return _encode_scalar(value, where)
+
+
+def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    items = [(key, _encode(item, f"{where}[{key!r}]", tensors)) for key, item in value.items()]
+    if all(type(key) is str and not key.startswith("$") for key in value):
+        return dict(items)
+    return {"$dict": [[_encode(key, f"key of {where}", tensors), item] for key, item in items]}
+
+
+def _encode_scalar(value: Any, where: str) -> Any:
+    if type(value) is float and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is bytes:
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    raise CheckpointError(
+        f"cannot save {where}: a {type(value).__module__}.{type(value).__qualname__} has no exact form in a checkpoint",
+        remedy="hand over tensors, numpy arrays, numbers, texts, bytes, lists, tuples and dictionaries only",
+    )
+
+
+def _keep(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Store under a fresh number; cloned, because safetensors refuses tensors that share memory."""
+    name = str(len(tensors))
+    tensors[name] = tensor.cpu().contiguous().clone()
+    return name
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$array": name}:
+            return tensors[name].numpy()
+        case {"$tuple": items}:
+            return tuple(_decode(item, tensors) for item in items)
+        case {"$dict": pairs}:
+            return {_decode(key, tensors): _decode(item, tensors) for key, item in pairs}
+        case {"$float": text}:
+            return float(text)
+        case {"$bytes": text}:
+            return base64.b64decode(text)
+    return {key: _decode(item, tensors) for key, item in value.items()}

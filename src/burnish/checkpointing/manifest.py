@@ -1,0 +1,72 @@
+"""The list of a checkpoint's files with sizes and hashes, by which a whole one is told from a damaged one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from burnish.observability.atomic import fsync_file, fsync_folder
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def seal(folder: Path, step: int) -> None:
+    """Hash every file below `folder`, write the manifest, and force all of it to disk."""
+    files = {_relative(path, folder): _fingerprint(path) for path in _files(folder)}
+    content = {"format": FORMAT, "step": step, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+    for path in [*_files(folder), folder / MANIFEST]:
+        fsync_file(path)
+    for inner in [path for path in folder.rglob("*") if path.is_dir()]:
+        fsync_folder(inner)
+    fsync_folder(folder)
+
+
+def verify(folder: Path, step: int) -> str | None:
+    """None for a whole checkpoint of that step, else what is wrong with it."""
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{folder} has no {MANIFEST}"
+    except (OSError, ValueError) as error:
+        return f"{folder / MANIFEST} cannot be read: {error}"
+    if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
+        return f"{folder / MANIFEST} is not a manifest"
+    if content.get("format") != FORMAT:
+        return f"{folder / MANIFEST} has format {content.get('format')!r}, this version reads {FORMAT}"
+    if content.get("step") != step:
+        return f"{folder} holds step {content.get('step')!r}"
+    return next((problem for item in content["files"].items() if (problem := _check(folder, *item))), None)
+
+
+def _check(folder: Path, relative: str, expected: Any) -> str | None:
+    path = folder / relative
+    if not isinstance(expected, dict) or set(expected) != {"size", "sha256"}:
+        return f"{folder / MANIFEST} has a broken entry for {relative}"
+    try:
+        size = path.stat().st_size
+        if size != expected["size"]:
+            return f"{path} has {size} bytes instead of {expected['size']}"
+        if _fingerprint(path)["sha256"] != expected["sha256"]:
+            return f"{path} has another content than the one that was saved"
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return None
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()

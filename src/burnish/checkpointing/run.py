@@ -1,0 +1,227 @@
+"""The folder of a run: its resolved configuration, what it ran on, and whether it may be resumed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from burnish import __version__
+from burnish.config.schema import RunConfig
+from burnish.errors import BurnishError, CheckpointError
+from burnish.observability.atomic import disk_remedy, write_text_atomically
+
+CONFIG_FILE = "config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+
+MAY_DIFFER = (
+    "output",
+    "logging",
+    "evaluation",
+    "checkpoint",
+    "data.eval",
+    "model.device",
+    "model.gradient_checkpointing",
+    "optimization.tokens_per_microbatch",
+    "rollout.max_batch_rows",
+    "scoring.workers",
+)
+"""Fields (with all below them) that a resumed run may change: none of them changes what is learned.
+
+`steps` may change as well while `optimization.schedule` is constant; otherwise it sets the learning rate of every step.
+"""
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "datasets",
+    "math-verify",
+    "peft",
+    "tensorboard",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of the run file whose value is not the one that the run began with (None: the field is not there)."""
+
+    field: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.before!r} before, {self.now!r} now"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Where everything of a run lies."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / CONFIG_FILE
+
+    @property
+    def environment_file(self) -> Path:
+        return self.path / ENVIRONMENT_FILE
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    def begun(self) -> bool:
+        """Whether a run was started here before."""
+        return self.config_file.exists()
+
+    def begin(self, config: RunConfig) -> bool:
+        """Write configuration and environment; returns True when an earlier run is being continued.
+
+        Raises CheckpointError with every difference when the configuration does not agree with that of the run in
+        this folder, or when the folder holds something that is no run, or cannot be written.
+        """
+        continued = self.begun()
+        if continued:
+            self._refuse_differences(config)
+        elif self.path.is_dir() and (self.path / "checkpoints").is_dir():
+            raise CheckpointError(
+                f"{self.path} has checkpoints but no {CONFIG_FILE}, so nobody can tell which run they belong to",
+                remedy="set `output` to another folder, or put the run's config.yaml back",
+            )
+        try:
+            self._remove_torn_files()
+            write_text_atomically(self.config_file, dump_config(config))
+            self._add_environment()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path)
+            ) from error
+        return continued
+
+    def read_config(self) -> dict[str, Any]:
+        """The resolved configuration of the run as plain values."""
+        try:
+            content = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise CheckpointError(
+                f"cannot read {self.config_file}: {error}", remedy="give the folder of a run"
+            ) from error
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{self.config_file} is not a run's configuration", remedy="give the folder of a run")
+        return content
+
+    def _remove_torn_files(self) -> None:
+        """What a killed process was writing under a temporary name; the run is locked, so nobody writes there now."""
+        for folder in (self.path, self.rollouts):
+            for torn in folder.glob(".*.tmp"):
+                torn.unlink()
+
+    def _refuse_differences(self, config: RunConfig) -> None:
+        found = refused_differences(self.read_config(), config)
+        if found:
+            listed = "\n".join(f"  {difference}" for difference in found)
+            raise CheckpointError(
+                f"{self.path} holds a run with another configuration:\n{listed}",
+                remedy="set these fields back to resume it, set `output` to another folder, or start over with --fresh",
+            )
+
+    def _add_environment(self) -> None:
+        """Each start of the run adds what it ran on."""
+        starts = []
+        if self.environment_file.exists():
+            starts = json.loads(self.environment_file.read_text(encoding="utf-8"))["starts"]
+        content = {"starts": [*starts, environment()]}
+        write_text_atomically(self.environment_file, json.dumps(content, indent=2) + "\n")
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved run file as YAML, every field written out, in the order of the reference."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def refused_differences(before: dict[str, Any], config: RunConfig) -> list[Difference]:
+    """Differences between a saved configuration and this one that forbid resuming, sorted by field."""
+    now = config.model_dump(mode="json")
+    allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
+    return [found for found in differences(_with_defaults(before, config), now) if not _under(found.field, allowed)]
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[Difference]:
+    """All fields with unlike values, sorted by their dotted names; lists are compared as wholes."""
+    found: list[Difference] = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(Difference(f"{prefix}{key}", old, new))
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and git revision that a start of the run had."""
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "burnish": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "git": git_revision(Path(__file__).resolve().parent),
+        "git_of_working_folder": git_revision(Path.cwd()),
+    }
+
+
+def git_revision(folder: Path) -> str | None:
+    """Commit of the checkout around `folder`, with "+changes" when it has uncommitted ones; None outside of any."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return f"{commit}+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, no checkout: the run works without
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _with_defaults(before: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """The saved configuration read by today's classes, so that a field that is new since then has its default."""
+    try:
+        return type(config).model_validate(before).model_dump(mode="json")
+    except (ValidationError, BurnishError):  # written by a version with other fields: compare as it stands
+        return before
+
+
+def _constant_schedule(config: dict[str, Any]) -> bool:
+    return bool(config.get("optimization", {}).get("schedule") == "constant")
+
+
+def _under(field: str, names: tuple[str, ...]) -> bool:
+    return any(field == name or field.startswith(name + ".") for name in names)

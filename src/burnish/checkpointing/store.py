@@ -1,0 +1,159 @@
+"""Checkpoints of a run: one folder a step, whole or absent.
+
+`checkpoints/step-000123` is written under a temporary name, sealed with a manifest, forced to disk and renamed. At any
+instant of a kill the newest sealed checkpoint is still there.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from burnish.checkpointing.manifest import seal, verify
+from burnish.errors import CheckpointError
+from burnish.observability.atomic import disk_remedy, fsync_folder
+
+_NAME = re.compile(r"step-(\d{6,})")
+_WRITING = ".writing"
+_REPLACED = ".replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A sealed checkpoint."""
+
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest whole checkpoint, and what was wrong with those that are newer."""
+
+    checkpoint: Checkpoint | None
+    problems: tuple[str, ...]
+
+
+class CheckpointStore:
+    """Saves, finds and removes the checkpoints of one run folder. One process writes (see `RunLock`)."""
+
+    def __init__(self, run_dir: Path, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
+        self._folder = run_dir / "checkpoints"
+        self._keep = keep
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
+        """Call `write` with an empty folder to fill, seal it as the checkpoint of `step`, then remove old ones.
+
+        A checkpoint of the same step is replaced. Raises CheckpointError when the disk refuses; older checkpoints are
+        then untouched and nothing half-written remains.
+        """
+        final = self._path(step)
+        writing = final.with_name(final.name + _WRITING)
+        with self._disk_errors(step, writing):
+            _remove(writing)
+            writing.mkdir(parents=True)
+            write(writing)
+            seal(writing, step)
+            self._put_in_place(writing, final)
+            self._prune(step)
+        return Checkpoint(step, final)
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, whole or not, oldest first."""
+        if not self._folder.is_dir():
+            return []
+        names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir())
+        return sorted(int(match[1]) for match in names if match)
+
+    def latest_valid(self) -> Found:
+        """The newest checkpoint whose files are all there and unchanged. No checkpoint at all is not an error."""
+        problems: list[str] = []
+        for step in reversed(self.steps()):
+            problem = verify(self._path(step), step)
+            if problem is None:
+                return Found(Checkpoint(step, self._path(step)), tuple(problems))
+            problems.append(problem)
+        return Found(None, tuple(problems))
+
+    def clean(self) -> list[str]:
+        """Tidy up after a killed run (call it once the run is locked); returns the names of what was removed."""
+        if not self._folder.is_dir():
+            return []
+        with self._disk_errors(None, self._folder):
+            return [path.name for path in sorted(self._folder.iterdir()) if self._tidy(path)]
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints of later steps (damaged ones, when the run resumes from an older one)."""
+        with self._disk_errors(None, self._folder):
+            for later in self.steps():
+                if later > step:
+                    _remove(self._path(later))
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:06d}"
+
+    def _put_in_place(self, writing: Path, final: Path) -> None:
+        """Rename; a folder cannot replace a full folder, so an old one of this step steps aside first."""
+        aside = final.with_name(final.name + _REPLACED)
+        if final.exists():
+            _remove(aside)
+            final.rename(aside)
+        writing.rename(final)
+        fsync_folder(self._folder)
+        _remove(aside)
+
+    def _prune(self, newest: int) -> None:
+        """Drop what is older than the `keep` newest up to `newest`, which is safe on disk by now."""
+        for step in [step for step in self.steps() if step <= newest][: -self._keep]:
+            _remove(self._path(step))
+
+    def _tidy(self, path: Path) -> bool:
+        if path.name.endswith(_REPLACED):
+            original = path.with_name(path.name.removesuffix(_REPLACED))
+            if not original.exists():  # killed between the two renames: the old one is still the good one
+                path.rename(original)
+                return False
+        elif not path.name.endswith(_WRITING):
+            return False
+        _remove(path)
+        return True
+
+    @contextmanager
+    def _disk_errors(self, step: int | None, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+            cause = error if isinstance(error, OSError) else OSError(_errno_in(str(error)), str(error))
+            if step is not None:
+                _remove(path)
+            what = f"the checkpoint of step {step} at {path}" if step is not None else f"the checkpoints in {path}"
+            raise CheckpointError(
+                f"cannot write {what}: {cause.strerror} (older checkpoints are untouched)",
+                remedy=disk_remedy(cause, self._folder),
+            ) from error
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; renamed first, so that a kill in between never leaves a half-removed one under a good name."""
+    if not folder.exists():
+        return
+    if not folder.name.endswith(_WRITING):
+        doomed = folder.with_name(folder.name + _WRITING)
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        folder = doomed
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _errno_in(message: str) -> int:
+    """The number in "... (os error 28)", 0 when there is none."""
+    match = re.search(r"os error (\d+)", message)
+    return int(match[1]) if match else 0

@@ -1,0 +1,61 @@
+"""The command line: one function a command, each in its own file. Importing it loads no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from burnish.errors import BurnishError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+_DEBUG = "--debug"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code.
+
+    0: done; 1: a defect of Burnish (its traceback is shown) or a check that found something; 2: something that the
+    user can put right, told in one message on standard error (`--debug` adds the traceback); 130: interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _DEBUG in words
+    words = [word for word in words if word != _DEBUG]
+    _make_own_modules_importable()
+    from burnish.cli.app import build_app
+
+    try:
+        build_app()(args=words, prog_name="burnish")
+    except SystemExit as stop:
+        return _code(stop)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return EXIT_INTERRUPTED
+    except BurnishError as error:
+        if debug:
+            raise
+        _show(error)
+        return EXIT_BAD_INPUT
+    return 0
+
+
+def _make_own_modules_importable() -> None:
+    """`package.module:function` in a run file may mean a module beside it: the folder of the command counts, last, so
+    that nothing in it hides an installed package."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def _code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    return stop.code if isinstance(stop.code, int) else 1
+
+
+def _show(error: BurnishError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True, soft_wrap=True).print(Text("error: ", style="bold red") + Text(str(error)))

@@ -1,0 +1,94 @@
+"""`burnish algorithms [NAME]`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from burnish.config import names
+from burnish.config.presets import PRESETS, Preset
+from burnish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.algorithms.registry import Row
+
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="A preset, an estimator or a loss.", show_default=False)
+]
+
+
+def show_algorithms(name: Name = None) -> None:
+    """List the algorithms, or explain one: formulas, sources, preset.
+
+    [bold]Examples[/bold]
+    burnish algorithms
+    burnish algorithms dapo
+    burnish algorithms cispo
+    """
+    from rich.console import Console
+
+    console = Console()
+    if name is None:
+        return _table(console)
+    if name not in (*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES):
+        known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES))
+        raise ConfigError(f"no algorithm is called {name!r}", remedy=names.suggestion(name, known))
+    if name in PRESETS:
+        _preset(PRESETS[name], console)
+    else:
+        _formulas(name, name, console)
+    return None
+
+
+def _table(console: Console) -> None:
+    from rich.table import Table
+
+    table = Table("preset", "estimator", "loss", "aggregation", "KL", "what it is")
+    for preset in PRESETS.values():
+        estimator, loss, aggregation = (value(preset, word) for word in ("estimator", "loss", "aggregation"))
+        kl_in = value(preset, "kl_in")
+        kl = "none" if kl_in == "none" else f"{kl_in} {value(preset, 'kl_estimator')} {value(preset, 'kl_coef'):g}"
+        table.add_row(preset.name, estimator, loss, aggregation, kl, preset.summary)
+    console.print(table)
+    console.print("burnish algorithms NAME explains one; use it with `algorithm: NAME` in the run file", markup=False)
+
+
+def value(preset: Preset, field: str) -> Any:
+    """What a field of `algorithm` is under a preset: its own value or the default."""
+    from burnish.config.schema import AlgorithmConfig
+
+    default = AlgorithmConfig.model_fields[field].get_default(call_default_factory=True)
+    return preset.values.get(f"algorithm.{field}", default)
+
+
+def _preset(preset: Preset, console: Console) -> None:
+    from rich.table import Table
+
+    console.print(f"[bold]{preset.name}[/]  {preset.summary}\n{preset.source}\n", highlight=False)
+    table = Table("field", "value", title="differences from the defaults", title_justify="left")
+    for field, number in preset.values.items():
+        table.add_row(field, str(number))
+    console.print(table)
+    _formulas(value(preset, "estimator"), value(preset, "loss"), console)
+
+
+def _formulas(estimator: str, loss: str, console: Console) -> None:
+    from burnish.algorithms.advantages import ESTIMATORS
+    from burnish.algorithms.policy_losses import POLICY_LOSSES
+
+    if estimator in ESTIMATORS:
+        _row("estimator", ESTIMATORS[estimator], console)
+    if loss in POLICY_LOSSES:
+        _row("loss", POLICY_LOSSES[loss], console)
+
+
+def _row(kind: str, row: Row, console: Console) -> None:
+    lines = [f"{kind} {row.name}: {row.summary}", f"  {row.formula}", f"  {row.source}"]
+    if row.options or row.required_options:
+        options = [f"{name}={default}" for name, default in row.options.items() if name != "allow_single"]
+        lines.append("  numbers: " + ", ".join([*row.required_options, *options]))
+    for line in ("", *lines):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

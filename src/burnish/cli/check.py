@@ -1,0 +1,143 @@
+"""`burnish check FILE`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from burnish.cli.arguments import Overrides
+from burnish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.config.schema import DataSource, RlConfig
+    from burnish.rewards import GoldReport
+    from burnish.types import Prompt
+
+File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
+ListRewards = Annotated[bool, typer.Option("--list", help="List the built-in rewards and their options.")]
+TopScore = Annotated[float | None, typer.Option(help="What a gold answer must reach (default: the rewards' best).")]
+Show = Annotated[int, typer.Option(help="Failing rows to show.", min=0)]
+
+EXIT_FOUND_SOMETHING = 1
+
+
+def check_rewards(
+    file: File = None,
+    overrides: Overrides = None,
+    list_rewards: ListRewards = False,
+    top_score: TopScore = None,
+    show: Show = 10,
+) -> None:
+    """Score the gold answers of the data before training.
+
+    A reward that fails them would teach the wrong thing. Also shows how each data
+    file was understood. No model is needed. Exit code 1 when a gold answer does not
+    reach the top score.
+
+    [bold]Examples[/bold]
+    burnish check run.yaml
+    burnish check run.yaml data.train.0.limit=200 --show 3
+    burnish check --list
+    """
+    from rich.console import Console
+
+    from burnish.config.loading import load_run_file
+
+    console = Console()
+    if list_rewards:
+        return _list_rewards(console)
+    if file is None:
+        raise ConfigError("no run file is named", remedy="burnish check FILE, or burnish check --list")
+    config = load_run_file(file, overrides or (), "rl").rl
+    failing = 0
+    for name, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if sources:
+            failing += _check_sources(config, name, sources, top_score, show, console)
+    if failing:
+        raise typer.Exit(EXIT_FOUND_SOMETHING)
+    return None
+
+
+def _check_sources(
+    config: RlConfig, name: str, sources: Sequence[DataSource], top_score: float | None, show: int, console: Console
+) -> int:
+    """Print what was understood and what failed; returns the number of failures."""
+    from burnish.data.prompts import read_prompts
+    from burnish.rewards import ProcessRewardScorer, check_gold
+
+    prompts, understandings = read_prompts(sources)
+    console.print(f"[bold]{name}[/]")
+    for understanding in understandings:
+        for line in understanding.lines():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
+    scorer = ProcessRewardScorer(config.rewards, scoring, columns=_columns(prompts))
+    try:
+        labels = scorer.answer_labels
+        if not labels:
+            console.print("no reward compares with an answer, so there is nothing to check\n")
+            return 0
+        best = _best(config, scorer.labels, labels) if top_score is None else top_score
+        report = check_gold(prompts, scorer, top_score=best, labels=labels)
+    finally:
+        scorer.close()
+    _show_report(report, labels, show, console)
+    return len(report.failures)
+
+
+def _columns(prompts: Sequence[Prompt]) -> set[str]:
+    return set(prompts[0].columns) if prompts else set()
+
+
+def _best(config: RlConfig, labels: Sequence[str], judged: Sequence[str]) -> float:
+    """Best sum of the judged rewards; one of the user's own counts as 1."""
+    from burnish.rewards import BUILT_INS
+
+    names = {label: reward.name for label, reward in zip(labels, config.rewards, strict=True)}
+    built_in = {label: BUILT_INS[names[label]].top_score for label in judged if names[label] in BUILT_INS}
+    return sum(built_in.get(label, 1.0) for label in judged)
+
+
+def _show_report(report: GoldReport, labels: Sequence[str], show: int, console: Console) -> None:
+    from rich.table import Table
+
+    judged = ", ".join(labels)
+    passed = report.checked - len(report.failures)
+    console.print(
+        f"{passed:,} of {report.checked:,} gold answers reach the top score {report.top_score:g} (judged by: {judged})",
+        markup=False,
+        soft_wrap=True,
+    )
+    if report.without_gold:
+        console.print(f"{len(report.without_gold):,} rows have no gold answer (first: {report.without_gold[0]})")
+    if report.failures and show:
+        table = Table("row", "score", "status", "gold answer", "detail")
+        for failure in report.failures[:show]:
+            score = "none" if failure.score is None else f"{failure.score:g}"
+            table.add_row(failure.prompt_id, score, str(failure.status), _short(failure.gold), _short(failure.detail))
+        console.print(table)
+    console.print()
+
+
+def _short(text: str, width: int = 80) -> str:
+    from rich.markup import escape
+
+    line = " ".join(text.split())
+    return escape(line if len(line) <= width else f"... {line[-width:]}")
+
+
+def _list_rewards(console: Console) -> None:
+    from rich.table import Table
+
+    from burnish.rewards import BUILT_INS
+
+    table = Table("reward", "what it gives", "options")
+    for name, built_in in BUILT_INS.items():
+        options = "\n".join(f"{option}: {text}" for option, text in built_in.options.items())
+        table.add_row(name, _short(built_in.summary, 200), options, end_section=True)
+    console.print(table)
+    console.print("your own: path/to/file.py:function or package.module:function (see docs/rewards.md)", markup=False)

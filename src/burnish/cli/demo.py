@@ -1,0 +1,131 @@
+"""`burnish demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from burnish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.cli.demo_task import DemoFolder
+
+Output = Annotated[str, typer.Option(help="Folder for everything the demo makes.")]
+Seed = Annotated[int, typer.Option(help="Another seed is another model, other data and other luck.", min=0)]
+
+EXIT_INTERRUPTED = 130
+
+
+def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
+    """Watch a tiny transformer learn two-digit addition, in minutes and without a download.
+
+    First supervised fine-tuning, on a demonstrator who mostly forgets to carry; then
+    GRPO with a reward that knows the right answer. Model, data and two ordinary run
+    files are written to the output folder; an earlier demo there is moved aside.
+
+    [bold]Examples[/bold]
+    burnish demo
+    burnish demo --output runs/again --seed 2
+    burnish rl runs/demo/rl.yaml steps=90
+    """
+    from rich.console import Console
+
+    from burnish.cli.demo_task import DemoFolder
+
+    console = Console()
+    folder = DemoFolder(Path(output))
+    make_room(folder, console)
+    with one_thread():
+        prepare(folder, seed, console)
+        train(folder, console)
+    from burnish.cli.demo_result import show
+
+    show(folder, console)
+
+
+def make_room(folder: DemoFolder, console: Console) -> None:
+    """Move an earlier demo aside. ConfigError when the folder holds something else."""
+    from burnish.cli.folders import move_aside
+
+    if folder.is_demo():
+        move_aside(str(folder.path), console)
+    elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise ConfigError(
+            f"--output {str(folder.path)!r} exists and holds no demo", remedy="name a folder that does not exist yet"
+        )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrices of 64 columns are too small to share: a second thread gains little, and on a busy machine each of
+    many thousand small operations waits for the slower one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def prepare(folder: DemoFolder, seed: int, console: Console) -> None:
+    """Make the data, the model and the run files, and say what they are."""
+    from burnish.cli import demo_task
+
+    wrong = demo_task.write_data(folder, seed)
+    parameters = demo_task.write_model(folder, seed)
+    demo_task.write_run_files(folder, seed)
+    say(
+        console,
+        f"""
+[bold]1  The task[/]
+   47+85= is to be answered 231: the sum, ones first, so that carries flow the way text is written.
+   All 10,000 two-digit additions; {demo_task.NUM_HELD_OUT} are held out and never trained on.
+   The pupil: a Llama of {parameters:,} parameters, random so far.  {folder.model}""",
+        f"""
+[bold]2  Supervised fine-tuning[/]  {folder.sft_file}
+   The demonstrator forgets to carry out of the ones {demo_task.FORGET_PROBABILITY:.0%} of the times there is one,
+   so {wrong:.0%} of the demonstrations are wrong, on purpose. Imitation can copy that, but not mend it.
+""",
+    )
+
+
+def train(folder: DemoFolder, console: Console) -> None:
+    """Both trainings, through the run files, just as `burnish sft` and `burnish rl` would."""
+    from burnish.config.loading import load_run_file
+    from burnish.trainers.run import train_rl
+    from burnish.trainers.sft import train_sft
+
+    if train_sft(load_run_file(folder.sft_file, (), "sft").sft, console=console).stopped:
+        raise stopped(console)
+    rl = load_run_file(folder.rl_file, (), "rl").rl
+    say(
+        console,
+        f"""
+[bold]3  GRPO[/]  {folder.rl_file}
+   {rl.rollout.group_size} answers to each of {rl.rollout.prompts_per_step} problems a step, reward 1 for a right one \
+and 0 for a wrong one.
+   Nobody shows the model how to carry: it finds out by what is rewarded.
+""",
+    )
+    if train_rl(rl, console=console).stopped:
+        raise stopped(console)
+
+
+def stopped(console: Console) -> typer.Exit:
+    """What to raise after Ctrl-C."""
+    console.print("the demo was stopped; run it again for a whole one")
+    return typer.Exit(EXIT_INTERRUPTED)
+
+
+def say(console: Console, *paragraphs: str) -> None:
+    """Print paragraphs as they are laid out."""
+    for paragraph in paragraphs:
+        console.print(paragraph, highlight=False, soft_wrap=True)

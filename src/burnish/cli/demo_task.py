@@ -1,0 +1,214 @@
+"""The demo's task: two-digit additions, a forgetful demonstrator, a tiny transformer, and the two run files.
+
+Everything is a pure function of the seed and is written into the demo's folder, where ordinary commands can use it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+ALPHABET = "0123456789+="
+NUM_HELD_OUT = 500
+FORGET_PROBABILITY = 0.8
+"""How often the demonstrator drops the carry out of the ones, where there is one."""
+NUM_DEMONSTRATIONS = 4
+"""Demonstrations of each problem, each forgetful or not by itself: with one alone the model would learn by heart which
+problems are shown with a carry, instead of how to carry."""
+
+SFT_STEPS = 1300
+RL_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """One problem. The answer is written ones first: carries then flow in the direction in which text is written."""
+
+    a: int
+    b: int
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.a:02d}+{self.b:02d}="
+
+    @property
+    def answer(self) -> str:
+        return f"{self.a + self.b:03d}"[::-1]
+
+    @property
+    def without_carry(self) -> str:
+        """The answer of someone who forgets the carry out of the ones."""
+        tens = self.a // 10 + self.b // 10
+        return f"{(self.a % 10 + self.b % 10) % 10}{tens % 10}{tens // 10}"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFolder:
+    """Where the parts of a demo lie."""
+
+    path: Path
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def demonstrations(self) -> Path:
+        return self.path / "data" / "demonstrations.jsonl"
+
+    @property
+    def train(self) -> Path:
+        return self.path / "data" / "train.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.path / "data" / "held_out.jsonl"
+
+    @property
+    def sft_file(self) -> Path:
+        return self.path / "sft.yaml"
+
+    @property
+    def rl_file(self) -> Path:
+        return self.path / "rl.yaml"
+
+    @property
+    def sft_run(self) -> Path:
+        return self.path / "sft"
+
+    @property
+    def rl_run(self) -> Path:
+        return self.path / "rl"
+
+    def is_demo(self) -> bool:
+        """Whether an earlier demo was begun here."""
+        return self.sft_file.is_file() and self.rl_file.is_file()
+
+
+def split_problems(seed: int) -> tuple[list[Addition], list[Addition]]:
+    """All 10,000 additions in a random order, cut into training and held-out problems."""
+    problems = [Addition(a, b) for a in range(100) for b in range(100)]
+    random.Random(seed).shuffle(problems)
+    return problems[NUM_HELD_OUT:], problems[:NUM_HELD_OUT]
+
+
+def demonstrate(problems: Iterable[Addition], seed: int) -> list[str]:
+    """What the forgetful demonstrator writes down for each problem."""
+    chance = random.Random(seed + 1)
+    return [p.without_carry if chance.random() < FORGET_PROBABILITY else p.answer for p in problems]
+
+
+def write_data(folder: DemoFolder, seed: int) -> float:
+    """Write the three data files. Returns the share of demonstrations that are wrong."""
+    train, held_out = split_problems(seed)
+    asked = [problem for problem in train for _ in range(NUM_DEMONSTRATIONS)]
+    pairs = list(zip(asked, demonstrate(asked, seed), strict=True))
+    _write_lines(folder.demonstrations, ({"prompt": p.prompt, "completion": text} for p, text in pairs))
+    for path, problems in ((folder.train, train), (folder.held_out, held_out)):
+        _write_lines(path, ({"prompt": p.prompt, "answer": p.answer} for p in problems))
+    return sum(text != p.answer for p, text in pairs) / len(pairs)
+
+
+def write_model(folder: DemoFolder, seed: int) -> int:
+    """Write a randomly initialised transformer with its tokenizer. Returns the number of its parameters."""
+    from transformers.utils import logging as transformers_logging
+
+    from burnish.models.characters import character_tokenizer, tiny_llama
+
+    transformers_logging.disable_progress_bar()  # one for a file of half a megabyte is only noise
+    tokenizer = character_tokenizer(ALPHABET, eos="<eos>", pad="<pad>", context_length=64)
+    model = tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=256,
+        context_length=64,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_embeddings=False,
+        initializer_range=0.06,  # the customary 0.02 is made for wide models; so narrow a one starts three times slower
+        seed=seed,
+    )
+    model.save_pretrained(folder.model)
+    tokenizer.save_pretrained(folder.model)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write_run_files(folder: DemoFolder, seed: int) -> None:
+    """Write the run files of the two trainings; they are like any other run file."""
+    values = {
+        "seed": seed,
+        "sft_steps": SFT_STEPS,
+        "rl_steps": RL_STEPS,
+        "model": _quoted(folder.model),
+        "sft_run": _quoted(folder.sft_run),
+        "rl_run": _quoted(folder.rl_run),
+        "sft_model": _quoted(folder.sft_run / "checkpoints" / f"step-{SFT_STEPS:06d}" / "policy"),
+        "demonstrations": _quoted(folder.demonstrations),
+        "train": _quoted(folder.train),
+        "held_out": _quoted(folder.held_out),
+    }
+    for path, text in ((folder.sft_file, _SFT), (folder.rl_file, _RL)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(Template(text).substitute(values), encoding="utf-8")
+
+
+def _quoted(path: Path) -> str:
+    """A path as YAML reads it back whatever characters it holds."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+_SFT = """\
+# First half of the demo: learn from a demonstrator who mostly forgets to carry.  burnish sft FILE
+output: $sft_run
+seed: $seed
+model: {path: $model, device: cpu}
+data:
+  train: $demonstrations
+  eval: $held_out  # the true answers
+steps: $sft_steps
+max_tokens: 16
+optimization:
+  tokens_per_batch: 640  # 64 problems of 10 tokens
+  learning_rate: 2e-3
+  betas: [0.9, 0.99]
+  warmup_steps: 20
+  schedule: linear  # down to 0: what rises afterwards is not left-over learning rate
+evaluation: {every_steps: 200, max_prompts: null}
+checkpoint: {every_steps: null}
+"""
+
+_RL = """\
+# Second half of the demo: learn from a reward that knows the right answer.  burnish rl FILE
+output: $rl_run
+seed: $seed
+model: {path: $sft_model, device: cpu}
+data:
+  train: $train
+  eval: $held_out  # 500 problems that neither training has seen
+rewards: exact  # 1 for the right answer, 0 for any other
+algorithm: {preset: grpo, kl_in: none}
+steps: $rl_steps
+rollout:
+  prompts_per_step: 64
+  group_size: 16
+  max_prompt_tokens: 8
+  max_response_tokens: 4  # three digits and the end of the text
+  max_batch_rows: 1024
+optimization:
+  learning_rate: 2e-4
+  betas: [0.9, 0.99]
+  minibatches: 2
+evaluation: {every_steps: 5, max_prompts: null}
+checkpoint: {every_steps: 25}
+"""

@@ -1,0 +1,60 @@
+"""Run folders on the command line: moving an old run aside, finding what to evaluate in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnish.config.loading import LoadedConfig, load_run_data
+from burnish.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def move_aside(output: str, console: Console) -> None:
+    """Rename an existing output folder to the first free `NAME.old-N`: a new run can start and nothing is lost."""
+    folder = Path(output)
+    if not folder.exists():
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot move {folder} aside: {error.strerror}", remedy="set output to another folder"
+        ) from error
+    console.print(f"moved the earlier run to {aside}", markup=False)
+
+
+def load_run(folder: Path, overrides: list[str]) -> LoadedConfig:
+    """The configuration that a run was started with. Its `output` is where the folder lies now."""
+    from burnish.checkpointing.run import RunDirectory
+
+    run = RunDirectory(folder)
+    if not run.begun():
+        raise CheckpointError(
+            f"{folder} is no run: it has no {run.config_file.name}",
+            remedy="give a run file, or the folder that `output` of a run file names",
+        )
+    data = {**run.read_config(), "output": str(folder)}
+    return load_run_data(data, overrides, "rl", source=str(run.config_file))
+
+
+def checkpoint_weights(folder: Path, step: int | None) -> tuple[int, Path]:
+    """Step and weights folder of a checkpoint of a run: that of `step`, or the newest whole one."""
+    from burnish.checkpointing.store import CheckpointStore
+    from burnish.trainers.result import WEIGHTS_FOLDER
+
+    store = CheckpointStore(folder)
+    if step is None:
+        found = store.latest_valid().checkpoint
+        if found is None:
+            raise CheckpointError(f"{folder} has no whole checkpoint", remedy="train first, or give the run file")
+        return found.step, found.folder / WEIGHTS_FOLDER
+    if step not in store.steps():
+        known = ", ".join(map(str, store.steps())) or "none"
+        raise CheckpointError(f"{folder} has no checkpoint of step {step}", remedy=f"there is: {known}")
+    return step, folder / "checkpoints" / f"step-{step:06d}" / WEIGHTS_FOLDER

@@ -1,0 +1,34 @@
+"""`burnish report RUN`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from burnish.errors import BurnishError
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
+Out = Annotated[str | None, typer.Option("--out", help="File to write (default: RUN/report.html).")]
+
+
+def write_report(run: Run, out: Out = None) -> None:
+    """Write one page with the curves and the rollouts of a run.
+
+    It holds everything it needs, so it can be sent to someone else. A run that is
+    still going on can be reported as well.
+
+    [bold]Examples[/bold]
+    burnish report runs/first
+    burnish report runs/first --out first.html
+    """
+    from rich.console import Console
+
+    from burnish.observability import report
+
+    folder = Path(run)
+    if not folder.is_dir():
+        raise BurnishError(f"run folder {run!r} does not exist", remedy="give what `output` of the run file names")
+    page = report.write_report(folder, None if out is None else Path(out))
+    Console().print(f"report  {page}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,47 @@
+"""`burnish rl FILE`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from burnish.cli.arguments import Overrides, RunFile
+
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start over: an earlier run in the output folder is moved aside, not deleted.")
+]
+
+
+def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+    """Train a policy on its own rollouts: sample, score, update, and again.
+
+    Starting again in the same output folder goes on from the newest checkpoint.
+    Ctrl-C finishes the step and saves; a second Ctrl-C stops at once.
+
+    [bold]Sizes[/bold]
+    [bold]rollout.prompts_per_step[/bold]: prompts (not responses) in one step.
+    [bold]rollout.group_size[/bold]: responses per prompt.
+    [bold]optimization.minibatches[/bold]: optimizer steps per pass over the responses.
+    [bold]optimization.epochs[/bold]: passes over them.
+    [bold]optimization.tokens_per_microbatch[/bold]: what is computed at once (memory);
+    it never changes the result.
+
+    [bold]Examples[/bold]
+    burnish rl run.yaml
+    burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
+    burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
+    """
+    from rich.console import Console
+
+    from burnish.cli.folders import move_aside
+    from burnish.cli.summary import show_result
+    from burnish.config.loading import load_run_file
+
+    loaded = load_run_file(file, overrides or (), "rl")
+    console = Console()
+    if fresh:
+        move_aside(loaded.config.output, console)
+    from burnish.trainers.run import train_rl
+
+    show_result(train_rl(loaded.rl, console=console), console)

@@ -1,0 +1,38 @@
+"""`burnish rm FILE`."""
+
+from __future__ import annotations
+
+from burnish.cli.arguments import Overrides, RunFile
+from burnish.cli.rl import Fresh
+
+
+def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+    """Train a reward model on comparisons of responses.
+
+    Rows with chosen and rejected, with several candidates of which one is marked
+    best, or with token ids (query, sample0 ..., best); printed as understood.
+    The result scores responses in `burnish rl`: rewards: model:PATH.
+
+    [bold]Sizes[/bold]
+    [bold]optimization.comparisons_per_batch[/bold]: comparisons of one optimizer step.
+    [bold]optimization.epochs[/bold]: passes over the data; one is usual.
+    [bold]max_tokens[/bold]: longest prompt and response.
+
+    [bold]Examples[/bold]
+    burnish rm rm.yaml
+    burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
+    burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
+    """
+    from rich.console import Console
+
+    from burnish.cli.folders import move_aside
+    from burnish.cli.summary import show_result
+    from burnish.config.loading import load_run_file
+
+    loaded = load_run_file(file, overrides or (), "rm")
+    console = Console()
+    if fresh:
+        move_aside(loaded.config.output, console)
+    from burnish.trainers.reward_model import train_reward_model
+
+    show_result(train_reward_model(loaded.rm, console=console), console)

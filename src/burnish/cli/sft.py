@@ -1,0 +1,36 @@
+"""`burnish sft FILE`."""
+
+from __future__ import annotations
+
+from burnish.cli.arguments import Overrides, RunFile
+from burnish.cli.rl import Fresh
+
+
+def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+    """Train a model on given texts.
+
+    Prompt and completion, conversations (loss on the assistant's turns) or plain
+    text; the layout is recognised and printed.
+
+    [bold]Sizes[/bold]
+    [bold]optimization.tokens_per_batch[/bold]: tokens of one optimizer step.
+    [bold]optimization.epochs[/bold]: passes over the data (or [bold]steps[/bold] optimizer steps, if set).
+    [bold]max_tokens[/bold]: longest example.
+
+    [bold]Examples[/bold]
+    burnish sft sft.yaml
+    burnish sft sft.yaml data.train=chats.jsonl optimization.epochs=2 output=runs/sft
+    """
+    from rich.console import Console
+
+    from burnish.cli.folders import move_aside
+    from burnish.cli.summary import show_result
+    from burnish.config.loading import load_run_file
+
+    loaded = load_run_file(file, overrides or (), "sft")
+    console = Console()
+    if fresh:
+        move_aside(loaded.config.output, console)
+    from burnish.trainers.sft import train_sft
+
+    show_result(train_sft(loaded.sft, console=console), console)

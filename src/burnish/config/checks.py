@@ -1,0 +1,303 @@
+"""Combinations of fields that cannot work, found before anything is loaded. Pure functions of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from burnish.config import names
+from burnish.config.presets import PRESETS
+from burnish.config.problems import Problem
+
+if TYPE_CHECKING:
+    from burnish.config.schema import (
+        AlgorithmConfig,
+        CriticConfig,
+        DataConfig,
+        RlConfig,
+        RunConfig,
+        ScoringConfig,
+        SftConfig,
+    )
+    from burnish.config.schema_rm import RmConfig
+
+
+def check_rl(config: RlConfig) -> list[Problem]:
+    """Everything that contradicts itself in a run file of `burnish rl`."""
+    algorithm = config.algorithm
+    return [
+        *_names(algorithm),
+        *_clips(algorithm),
+        *_unused(algorithm),
+        *_kl(algorithm),
+        *_groups(config),
+        *_sampling(config),
+        *_arithmetic(config),
+        *_scoring(config.scoring),
+        *_labels(config),
+        *_critic(config),
+        *_held_out(config.data),
+    ]
+
+
+def check_sft(config: SftConfig) -> list[Problem]:
+    """Everything that contradicts itself in a run file of `burnish sft`."""
+    problems = list(_held_out(config.data))
+    steps, warmup = config.steps, config.optimization.warmup_steps
+    if steps is not None and warmup > steps:
+        problems.append(_warmup(warmup, steps, "steps"))
+    return problems
+
+
+def check_rm(config: RmConfig) -> list[Problem]:
+    """Everything that contradicts itself in a run file of `burnish rm`."""
+    problems = [*_held_out(config.data), *_pairs_only(config), *_score_place(config)]
+    if config.data.eval and config.held_out_fraction > 0:
+        message = f"is {config.held_out_fraction:g}, but data.eval names held-out data already"
+        problems.append(Problem("held_out_fraction", message, "remove one of the two"))
+    steps, warmup = config.steps, config.optimization.warmup_steps
+    if steps is not None and warmup > steps:
+        problems.append(_warmup(warmup, steps, "steps"))
+    normalization = config.normalization
+    if normalization.kind == "none":
+        changed = [name for name in ("prompts", "references", "policy") if normalization.__dict__[name]]
+        for name in changed:
+            problems.append(Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind"))
+    elif not (normalization.before or normalization.after):
+        message = f"is {normalization.kind}, but it happens neither before nor after training"
+        problems.append(Problem("normalization.kind", message, "set normalization.after (or kind: none)"))
+    return problems
+
+
+def _pairs_only(config: RmConfig) -> Iterator[Problem]:
+    if config.loss == "bradley_terry":
+        if config.candidates not in (None, 2):
+            message = f"is {config.candidates}, but the loss bradley_terry compares two"
+            yield Problem("candidates", message, "set loss: best_of")
+        return
+    for field, default in (("margins", False), ("label_smoothing", 0.0), ("center_coef", 0.0)):
+        value = config.__dict__[field]
+        if value != default:
+            yield Problem(field, f"is {value}, but the loss best_of does not take it", "use loss: bradley_terry")
+    if config.ties == "half":
+        yield Problem("ties", "is half, but the loss best_of needs one best", "set ties: drop, or loss: bradley_terry")
+
+
+def _score_place(config: RmConfig) -> Iterator[Problem]:
+    if (config.score_at == "last_position") != (config.response_length is not None):
+        message = f"is {config.response_length}, but score_at is {config.score_at}"
+        yield Problem("response_length", message, "they belong together: set both, or neither")
+
+
+def check_complete(config: RunConfig, kind: str) -> list[Problem]:
+    """What a run of this kind cannot start without. Run files only: code may hand data and rewards over itself."""
+    from burnish.config.schema import RlConfig
+    from burnish.config.schema_rm import RmConfig
+
+    problems = []
+    if not config.data.train:
+        remedy = "add it, for example `data: {train: train.jsonl}`"
+        problems.append(Problem("data.train", f"is empty, and {kind} needs training data", remedy))
+    if isinstance(config, RlConfig) and not config.rewards:
+        remedy = "name at least one, for example `rewards: math` or `rewards: my_reward.py:score`"
+        problems.append(Problem("rewards", "is empty, so nothing says which response is better", remedy))
+    splits = isinstance(config, RmConfig) and config.held_out_fraction > 0
+    if not config.data.eval and not splits and "every_steps" in config.evaluation.model_fields_set:
+        every = config.evaluation.every_steps
+        if every is not None and every != type(config.evaluation)().every_steps:
+            message = f"is {every}, but data.eval is empty, so there is nothing to evaluate on"
+            remedy = "set data.eval to held-out data, or remove evaluation.every_steps"
+            problems.append(Problem("evaluation.every_steps", message, remedy))
+    return problems
+
+
+def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    for field, value, known in (
+        ("preset", algorithm.preset, tuple(PRESETS)),
+        ("estimator", algorithm.estimator, names.ESTIMATOR_NAMES),
+        ("loss", algorithm.loss, names.LOSS_NAMES),
+    ):
+        outside = field != "preset" and _is_function_name(value)
+        if value not in known and not outside:
+            remedy = names.suggestion(value, known)
+            if field != "preset":
+                remedy += ", or package.module:function"
+            yield Problem(f"algorithm.{field}", f"{value!r} is not known", remedy)
+
+
+def _is_function_name(value: str) -> bool:
+    module, colon, function = value.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    loss = algorithm.loss
+    if loss not in names.LOSS_NAMES:
+        return
+    for field, takers in (("clip_low", names.CLIP_LOW_LOSSES), ("clip_high", names.CLIP_HIGH_LOSSES)):
+        value, path = _of(algorithm, field), f"algorithm.{field}"
+        if loss not in takers:
+            if value is not None and _is_changed(algorithm, field):
+                message = f"is {value:g}, but the loss {loss!r} does not take it"
+                yield Problem(path, message, f"remove it (or set it to null), or use one of: {', '.join(takers)}")
+        elif value is None:
+            yield Problem(path, f"is null, but the loss {loss!r} clips", "set it to a number, for example 0.2")
+        elif loss in names.OWN_CLIP_LOSSES and field not in algorithm.model_fields_set:
+            message = f"is left at its default {value:g}, which does not suit the loss {loss!r}"
+            own = PRESETS[loss].values[path]
+            yield Problem(path, message, f"set it (the preset {loss!r} uses {own:g})")
+
+
+def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    """Numbers that were given but that nothing would read."""
+    estimator = algorithm.estimator
+    known = estimator in names.ESTIMATOR_NAMES
+    for field, is_used, remedy in (
+        ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
+        ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
+        ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
+        ("max_refills", algorithm.dynamic_sampling, "it belongs to dynamic_sampling: true"),
+        ("mismatch_low", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
+        ("mismatch_high", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
+    ):
+        if not is_used and _is_changed(algorithm, field):
+            message = f"is {_of(algorithm, field)}, but nothing would read it"
+            yield Problem(f"algorithm.{field}", message, f"{remedy}; or remove {field}")
+
+
+def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    kl_in, coef = algorithm.kl_in, algorithm.kl_coef
+    if kl_in == "none" and coef > 0:
+        message = f"is {coef:g}, but algorithm.kl_in is none"
+        yield Problem("algorithm.kl_coef", message, "set algorithm.kl_in to reward or loss, or kl_coef to 0")
+    if kl_in != "none" and coef == 0:
+        message = f"is 0, but algorithm.kl_in is {kl_in}"
+        yield Problem("algorithm.kl_coef", message, "set kl_coef, or algorithm.kl_in to none (loads no reference)")
+    if algorithm.kl_target is not None and kl_in == "none":
+        message = f"is {algorithm.kl_target:g} and steers kl_coef, but algorithm.kl_in is none"
+        yield Problem("algorithm.kl_target", message, "set algorithm.kl_in to reward or loss, or remove kl_target")
+    if kl_in == "reward" and algorithm.kl_function.endswith("+"):
+        message = f"is {algorithm.kl_estimator}, whose + only changes the gradient; a KL in the reward has none"
+        remedy = f"use {algorithm.kl_function.rstrip('+')}, or algorithm.kl_in: loss"
+        yield Problem("algorithm.kl_estimator", message, remedy)
+    if algorithm.kl_times_ratio and kl_in != "loss":
+        message = f"is true, but algorithm.kl_in is {kl_in}: only a KL in the loss is weighted"
+        yield Problem("algorithm.kl_times_ratio", message, "set it to false, or algorithm.kl_in: loss")
+    if algorithm.mismatch_low >= algorithm.mismatch_high:
+        message = f"is {algorithm.mismatch_low:g}, not below algorithm.mismatch_high {algorithm.mismatch_high:g}"
+        yield Problem("algorithm.mismatch_low", message, "a weight is kept between the two: set low < high")
+
+
+def _groups(config: RlConfig) -> Iterator[Problem]:
+    size, estimator = config.rollout.group_size, config.algorithm.estimator
+    if size == 1 and estimator in names.GROUP_ESTIMATORS:
+        message = f"is 1, but the estimator {estimator!r} compares the responses to one prompt with each other"
+        remedy = "set it to 2 or more (8 is usual), or use an estimator without groups: reinforce_plus_plus, remax, raw"
+        yield Problem("rollout.group_size", message, remedy)
+    if size == 1 and config.algorithm.dynamic_sampling:
+        message = "is 1, and algorithm.dynamic_sampling refills groups whose scores are all equal: that is every group"
+        yield Problem("rollout.group_size", message, "set it to 2 or more, or dynamic_sampling to false")
+
+
+def _sampling(config: RlConfig) -> Iterator[Problem]:
+    rollout = config.rollout
+    filters = {"top_k": rollout.top_k != 0, "top_p": rollout.top_p < 1, "min_p": rollout.min_p > 0}
+    if config.algorithm.mismatch_correction != "none":
+        return
+    for field in (name for name, is_on in filters.items() if is_on):
+        value = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}[field]
+        off = {"top_k": "0", "top_p": "1", "min_p": "0"}[field]
+        message = f"is {value:g}: the sampled distribution is cut off, the trained one is not, so updates are biased"
+        remedy = f"set it to {off}, or set algorithm.mismatch_correction (token_truncate is a good start)"
+        yield Problem(f"rollout.{field}", message, remedy)
+
+
+def _arithmetic(config: RlConfig) -> Iterator[Problem]:
+    rollout, optimization = config.rollout, config.optimization
+    responses = rollout.prompts_per_step * rollout.group_size
+    if optimization.minibatches > responses:
+        message = (
+            f"is {optimization.minibatches}, but a step has only {responses} responses "
+            f"(rollout.prompts_per_step {rollout.prompts_per_step} x rollout.group_size {rollout.group_size})"
+        )
+        yield Problem("optimization.minibatches", message, f"set it to at most {responses}")
+    total = config.steps * optimization.epochs * optimization.minibatches
+    if config.algorithm.max_epoch_kl is not None and optimization.epochs == 1:
+        message = f"is {config.algorithm.max_epoch_kl:g}, but nothing would read it: there is only one epoch to make"
+        yield Problem("algorithm.max_epoch_kl", message, "set optimization.epochs to 2 or more, or remove it")
+    if optimization.warmup_steps > total:
+        yield _warmup(optimization.warmup_steps, total, "steps x optimization.epochs x optimization.minibatches")
+    if config.max_staleness != 0:
+        message = f"is {config.max_staleness}, but only 0 (synchronous) works in this version"
+        yield Problem("max_staleness", message, "set it to 0 or remove it")
+
+
+def may_use_critic(config: RlConfig) -> bool:
+    """Whether the estimator asks for values; True for one from outside, which only loading it can tell."""
+    estimator = config.algorithm.estimator
+    return estimator in names.CRITIC_ESTIMATORS or estimator not in names.ESTIMATOR_NAMES
+
+
+def _critic(config: RlConfig) -> Iterator[Problem]:
+    critic, estimator = config.critic, config.algorithm.estimator
+    if not may_use_critic(config):
+        for field in (f for f in type(critic).model_fields if _is_changed(critic, f)):
+            message = f"is {_of(critic, field)}, but nothing would read it: the estimator {estimator!r} has no critic"
+            yield Problem(f"critic.{field}", message, f"set algorithm.estimator: gae, or remove critic.{field}")
+        return
+    if critic.kind == "shared" and critic.init != "policy":
+        message = f"is {critic.init!r}, but a shared critic is a head on the policy's own trunk"
+        yield Problem("critic.init", message, "set critic.kind: separate, or critic.init: policy")
+    if critic.kind == "separate" and _is_changed(critic, "coef"):
+        message = f"is {critic.coef:g}, but nothing would read it: a separate critic has a loss of its own"
+        yield Problem(
+            "critic.coef", message, "set critic.kind: shared, or remove it (critic.learning_rate scales steps)"
+        )
+    if critic.warmup_steps >= config.steps:
+        message = f"is {critic.warmup_steps}, but the run has {config.steps} steps: the policy would never be trained"
+        yield Problem("critic.warmup_steps", message, f"set it below steps ({config.steps})")
+
+
+def _warmup(warmup: int, total: int, product: str) -> Problem:
+    message = f"is {warmup}, but the whole run makes {total} optimizer steps ({product})"
+    return Problem("optimization.warmup_steps", message, f"set it to at most {total}")
+
+
+def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:
+    if scoring.on_failure == "score" and scoring.failure_score is None:
+        message = "is not set, but scoring.on_failure is score"
+        yield Problem(
+            "scoring.failure_score", message, "state the score of a failed reward, or set on_failure: exclude"
+        )
+    if scoring.on_failure != "score" and scoring.failure_score is not None:
+        message = f"is {scoring.failure_score:g}, but scoring.on_failure is {scoring.on_failure}"
+        yield Problem("scoring.failure_score", message, "set scoring.on_failure to score, or remove failure_score")
+
+
+def _labels(config: RlConfig) -> Iterator[Problem]:
+    seen: dict[str, int] = {}
+    for index, reward in enumerate(config.rewards):
+        label = reward.label or reward.name
+        if label in seen:
+            message = f"{label!r} is also reward {seen[label]}, so the logs could not tell them apart"
+            yield Problem(f"rewards.{index}.label", message, "give each its own label")
+        seen.setdefault(label, index)
+    if config.rewards and all(reward.weight == 0 for reward in config.rewards):
+        yield Problem("rewards.0.weight", "is 0, as are all others: every score would be 0", "give one a weight")
+
+
+def _held_out(data: DataConfig) -> Iterator[Problem]:
+    paths = {source.path for source in data.train if source.split == "train" and source.limit is None}
+    for index, source in enumerate(data.eval):
+        if source.path in paths and source.split == "train" and source.subset is None and source.limit is None:
+            message = f"{source.path!r} is also training data, so the evaluation would not be held out"
+            yield Problem(f"data.eval.{index}.path", message, "name another file or split, or set a limit on purpose")
+
+
+def _of(section: AlgorithmConfig | CriticConfig, field: str) -> Any:
+    return section.__dict__[field]
+
+
+def _is_changed(section: AlgorithmConfig | CriticConfig, field: str) -> bool:
+    """Given and different from the default. (A resolved run file gives every field, so being given is not enough.)"""
+    return field in section.model_fields_set and _of(section, field) != type(section).model_fields[field].default

@@ -1,0 +1,124 @@
+"""What pydantic found, said in the words of the run file: field, value, what was expected, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from burnish.config import fields, names
+from burnish.config.problems import Problem
+
+_NOWHERE = object()
+
+
+def explain(
+    error: ValidationError, section: type[BaseModel], data: Any, provenance: Mapping[str, str]
+) -> list[Problem]:
+    """One problem per field, in the order of the run file's fields."""
+    problems: dict[str, Problem] = {}
+    for item in error.errors():
+        for problem in _problems(dict(item), section, data, provenance):
+            key = f"{problem.field}: {problem.message}" if item["type"] == "problems" else problem.field
+            problems.setdefault(key, problem)
+    return list(problems.values())
+
+
+def _problems(
+    item: dict[str, Any], section: type[BaseModel], data: Any, provenance: Mapping[str, str]
+) -> list[Problem]:
+    if item["type"] == "problems":
+        return [_with_origin(p, provenance) for p in item["ctx"]["problems"]]
+    path = _path(item["loc"], data, section)
+    if item["type"] == "extra_forbidden":
+        return [_unknown_key(path, section)]
+    if item["type"] == "missing":
+        return [_missing(path, section)]
+    return [_wrong_value(path, item, section)]
+
+
+def _path(loc: tuple[int | str, ...], data: Any, section: type[BaseModel]) -> str:
+    """The dotted path in the run file; pydantic's own marks for arms of a union are left out."""
+    parts: list[str] = []
+    for number, part in enumerate(loc):
+        inside = _inside(data, part)
+        if inside is _NOWHERE and not (number == len(loc) - 1 and isinstance(data, dict)):
+            continue
+        data = inside
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _inside(data: Any, part: int | str) -> Any:
+    if isinstance(data, dict):
+        return data.get(part, _NOWHERE)
+    is_index = isinstance(part, int) and isinstance(data, (list, tuple)) and part < len(data)
+    return data[part] if is_index else _NOWHERE
+
+
+def _with_origin(problem: Problem, provenance: Mapping[str, str]) -> Problem:
+    origin = provenance.get(problem.field, "")
+    if not origin.startswith("preset"):
+        return problem
+    return Problem(problem.field, f"{problem.message} [value from the {origin}]", problem.remedy)
+
+
+def _unknown_key(path: str, section: type[BaseModel]) -> Problem:
+    return Problem(path, "is not a known key", _hint(path, section))
+
+
+def _hint(path: str, section: type[BaseModel]) -> str:
+    parent, _, word = path.rpartition(".")
+    inner = section if not parent else fields.inner_section(fields.annotation_at(section, parent))[0]
+    siblings = list(inner.model_fields) if inner is not None else []
+    prefix = f"{parent}." if parent else ""
+    everywhere = {f.path for f in fields.iter_fields(section)}
+    near = names.nearest(word, siblings)
+    if near is not None:
+        return f"did you mean {prefix}{near}?"
+    elsewhere = [p for p in everywhere if p.rpartition(".")[2] == word]
+    known_word = names.WORDS_ELSEWHERE.get(word)
+    if elsewhere:
+        return "did you mean " + " or ".join(sorted(elsewhere)) + "?"
+    if known_word in everywhere:
+        return f"did you mean {known_word}? (that is its name here)"
+    leaf = names.nearest(word, {p.rpartition(".")[2] for p in everywhere})
+    if leaf is not None:
+        return "did you mean " + " or ".join(sorted(p for p in everywhere if p.rpartition(".")[2] == leaf)) + "?"
+    return f"known here: {', '.join(siblings)}"
+
+
+def _missing(path: str, section: type[BaseModel]) -> Problem:
+    expected = _expected(path, section)
+    example = {"model": " (for example `model: path/to/model`)"}.get(path, "")
+    return Problem(path, "is missing", f"add it: {expected}{example}")
+
+
+def _wrong_value(path: str, item: dict[str, Any], section: type[BaseModel]) -> Problem:
+    annotation = fields.annotation_at(section, path)
+    value = item["input"]
+    known = fields.choices(annotation) if annotation is not None else []
+    shown = "is empty (null)" if value is None else f"is {value!r:.120}"
+    if item["type"] == "finite_number":
+        shown += ", not a finite number"
+    remedy = f"expected: {_expected(path, section)}"
+    near = names.nearest(value, known) if isinstance(value, str) else None
+    if near is not None:
+        remedy = f"did you mean {near!r}? {remedy}"
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and "text" in remedy:
+        remedy += f' (put it in quotes: "{value}")'
+    elif isinstance(value, str) and "number" in remedy and "text" not in remedy:
+        remedy += " (a number without quotes and units)"
+    return Problem(path, shown, remedy)
+
+
+def _expected(path: str, section: type[BaseModel]) -> str:
+    annotation = fields.annotation_at(section, path)
+    if annotation is None:
+        return "another value"
+    inner, repeated = fields.inner_section(annotation)
+    if inner is None or repeated:
+        return fields.describe(annotation)
+    required = [name for name, info in inner.model_fields.items() if info.is_required()]
+    return "a section with keys such as " + ", ".join(required or list(inner.model_fields)[:4])

@@ -1,0 +1,186 @@
+"""What the classes of a run file say about their fields: types in words, shorthand forms, dotted paths.
+
+Used to check scalars strictly, to word errors, and to generate the reference page; so all three agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import annotated_types
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
+_YES = ("true", "yes", "on")
+_NO = ("false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a section: dotted path (list items as `N`), annotation with its limits, and what pydantic knows."""
+
+    path: str
+    annotation: Any
+    info: FieldInfo
+
+
+@functools.cache
+def field_annotations(section: type[BaseModel]) -> dict[str, Any]:
+    """Field name to annotation, limits and shorthand validators included."""
+    hints = get_type_hints(section, include_extras=True)
+    return {name: hints[name] for name in section.model_fields}
+
+
+def iter_fields(section: type[BaseModel], prefix: str = "") -> Iterator[Field]:
+    """All fields of a section and of the sections inside it, in the order in which they are written."""
+    for name, annotation in field_annotations(section).items():
+        path = f"{prefix}{name}"
+        yield Field(path, annotation, section.model_fields[name])
+        inner, repeated = inner_section(annotation)
+        if inner is not None:
+            yield from iter_fields(inner, f"{path}.N." if repeated else f"{path}.")
+
+
+def inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The section class that a field holds, and whether it holds a list of them."""
+    bare = strip(annotation)
+    if isinstance(bare, type) and issubclass(bare, BaseModel):
+        return bare, False
+    for argument in get_args(bare):
+        section, repeated = inner_section(argument)
+        if section is not None:
+            return section, repeated or get_origin(bare) is tuple
+    return None, False
+
+
+def strip(annotation: Any) -> Any:
+    """The type without its Annotated wrapping."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def expand(annotation: Any, value: Any) -> Any:
+    """Shorthand forms written out (`model: path`, `rewards: math`), so that layers can be merged key by key."""
+    for wrapped in _metadata(annotation):
+        if isinstance(wrapped, BeforeValidator):
+            value = wrapped.func(value)  # type: ignore[call-arg]
+    bare = strip(annotation)
+    if isinstance(value, dict):
+        section, repeated = inner_section(bare)
+        if section is not None and not repeated:
+            return expand_section(section, value)
+    if isinstance(value, (list, tuple)) and get_origin(bare) is tuple:
+        return [expand(get_args(bare)[0], item) for item in value]
+    return value
+
+
+def expand_section(section: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
+    """`expand` for every known key of a section; unknown keys stay for the validation to report."""
+    known = field_annotations(section)
+    return {key: expand(known[key], item) if key in known else item for key, item in data.items()}
+
+
+def describe(annotation: Any) -> str:
+    """The type in words: `whole number, at least 1`, `one of a, b`, `number above 0, or null`."""
+    bare = strip(annotation)
+    if _is_union(bare):
+        return ", or ".join("null" if arm is type(None) else describe(arm) for arm in get_args(bare))
+    limits = _limits(annotation)
+    return _kind(bare) + (f", {limits}" if limits else "")
+
+
+def _kind(bare: Any) -> str:
+    origin, arguments = get_origin(bare), get_args(bare)
+    if origin is Literal:
+        words = [str(a) for a in arguments]
+        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"list of: {describe(arguments[0])}"
+    if origin is tuple:
+        return f"list of {len(arguments)}: {describe(arguments[0])}"
+    if origin is dict:
+        return f"names with values ({describe(arguments[1])})"
+    if isinstance(bare, type) and issubclass(bare, BaseModel):
+        return "section"
+    return _WORDS.get(bare, str(bare))
+
+
+def _metadata(annotation: Any) -> list[Any]:
+    return list(annotation.__metadata__) if get_origin(annotation) is Annotated else []
+
+
+def _limits(annotation: Any) -> str:
+    words: list[str] = []
+    for item in _metadata(annotation):
+        for limit in item.metadata if isinstance(item, FieldInfo) else [item]:
+            match limit:
+                case annotated_types.Ge(ge=low):
+                    words.append(f"at least {low:g}")  # type: ignore[str-format]
+                case annotated_types.Gt(gt=low):
+                    words.append(f"above {low:g}")  # type: ignore[str-format]
+                case annotated_types.Le(le=high):
+                    words.append(f"at most {high:g}")  # type: ignore[str-format]
+                case annotated_types.Lt(lt=high):
+                    words.append(f"below {high:g}")  # type: ignore[str-format]
+    return " and ".join(words)
+
+
+def _is_union(bare: Any) -> bool:
+    return get_origin(bare) in (Union, types.UnionType)
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that a field of fixed words takes; empty for other fields."""
+    bare = strip(annotation)
+    if get_origin(bare) is Literal:
+        return [str(a) for a in get_args(bare)]
+    return [word for argument in get_args(bare) for word in choices(argument)] if bare is not None else []
+
+
+def plain_scalar(annotation: Any, value: Any) -> Any:
+    """The value as the field's own type, strictly: text is no number and true is not 1.
+
+    `yes`/`no`/`on`/`off` become booleans where only a boolean is taken, and `1e4` a whole number where the field
+    counts. Raises ValueError in words; what it does not judge is left to the validation of the types.
+    """
+    bare = strip(annotation)
+    if get_origin(bare) is tuple and isinstance(value, (list, tuple)):
+        return [plain_scalar(get_args(bare)[0], item) for item in value]
+    kinds = {strip(arm) for arm in (get_args(bare) if _is_union(bare) else (bare,))} - {type(None)}
+    if not kinds or not kinds <= {int, float, bool}:
+        return value
+    if kinds == {bool}:
+        return _as_bool(value)
+    if isinstance(value, (bool, str)):
+        raise ValueError("not a number")
+    if float not in kinds and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _as_bool(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in _YES + _NO:
+        return value.lower() in _YES
+    if value is not None and not isinstance(value, bool):
+        raise ValueError("neither true nor false")
+    return value
+
+
+def annotation_at(section: type[BaseModel], path: str) -> Any:
+    """Annotation of a dotted path (`data.train.0.limit`), or None when there is no such field."""
+    annotation: Any = section
+    for part in path.split("."):
+        inner, _ = inner_section(annotation)
+        if inner is not None and part in inner.model_fields:
+            annotation = field_annotations(inner)[part]
+        elif part.isdigit() and get_origin(strip(annotation)) is tuple:
+            annotation = get_args(strip(annotation))[0]
+        else:
+            return None
+    return annotation

@@ -1,0 +1,297 @@
+"""From a run file and overrides to a checked configuration, and where each of its values came from.
+
+Layers from weakest to strongest: defaults, preset, run file, command line. Relative paths in a run file and on the
+command line alike are relative to the folder in which the command is started; nothing here opens them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from burnish.config import fields
+from burnish.config.checks import check_complete
+from burnish.config.explain import explain
+from burnish.config.presets import PRESETS
+from burnish.config.problems import Problem, raise_problems
+from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, SftConfig
+from burnish.config.schema_rm import RmConfig
+from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml
+from burnish.errors import ConfigError
+
+Kind = Literal["rl", "sft", "rm"]
+COMMAND_LINE = "command line"
+FILE = "file"
+DEFAULT = "default"
+_CLASSES: dict[str, type[RunConfig]] = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
+_MAX_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A checked configuration; `provenance` maps the dotted path of every value to `default`, `preset NAME`, `file` or
+    `command line`; `source` is what messages call the run file."""
+
+    config: RunConfig
+    provenance: Mapping[str, str]
+    source: str
+
+    @property
+    def rl(self) -> RlConfig:
+        """The configuration as that of an RL run. ConfigError when it is another kind."""
+        if not isinstance(self.config, RlConfig):
+            raise self._other_kind("rl")
+        return self.config
+
+    @property
+    def sft(self) -> SftConfig:
+        """The configuration as that of a supervised run. ConfigError when it is another kind."""
+        if not isinstance(self.config, SftConfig):
+            raise self._other_kind("sft")
+        return self.config
+
+    @property
+    def rm(self) -> RmConfig:
+        """The configuration as that of a reward model's run. ConfigError when it is another kind."""
+        if not isinstance(self.config, RmConfig):
+            raise self._other_kind("rm")
+        return self.config
+
+    def _other_kind(self, wanted: str) -> ConfigError:
+        own = next(kind for kind, section in _CLASSES.items() if section is type(self.config))
+        return ConfigError(f"{self.source} is a run file of `burnish {own}`", remedy=f"use one of `burnish {wanted}`")
+
+
+@dataclass(slots=True)
+class _Layers:
+    """The merged data so far, who set each leaf, and where to point for each key."""
+
+    kind: Kind
+    data: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def section(self) -> type[RunConfig]:
+        return _CLASSES[self.kind]
+
+    def add(self, data: dict[str, Any], origin: str) -> None:
+        _merge(self.data, data)
+        for path in _leaves(data):
+            _forget_inside(self.provenance, path)
+            self.provenance[path] = origin
+
+
+def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: Kind = "rl") -> LoadedConfig:
+    """Read, merge and check a run file. Overrides are `key.path=value`, the value as YAML reads it.
+
+    Raises ConfigError that shows every problem with its line (or the override), value and remedy.
+    """
+    parsed = parse_yaml(read_run_text(Path(path)))
+    return _load(parsed, overrides, kind, source=str(path))
+
+
+def load_run_data(
+    data: Mapping[str, Any], overrides: Sequence[str] = (), kind: Kind = "rl", *, source: str = "run file"
+) -> LoadedConfig:
+    """The same from plain data instead of a file: presets apply, shorthand forms and overrides work."""
+    return _load(ParsedYaml(copy.deepcopy(dict(data))), overrides, kind, source=source)
+
+
+def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: str) -> LoadedConfig:
+    if not isinstance(parsed.data, dict) and not parsed.problems:
+        found = "is empty" if parsed.data is None else f"holds {parsed.data!r:.80}, not keys with values"
+        raise ConfigError(f"{source} {found}", remedy="write at least `model:` and `data:`; see docs/configuration.md")
+    layers = _Layers(kind)
+    layers.places = {key: f"{source}:{line}" for key, line in parsed.lines.items()}
+    raise_problems(parsed.problems, source=source, where=layers.places)
+    given = _Layers(kind)
+    given.add(fields.expand_section(layers.section, parsed.data), FILE)
+    for override in overrides:
+        _apply_override(given, layers.places, override)
+    if kind == "rl":
+        _add_preset(layers, given.data)
+    _merge(layers.data, given.data)
+    for path_, origin in given.provenance.items():
+        _forget_inside(layers.provenance, path_)
+        layers.provenance[path_] = origin
+    config = _validate(layers, given.problems, source)
+    return LoadedConfig(config, _full_provenance(config, layers.provenance), source)
+
+
+def read_run_text(path: Path) -> str:
+    """Text of a run file. ConfigError when there is none, or when it is no text."""
+    if not path.exists():
+        raise ConfigError(f"run file {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
+    if not path.is_file():
+        raise ConfigError(f"run file {path} is a folder, not a file", remedy="name a .yaml file")
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"run file {path} is larger than {_MAX_BYTES} bytes", remedy="is it a data file?")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"run file {path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(
+            f"run file {path} cannot be read: {error.strerror}", remedy="check its permissions"
+        ) from error
+
+
+def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
+    algorithm = given.get("algorithm")
+    section = algorithm if isinstance(algorithm, dict) else {}
+    name = section.get("preset", AlgorithmConfig.model_fields["preset"].default)
+    preset = PRESETS.get(name) if isinstance(name, str) else None
+    if preset is None:
+        return  # reported by the checks, with the nearest name
+    values = dict(preset.values)
+    for key in _dropped_with(section):
+        values.pop(key, None)
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        _set(nested, key.split("."), copy.deepcopy(value))
+    layers.add(nested, f"preset {preset.name}")
+
+
+def _dropped_with(section: Mapping[str, Any]) -> tuple[str, ...]:
+    """The KL of a preset is one thing: a run file that turns it off in one word need not unset the others."""
+    if section.get("kl_in") == "none" and "kl_coef" not in section:
+        return ("algorithm.kl_coef", "algorithm.kl_estimator")
+    if section.get("kl_coef") in (0, 0.0) and "kl_in" not in section:
+        return ("algorithm.kl_in", "algorithm.kl_estimator")
+    return ()
+
+
+def _apply_override(given: _Layers, places: dict[str, str], override: str) -> None:
+    key, equals, text = override.partition("=")
+    key = key.strip().lstrip("-")
+    if not equals or not key or not all(key.split(".")):
+        message = f"{override!r} is not of the form key.path=value"
+        given.problems.append(Problem("", message, "for example rollout.group_size=4", COMMAND_LINE))
+        return
+    try:
+        value = parse_value(text)
+    except yaml.YAMLError as error:
+        message = f"{override!r}: the value is not readable as YAML: {error}"
+        given.problems.append(
+            Problem("", message, "quote the value for YAML, for example 'output=\"my: run\"'", COMMAND_LINE)
+        )
+        return
+    annotation = fields.annotation_at(given.section, key)
+    value = value if annotation is None else fields.expand(annotation, value)
+    wrong = _place(given, key.split("."), value)
+    if wrong is not None:
+        given.problems.append(
+            Problem("", f"{override!r}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
+        )
+        return
+    place = f"{COMMAND_LINE} ({override})"
+    for path in [key, *(f"{key}.{leaf}" for leaf in _leaves(value) if leaf)]:
+        places[path] = place
+    for length in range(1, key.count(".") + 1):
+        places.setdefault(".".join(key.split(".")[:length]), place)
+
+
+def _place(given: _Layers, parts: list[str], value: Any) -> str | None:
+    """Put an override into the merged data. Returns what is wrong with its list index, if anything."""
+    target: Any = given.data
+    for depth, part in enumerate(parts[:-1]):
+        if isinstance(target, list):
+            wrong = _index_problem(target, part, ".".join(parts[:depth]))
+            if wrong:
+                return wrong
+            target = target[int(part)]
+        elif isinstance(target.get(part), (dict, list)):
+            target = target[part]
+        else:
+            target[part] = target = {}
+    path, last = ".".join(parts), parts[-1]
+    if isinstance(target, list):
+        wrong = _index_problem(target, last, ".".join(parts[:-1]))
+        if wrong:
+            return wrong
+        target[int(last)] = value
+    elif isinstance(value, dict) and isinstance(target.get(last), dict):
+        _merge(target[last], value)
+    else:
+        target[last] = value
+    for leaf in _leaves(value):
+        full = f"{path}.{leaf}" if leaf else path
+        _forget_inside(given.provenance, full)
+        given.provenance[full] = COMMAND_LINE
+    return None
+
+
+def _index_problem(items: list[Any], part: str, path: str) -> str | None:
+    if not part.isdigit() or int(part) >= len(items):
+        numbers = f"0 to {len(items) - 1}" if items else "none"
+        return f"{path} has {len(items)} entries (index {numbers}), {part!r} is not one of them"
+    return None
+
+
+def _validate(layers: _Layers, problems: list[Problem], source: str) -> RunConfig:
+    problems = list(problems)
+    config: RunConfig | None = None
+    try:
+        config = layers.section.model_validate(layers.data)
+    except ValidationError as error:
+        problems += explain(error, layers.section, layers.data, layers.provenance)
+    if config is not None:
+        problems += check_complete(config, f"burnish {layers.kind}")
+    raise_problems(_named(problems), source=source, where=layers.places)
+    if config is None:  # explain() never returns an empty list for an error
+        raise ConfigError(f"{source} cannot be used", remedy="see docs/configuration.md")
+    return config
+
+
+def _named(problems: list[Problem]) -> list[Problem]:
+    """Messages that begin with their field; places are put before them."""
+    return [replace(p, message=f"{p.field} {p.message}") if p.field else p for p in problems]
+
+
+def _full_provenance(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in _leaves(config.model_dump(mode="json")):
+        parts = path.split(".")
+        prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        found[path] = next((given[p] for p in prefixes if p in given), DEFAULT)
+    return found
+
+
+def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> None:
+    for key, value in top.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def _set(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    for part in parts[:-1]:
+        data = data.setdefault(part, {})
+    data[parts[-1]] = value
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted paths of everything that holds no further values (an empty list or section counts as one)."""
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    if not items:
+        yield prefix
+    for key, item in items:
+        yield from _leaves(item, f"{prefix}.{key}" if prefix else key)
+
+
+def _forget_inside(provenance: dict[str, str], path: str) -> None:
+    for known in [k for k in provenance if k.startswith(f"{path}.")]:
+        del provenance[known]

@@ -1,0 +1,124 @@
+"""How much memory a run is likely to take, from the model's sizes alone.
+
+Symbols: P parameters (Q of them trained: all, or those of the adapters), b bytes per weight (4 or 2), L layers,
+H hidden, F feed-forward, N tokens in one forward and backward, V vocabulary, K = key/value heads x head size.
+
+| item | bytes | why |
+|---|---|---|
+| weights | P b | |
+| gradients | Q b | |
+| master weights | 4 Q, only below float32 | small updates would round to nothing |
+| Adam | 8 Q | two float32 moments |
+| reference | P b, only with a KL and without adapters | |
+| critic | P b + 4 P (below float32) + P b + 8 P, only a separate one | its weights, masters, gradients and moments |
+| activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
+| log-probabilities | 3 x 4 x min(N V, 2^24) + 12 N H | chunks of float32 logits, hidden states and their gradients |
+| key/value cache | 2 L K b x rows x tokens of a row | rows decoded side by side, at their longest |
+
+The cache and the activations are not held at the same time; both are listed, the sum is therefore a cautious one.
+Not counted: the library's own working memory, fragmentation, attention without a memory-saving kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from burnish.config import names
+from burnish.config.model_facts import ModelFacts
+from burnish.config.schema import LoraConfig, RlConfig, SftConfig
+
+_CHUNK_LOGITS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryItem:
+    """One line of the estimate."""
+
+    name: str
+    num_bytes: int
+    formula: str
+
+
+def estimate_memory(config: RlConfig | SftConfig, facts: ModelFacts) -> tuple[MemoryItem, ...]:
+    """The lines of the table above for this run, those of zero bytes left out."""
+    width = 4 if config.model.dtype == "float32" else 2
+    trained = _trained(config.model.lora, facts)
+    items = [
+        MemoryItem(
+            "policy weights", facts.num_parameters * width, f"{facts.num_parameters:,} parameters x {width} bytes"
+        ),
+        MemoryItem("gradients", trained * width, f"{trained:,} trained parameters x {width} bytes"),
+        MemoryItem("master weights", 0 if width == 4 else 4 * trained, f"{trained:,} x 4 bytes (float32)"),
+        MemoryItem("Adam moments", 8 * trained, f"{trained:,} x 2 x 4 bytes (float32)"),
+        *_role_items(config, facts, width),
+        _activations(config, facts, width),
+        _logprobs(config, facts),
+    ]
+    return tuple(item for item in items if item.num_bytes > 0)
+
+
+def _trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
+    """All parameters, or those of the adapters: rank x (inputs + outputs) for each adapted matrix of each layer."""
+    if lora is None:
+        return facts.num_parameters
+    hidden, inner = facts.hidden_size, facts.intermediate_size
+    query = facts.num_attention_heads * facts.head_size
+    key_value = facts.num_key_value_heads * facts.head_size
+    ends = 2 * (hidden + query) + 2 * (hidden + key_value) + 3 * (hidden + inner)
+    return facts.num_layers * lora.rank * ends
+
+
+def _role_items(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
+    if not isinstance(config, RlConfig):
+        return []
+    items = []
+    if config.algorithm.kl_in != "none" and config.model.lora is None:
+        formula = f"{facts.num_parameters:,} parameters x {width} bytes"
+        items.append(MemoryItem("reference weights", facts.num_parameters * width, formula))
+    items += _critic_items(config, facts, width)
+    rollout = config.rollout
+    rows = min(rollout.max_batch_rows, rollout.prompts_per_step * rollout.group_size)
+    tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
+    per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
+    formula = f"{rows} rows x {tokens} tokens x {per_token:,} bytes"
+    items.append(MemoryItem("key/value cache", rows * tokens * per_token, formula))
+    return items
+
+
+def _critic_items(config: RlConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
+    """A separate critic is a second trained model; the output head that it does not have is counted all the same."""
+    if config.algorithm.estimator not in names.CRITIC_ESTIMATORS or config.critic.kind == "shared":
+        return []
+    each = 2 * width + 8 + (0 if width == 4 else 4)
+    formula = f"{facts.num_parameters:,} parameters x {each} bytes (weights, gradients, optimizer)"
+    return [MemoryItem("critic", facts.num_parameters * each, formula)]
+
+
+def _activations(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> MemoryItem:
+    tokens = microbatch_tokens(config)
+    layer = 8 * facts.hidden_size + 2 * facts.num_key_value_heads * facts.head_size + 3 * facts.intermediate_size
+    if config.model.gradient_checkpointing:
+        numbers = facts.num_layers * facts.hidden_size + layer
+        formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes (gradient checkpointing)"
+    else:
+        numbers = facts.num_layers * layer
+        formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes"
+    return MemoryItem("activations", tokens * numbers * width, formula)
+
+
+def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts) -> MemoryItem:
+    tokens = microbatch_tokens(config)
+    chunk = min(tokens * facts.vocabulary_size, _CHUNK_LOGITS)
+    formula = f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {facts.hidden_size} x 3, 4 bytes each"
+    return MemoryItem("log-probabilities", 4 * (3 * chunk + 3 * tokens * facts.hidden_size), formula)
+
+
+def microbatch_tokens(config: RlConfig | SftConfig) -> int:
+    """Tokens in one forward and backward: the budget, or less when a whole optimizer step is smaller."""
+    budget = config.optimization.tokens_per_microbatch
+    if isinstance(config, SftConfig):
+        return min(budget, config.optimization.tokens_per_batch)
+    rollout = config.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    responses = -(-rollout.prompts_per_step * rollout.group_size // config.optimization.minibatches)
+    return max(min(budget, responses * longest), longest)

@@ -1,0 +1,106 @@
+"""Sizes of a model, read from its folder without loading it: `config.json` and the headers of the safetensors files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What memory depends on. `context_tokens` is None when the model names no limit."""
+
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_size: int
+    vocabulary_size: int
+    context_tokens: int | None
+
+
+def read_model_facts(folder: Path) -> ModelFacts | None:
+    """Facts of a local model folder; None when it is no local folder or of a layout that is not understood."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # loading the model will say what is wrong with the file
+    if not isinstance(raw, dict):
+        return None
+    return facts_of(raw, num_parameters=count_parameters(folder))
+
+
+def facts_of(config: Mapping[str, Any], *, num_parameters: int | None = None) -> ModelFacts | None:
+    """Facts from the contents of a `config.json` (Llama-like and GPT-2-like words); None when sizes are missing.
+
+    Without `num_parameters` (no weights at hand) they are counted for a decoder of attention, gated or plain
+    feed-forward and (un)tied embeddings, leaving out norms and biases: about 1 % low.
+    """
+    inner = config.get("text_config")
+    words = {**config, **inner} if isinstance(inner, dict) else dict(config)
+    hidden = _first(words, "hidden_size", "n_embd", "d_model")
+    layers = _first(words, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _first(words, "num_attention_heads", "n_head", "num_heads")
+    vocabulary = _first(words, "vocab_size")
+    if hidden is None or layers is None or heads is None or vocabulary is None:
+        return None
+    intermediate = _first(words, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
+    key_values = _first(words, "num_key_value_heads") or heads
+    head_size = _first(words, "head_dim") or hidden // heads
+    gated = "n_embd" not in words
+    if num_parameters is None:
+        attention = hidden * head_size * (2 * heads + 2 * key_values)
+        per_layer = attention + (3 if gated else 2) * hidden * intermediate
+        embeddings = vocabulary * hidden * (1 if words.get("tie_word_embeddings", not gated) else 2)
+        positions = 0 if gated else (_first(words, "n_positions") or 0) * hidden
+        num_parameters = layers * per_layer + embeddings + positions
+    return ModelFacts(
+        num_parameters=num_parameters,
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_attention_heads=heads,
+        num_key_value_heads=key_values,
+        head_size=head_size,
+        vocabulary_size=vocabulary,
+        context_tokens=_first(words, "max_position_embeddings", "n_positions", "max_seq_len"),
+    )
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Elements of all tensors in the safetensors files of a folder, from their headers; None without such files."""
+    files = sorted(folder.glob("*.safetensors"))
+    counts = [_elements(path) for path in files]
+    return sum(c for c in counts if c is not None) if files and None not in counts else None
+
+
+def _elements(path: Path) -> int | None:
+    """The header is 8 bytes of length (little endian) and that much JSON: https://github.com/huggingface/safetensors"""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length)) if 0 < length < _MAX_HEADER_BYTES else None
+    except (OSError, ValueError):
+        return None
+    if not isinstance(header, dict):
+        return None
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _first(words: Mapping[str, Any], *keys: str) -> int | None:
+    for key in keys:
+        value = words.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None

@@ -1,0 +1,140 @@
+"""Words that a run file may use for algorithms, spelt out here so that a run file is checked without loading torch.
+
+A test holds these tuples equal to the tables and signatures of `burnish.algorithms`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+ESTIMATOR_NAMES = (
+    "gae",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "opo",
+    "gpg",
+    "passk",
+    "gdpo",
+    "grpo_batch_std",
+    "raw",
+)
+LOSS_NAMES = (
+    "ppo_clip",
+    "reinforce",
+    "gspo",
+    "gmpo",
+    "cispo",
+    "tis",
+    "topr",
+    "sapo",
+    "kl_cov",
+    "clip_cov",
+    "kimi",
+)
+GROUP_ESTIMATORS = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+    "passk",
+    "gdpo",
+    "grpo_batch_std",
+)
+"""Estimators whose baseline is the other samples of the prompt: a group of one leaves them nothing."""
+CRITIC_ESTIMATORS = ("gae",)
+GREEDY_ESTIMATORS = ("remax",)
+"""Estimators that ask for one greedy response per prompt beside the samples."""
+GAMMA_ESTIMATORS = ("gae", "reinforce_plus_plus")
+LAM_ESTIMATORS = ("gae",)
+CLIP_LOW_LOSSES = ("ppo_clip", "gspo", "gmpo", "cispo", "clip_cov")
+CLIP_HIGH_LOSSES = ("ppo_clip", "gspo", "gmpo", "clip_cov")
+OWN_CLIP_LOSSES = ("gspo", "gmpo", "cispo")
+"""Losses whose clip means something else than a token ratio's 0.2, so the default must not slip in."""
+
+MODEL_REWARD = "model:"
+"""Beginning of the name of a reward that is a trained reward model: `model:PATH`."""
+
+WORDS_ELSEWHERE = {
+    "num_generations": "rollout.group_size",
+    "n": "rollout.group_size",
+    "num_return_sequences": "rollout.group_size",
+    "n_samples_per_prompt": "rollout.group_size",
+    "train_batch_size": "rollout.prompts_per_step",
+    "batch_size": "rollout.prompts_per_step",
+    "rollout_batch_size": "rollout.prompts_per_step",
+    "per_device_train_batch_size": "optimization.tokens_per_microbatch",
+    "micro_batch_size": "optimization.tokens_per_microbatch",
+    "gradient_accumulation_steps": "optimization.minibatches",
+    "num_mini_batches": "optimization.minibatches",
+    "ppo_mini_batch_size": "optimization.minibatches",
+    "ppo_epochs": "optimization.epochs",
+    "num_iterations": "optimization.epochs",
+    "num_train_epochs": "optimization.epochs",
+    "max_steps": "steps",
+    "total_training_steps": "steps",
+    "max_new_tokens": "rollout.max_response_tokens",
+    "max_completion_length": "rollout.max_response_tokens",
+    "response_length": "rollout.max_response_tokens",
+    "max_response_length": "rollout.max_response_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "prompt_length": "rollout.max_prompt_tokens",
+    "max_length": "max_tokens",
+    "max_seq_length": "max_tokens",
+    "lr": "optimization.learning_rate",
+    "beta": "algorithm.kl_coef",
+    "init_kl_coef": "algorithm.kl_coef",
+    "kl_loss_coef": "algorithm.kl_coef",
+    "epsilon": "algorithm.clip_low",
+    "cliprange": "algorithm.clip_low",
+    "clip_ratio": "algorithm.clip_low",
+    "epsilon_high": "algorithm.clip_high",
+    "adv_estimator": "algorithm.estimator",
+    "advantage_estimator": "algorithm.estimator",
+    "loss_type": "algorithm.loss",
+    "loss_agg_mode": "algorithm.aggregation",
+    "output_dir": "output",
+    "model_name_or_path": "model.path",
+    "model_name": "model.path",
+    "pretrain": "model.path",
+    "dataset": "data.train",
+    "train_files": "data.train",
+    "val_files": "data.eval",
+    "reward_funcs": "rewards",
+    "reward": "rewards",
+    "lr_scheduler_type": "optimization.schedule",
+    "eval_steps": "evaluation.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep",
+    "report_to": "logging.sinks",
+    "critic_lr": "critic.learning_rate",
+    "critic_learning_rate": "critic.learning_rate",
+    "vf_coef": "critic.coef",
+    "value_loss_coef": "critic.coef",
+    "cliprange_value": "critic.clip",
+    "value_clip": "critic.clip",
+    "critic_warmup": "critic.warmup_steps",
+    "critic_warmup_steps": "critic.warmup_steps",
+    "target_kl": "algorithm.max_epoch_kl",
+    "whiten_rewards": "algorithm.whiten_rewards",
+}
+"""Words of other systems and the field that means the same here (only for the hint after an unknown key)."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like this one, if any is alike."""
+    near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The remedy for a misspelt word: the nearest known one, and all of them."""
+    names = list(known)
+    near = nearest(word, names)
+    return (f"did you mean {near!r}? " if near else "") + "known: " + ", ".join(names)

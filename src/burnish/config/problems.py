@@ -1,0 +1,48 @@
+"""What is wrong in a run file, gathered, so that all of it is shown at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from burnish.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to change: the field it is about (dotted; "" for the whole file), what is wrong, and what to do.
+
+    `place` says where, when that is not where the field stands in the run file.
+    """
+
+    field: str
+    message: str
+    remedy: str
+    place: str = ""
+
+
+def raise_problems(problems: Sequence[Problem], *, source: str, where: dict[str, str] | None = None) -> None:
+    """Raise one ConfigError that shows all problems, or return when there is none.
+
+    `where` gives the place of a field (`run.yaml:7`, `command line`); fields without one are placed in `source`.
+    """
+    if not problems:
+        return
+    places = where or {}
+    texts = [f"{p.place or place_of(p.field, places, source)}: {p.message}" for p in problems]
+    if len(problems) == 1:
+        raise ConfigError(texts[0], remedy=problems[0].remedy)
+    lines = [f"{len(problems)} problems in {source}:"]
+    for number, (text, problem) in enumerate(zip(texts, problems, strict=True), start=1):
+        lines += [f"  {number}. {text}", f"     -> {problem.remedy}"]
+    raise ConfigError("\n".join(lines))
+
+
+def place_of(field: str, places: dict[str, str], source: str) -> str:
+    """Place of a field, or of the nearest enclosing key that has one."""
+    parts = field.split(".")
+    for length in range(len(parts), 0, -1):
+        place = places.get(".".join(parts[:length]))
+        if place is not None:
+            return place
+    return source

@@ -1,0 +1,148 @@
+"""The configuration page of the documentation, written from the classes themselves.
+
+`python -m burnish.config.reference docs/configuration.md` writes it; a test holds the committed page equal to this.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from burnish.config import fields
+from burnish.config.presets import PRESETS
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_rm import RmConfig
+
+_INTRODUCTION = """# Configuration
+
+<!-- Written by `make docs` from src/burnish/config/schema.py. Change the docstrings there, not this page. -->
+
+A run is one YAML file. Only `model`, `data` and (for `burnish rl`) `rewards` must be given:
+
+```yaml
+output: runs/first
+model: path/to/model            # short for  model: {path: path/to/model}
+data:
+  train: train.jsonl            # short for  train: [{path: train.jsonl}]
+  eval: held_out.jsonl
+rewards: math                   # short for  rewards: [{name: math}]
+algorithm: grpo                 # short for  algorithm: {preset: grpo}
+rollout: {prompts_per_step: 16, group_size: 8, max_response_tokens: 256}
+```
+
+**Layers.** Defaults, then the preset named by `algorithm.preset`, then the file, then `key.path=value` words on the
+command line; the later one wins. `burnish plan FILE` prints every value and which layer it came from. Lists are
+replaced as a whole; one entry is reached by its number (`rewards.0.weight=2`). A preset's KL is dropped as a whole
+when the file says `kl_in: none` or `kl_coef: 0`.
+
+**Paths.** Relative paths, in the file and on the command line alike, start at the folder in which the command is run.
+
+**Values.** `1e-6` is a number; `yes`/`no`/`on`/`off` count as booleans where a boolean is expected and stay text
+elsewhere. Text is never taken for a number. A key that is unknown or stands twice is an error that names the nearest
+known one.
+
+**Sizes.** One step draws `prompts_per_step` prompts and samples `group_size` responses to each. These
+`prompts_per_step x group_size` responses are trained on in `epochs` passes of `minibatches` optimizer steps each.
+`tokens_per_microbatch` only says how much is computed at once; it never changes a result.
+"""
+
+
+def reference_page() -> str:
+    """The whole page as Markdown."""
+    rl = list(_sections(RlConfig, ""))
+    sft = [(p, c) for p, c in _sections(SftConfig, "") if not p or c not in [known for _, known in rl]]
+    rm = [(p, c) for p, c in _sections(RmConfig, "") if not p or c not in [known for _, known in rl]]
+    parts = [_INTRODUCTION, "## Run files of `burnish rl`", *(_section(p, c) for p, c in rl)]
+    parts += ["## Run files of `burnish sft`", "Sections not listed here are those of `burnish rl`."]
+    parts += [_section(p, c) for p, c in sft]
+    parts += ["## Run files of `burnish rm`", "Sections not listed here are those of `burnish rl`."]
+    parts += [_section(p, c) for p, c in rm]
+    parts += [_presets()]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The section and all inside it, with their dotted paths; each class once."""
+    found = [(path, section)]
+    for field in fields.iter_fields(section):
+        inner, repeated = fields.inner_section(field.annotation)
+        if inner is not None:
+            found.append((field.path + (".N" if repeated else ""), inner))
+    seen: dict[type[BaseModel], str] = {}
+    for where, inner in found:
+        seen[inner] = f"{seen[inner]}`, `{where}" if inner in seen else where
+    for inner, where in seen.items():
+        yield where, inner
+
+
+def _section(path: str, section: type[BaseModel]) -> str:
+    title = f"### `{path}`" if path else "### Top level"
+    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    rows += [
+        _row(name, annotation, section.model_fields[name])
+        for name, annotation in fields.field_annotations(section).items()
+    ]
+    return "\n\n".join((title, inspect.cleandoc(section.__doc__ or ""), "\n".join(rows)))
+
+
+def _row(name: str, annotation: Any, info: FieldInfo) -> str:
+    meaning = info.description
+    inner, _ = fields.inner_section(annotation)
+    if meaning is None and inner is not None:
+        meaning = inspect.cleandoc(inner.__doc__ or "").partition("\n")[0]
+    cells = (f"`{name}`", fields.describe(annotation), _default(info), meaning or "")
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    return f"`{_plain(value)}`"
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case tuple() | list():
+            return "[" + ", ".join(_plain(item) for item in value) + "]"
+        case dict():
+            return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def _presets() -> str:
+    lines = ["## Presets", "", "What `algorithm: NAME` sets; everything else keeps its default.", ""]
+    lines += ["| preset | what it is | sets |", "|---|---|---|"]
+    for preset in PRESETS.values():
+        values = ", ".join(
+            f"`{key.removeprefix('algorithm.')}: {_plain(value)}`" for key, value in preset.values.items()
+        )
+        lines.append(f"| [`{preset.name}`]({preset.source}) | {preset.summary} | {values} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the page to the file named on the command line, or to standard output."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(reference_page(), encoding="utf-8")
+    else:
+        sys.stdout.write(reference_page())
+
+
+if __name__ == "__main__":
+    main()

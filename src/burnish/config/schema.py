@@ -1,0 +1,443 @@
+"""The run file as types: one class a section, one docstring a field (the reference page is generated from them).
+
+Validators here look only at values: they read no file, load no model and change no value. What a preset sets is applied
+before validation (`burnish.config.loading`), so a field seen here is final.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from burnish.config import checks, fields
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values never change after loading, numbers are strict."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain_scalars(cls, value: Any, info: ValidationInfo) -> Any:
+        return fields.plain_scalar(fields.field_annotations(cls)[str(info.field_name)], value)
+
+
+def refuse(problems: list[Any]) -> None:
+    """Hand several problems of fields together through pydantic, which knows only one message."""
+    if problems:
+        text = "; ".join(f"{p.field}: {p.message} ({p.remedy})" for p in problems)
+        raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _path_shorthand(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+def _name_shorthand(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _preset_shorthand(value: Any) -> Any:
+    return {"preset": value} if isinstance(value, str) else value
+
+
+class LoraConfig(Section):
+    """Train low-rank adapters instead of all weights; the reference is then the base with the adapter off."""
+
+    rank: PositiveInt = 16
+    """Rank of each adapter."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scale of the adapter; its output is multiplied by alpha / rank."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of the layers to adapt, or `all-linear` for every linear layer but the head."""
+
+
+class ModelConfig(Section):
+    """Which model is trained, and how its weights are held."""
+
+    path: str
+    """Local folder in the Hugging Face layout (safetensors) or a hub name."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer, when it does not lie beside the weights."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of the weights while training."""
+    device: str = "auto"
+    """`auto` (a GPU when there is one), `cpu`, `cuda`, `cuda:1` ..."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you ask."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more arithmetic."""
+    lora: LoraConfig | None = None
+    """Low-rank adapters; none trains all weights."""
+    chat_template: str | None = None
+    """Jinja chat template (inline text or a path to a file) that replaces the tokenizer's."""
+    pad_token: str | None = None
+    """Token to pad with, for a tokenizer that has none (it must not end a response)."""
+    from_scratch: bool = False
+    """Ignore the weights in the folder and start from a random initialisation of its `config.json`."""
+
+
+class DataSource(Section):
+    """One data set."""
+
+    path: str
+    """File (.jsonl, .json, .csv, .parquet, .txt; .gz too), folder of a saved data set, or hub name."""
+    split: str = "train"
+    """Split of a hub or saved data set."""
+    subset: str | None = None
+    """Configuration name of a hub data set."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Role to column name, roles: prompt, messages, completion, text, answer, domain, id; of comparisons chosen,
+    rejected, responses, best, margin, tie.
+    What is not named is recognised from the columns; dots reach into nested values (`reward_model.ground_truth`)."""
+    schema_name: Literal[
+        "auto",
+        "prompt",
+        "prompt_completion",
+        "chat",
+        "text",
+        "verl",
+        "roll",
+        "preference",
+        "candidates",
+        "token_labels",
+    ] = "auto"
+    """Layout of the rows; `auto` recognises it and prints what it understood."""
+    prompt_template: str | None = None
+    """Text around the prompt, with column names in braces: `"Question: {question}\\nAnswer:"`."""
+    system_prompt: str | None = None
+    """System message put before every conversation that has none (turns text prompts into conversations)."""
+    domain: str | None = None
+    """Domain of all rows, for logging by domain; default: the domain column, else the name of the file."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of this source among several (largest remainder keeps the shares exact)."""
+    limit: PositiveInt | None = None
+    """Use only the first so many rows."""
+    document_separator: str | None = None
+    """Text files: regular expression between two documents (`"\\n\\n(?=Once upon a time)"`); default: `<|endoftext|>`
+    where the file has it, else two blank lines, else one blank line, else the end of each line."""
+
+
+Source = Annotated[DataSource, BeforeValidator(_path_shorthand)]
+Sources = Annotated[tuple[Source, ...], BeforeValidator(_as_list)]
+
+
+class DataConfig(Section):
+    """What is trained and evaluated on."""
+
+    train: Sources = ()
+    """Training data: a path, a source, or a list of them."""
+    eval: Sources = ()
+    """Held-out data: a path, a source, or a list of them."""
+    over_long: Literal["drop", "truncate", "error"] = "drop"
+    """What to do with prompts above `max_prompt_tokens` (truncation keeps the end); always counted and printed."""
+    chat: Literal["auto", "always", "never"] = "auto"
+    """Apply the chat template: to messages only (`auto`), to plain prompts as well (`always`), or never."""
+    shuffle: bool = True
+    """A fresh order each pass over the data, a pure function of the seed."""
+
+
+class RewardConfig(Section):
+    """One reward; several are summed with their weights."""
+
+    name: str
+    """Built-in name (`burnish check --list`), `path/to/file.py:function`, `package.module:function`, or `model:PATH`
+    for a reward model (options: device, dtype, tokens_per_microbatch)."""
+    weight: float = 1.0
+    """Factor of this reward in the sum."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the reward; a misspelt one is an error."""
+    timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """Time for one response (for a batched reward: for one call); past it the worker is killed."""
+    label: str | None = None
+    """Name in the logs, when the same reward is used twice."""
+
+
+Reward = Annotated[RewardConfig, BeforeValidator(_name_shorthand)]
+
+
+class ScoringConfig(Section):
+    """How rewards are run and what happens when one fails."""
+
+    workers: PositiveInt = 2
+    """Worker processes for rewards."""
+    on_failure: Literal["exclude", "score"] = "exclude"
+    """A response whose reward failed: leave it out of its group, or give it `failure_score`."""
+    failure_score: float | None = None
+    """The stated score of a failed reward (needs `on_failure: score`)."""
+    max_failure_fraction: Fraction = 0.1
+    """Stop the run when more than this fraction of a step's responses could not be scored."""
+
+
+class AlgorithmConfig(Section):
+    """How rewards become a gradient. `preset` sets the other fields; what the run file says wins over the preset."""
+
+    preset: str = "grpo"
+    """Name of the algorithm (`burnish algorithms` lists them)."""
+    estimator: str = "grpo"
+    """Advantage estimator: built-in name or `package.module:function`."""
+    estimator_options: dict[str, Any] = Field(default_factory=dict)
+    """Further numbers of the estimator, by parameter name."""
+    loss: str = "ppo_clip"
+    """Policy loss: built-in name or `package.module:function`."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Further numbers of the loss, by parameter name (for example `dual_clip: 3.0`)."""
+    clip_low: Annotated[float, Field(gt=0)] | None = 0.2
+    """Lower clip: ratios below 1 - clip_low stop the gradient. None for a loss that does not clip."""
+    clip_high: Annotated[float, Field(gt=0)] | None = 0.2
+    """Upper clip: ratios above 1 + clip_high stop the gradient. None for a loss that does not clip."""
+    aggregation: Literal[
+        "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
+    ] = "token_mean"
+    """How per-token losses become one number."""
+    gamma: Fraction = 1.0
+    """Discount per token."""
+    lam: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
+    kl_in: Literal["none", "reward", "loss"] = "none"
+    """Where the KL to the reference enters. `none` loads no reference model."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL to the reference."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"] | None = None
+    """Per-token estimator; `+` keeps the value and takes k2's gradient. None is k1 in the reward and k3 in the loss."""
+    kl_times_ratio: bool = False
+    """KL in the loss: weight each token by its ratio, which makes the estimate right on tokens of an older policy."""
+    kl_target: Annotated[float, Field(gt=0)] | None = None
+    """Adaptive KL: the summed KL per response that the coefficient steers to. None keeps the coefficient fixed."""
+    kl_horizon: PositiveInt = 10_000
+    """Adaptive KL: responses over which the coefficient reacts."""
+    reward_clip: Annotated[float, Field(gt=0)] | None = None
+    """Clip scores to +- this, before anything else."""
+    whiten_rewards: bool = False
+    """Scale token rewards to unit standard deviation over the step, without shifting the mean."""
+    whiten_advantages: bool = False
+    """Whiten advantages over the step."""
+    advantage_clip: Annotated[float, Field(gt=0)] | None = None
+    """Clip advantages to +- this, last."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of an entropy bonus."""
+    max_epoch_kl: Annotated[float, Field(gt=0)] | None = None
+    """Skip a step's remaining epochs after one in which the mean KL (k3, nats per token) between the policy at sampling
+    time and the one being updated was above this. None makes all epochs."""
+    dynamic_sampling: bool = False
+    """Refill groups whose scores are all equal with fresh prompts (DAPO)."""
+    max_refills: NonNegativeInt = 4
+    """Dynamic sampling: generation rounds after the first; past them the step goes on with what it has, and says so."""
+    overlong_buffer: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Soft over-long penalty: this last fraction of max_response_tokens costs from 0 to -1 linearly (DAPO)."""
+    mask_truncated: bool = False
+    """Leave responses cut at max_response_tokens out of the loss (they still count in their group's baseline)."""
+    mismatch_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "none"
+    """Importance weight trainer/sampler: clamped to the bounds (truncate) or zero outside of them (mask)."""
+    mismatch_low: Annotated[float, Field(ge=0)] = 0.5
+    """Lower bound of the importance weight."""
+    mismatch_high: Annotated[float, Field(gt=0)] = 2.0
+    """Upper bound of the importance weight."""
+
+    @property
+    def kl_function(self) -> str:
+        """Name of the KL estimator that is used: the one set, or the one that suits the place."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
+
+
+class RolloutConfig(Section):
+    """What is sampled in one step."""
+
+    prompts_per_step: PositiveInt = 32
+    """Prompts (not responses) in one step, over all workers."""
+    group_size: PositiveInt = 8
+    """Responses per prompt. A step has prompts_per_step x group_size responses."""
+    max_prompt_tokens: PositiveInt = 512
+    """Longest prompt; see `data.over_long`."""
+    max_response_tokens: PositiveInt = 512
+    """Longest response."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the trainer's log-probabilities use the same."""
+    top_k: NonNegativeInt = 0
+    """Sample among the k likeliest tokens; 0 is off."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of tokens with this mass; 1 is off."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Drop tokens below this fraction of the likeliest one; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response (the text stays in the response)."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """Token ids that end a response, beside the model's own end-of-sequence ids."""
+    engine: str = "local"
+    """`local` (the training weights themselves) or `package.module:Class`."""
+    max_batch_rows: PositiveInt = 256
+    """Responses decoded side by side; more wait their turn."""
+
+
+class OptimizationConfig(Section):
+    """How the weights move."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps from 0 up to the peak."""
+    final_learning_rate_fraction: Fraction = 0.0
+    """Where a linear or cosine schedule ends, as a fraction of the peak."""
+    optimizer: Literal["adamw", "adam_tf"] = "adamw"
+    """Update rule; `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Term that keeps the division finite."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Clip the gradient's norm to this; none does not clip."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps per pass over the step's rollouts."""
+    epochs: PositiveInt = 1
+    """Passes over the step's rollouts, each with a fresh permutation."""
+    tokens_per_microbatch: PositiveInt = 16_384
+    """Tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the result."""
+
+
+class CriticConfig(Section):
+    """The critic of estimators that ask for values (`gae`); for all others none is built.
+
+    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`, its step counts its own.
+    The value loss is aggregated like the policy loss (`algorithm.aggregation`).
+    """
+
+    kind: Literal["separate", "shared"] = "separate"
+    """A model of its own, all of whose weights train, or a value head on the policy's trunk (one backward for both)."""
+    init: str = "policy"
+    """Start of a separate critic: `policy` (a copy of its trunk, values of 0), or the folder of a sequence classifier
+    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Peak learning rate of a separate critic, or of the head on a shared trunk."""
+    clip: Annotated[float, Field(gt=0)] | None = 0.2
+    """Value clipping: a value further than this from the one at sampling time earns no gradient. None does not clip."""
+    coef: Annotated[float, Field(gt=0)] = 0.1
+    """Shared trunk: weight of the value loss beside the policy loss."""
+    warmup_steps: NonNegativeInt = 0
+    """First steps of the run in which the critic alone is trained and the policy stays as it is."""
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation."""
+
+    every_steps: PositiveInt | None = 10
+    """Evaluate after every so many steps (and after the last); none is never."""
+    at_start: bool = True
+    """Evaluate the untrained model first, so that a curve has its beginning."""
+    samples: NonNegativeInt = 0
+    """Samples per prompt beside the greedy response (for pass@k and maj@k)."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of those samples."""
+    max_prompts: PositiveInt | None = 256
+    """Evaluate at most so many prompts, always the same ones; none takes all."""
+    success_score: float = 1.0
+    """A response counts as solved from this reward on (pass@k, accuracy)."""
+
+
+class CheckpointConfig(Section):
+    """What is saved."""
+
+    every_steps: PositiveInt | None = 50
+    """Save after every so many steps (and after the last); none saves only at the end."""
+    keep: PositiveInt = 2
+    """Checkpoints kept; older ones are removed after a newer one is safe on disk."""
+
+
+class LoggingConfig(Section):
+    """What is shown and written (metrics.jsonl is always written)."""
+
+    sinks: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_as_list)] = (
+        "tensorboard",
+    )
+    """Further sinks for the metrics."""
+    record_rollouts: bool = True
+    """Write every rollout, before any filter, to rollouts/step-*.jsonl."""
+    project: str = "burnish"
+    """Project name for wandb and mlflow."""
+
+
+class RunConfig(Section):
+    """Fields that every run has."""
+
+    output: str = "runs/burnish"
+    """Folder of the run; starting again in it resumes."""
+    seed: NonNegativeInt = 0
+    """Seed of everything random in the run."""
+    model: Annotated[ModelConfig, BeforeValidator(_path_shorthand)]
+    data: DataConfig = DataConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+
+class RlConfig(RunConfig):
+    """Run file of `burnish rl` (and of `eval`, `plan` and `check`)."""
+
+    steps: PositiveInt = 100
+    """Steps of the loop: each samples, scores and updates."""
+    max_staleness: NonNegativeInt = 0
+    """Optimizer steps by which rollouts may lag behind the policy; 0 is synchronous (the only value yet)."""
+    rewards: Annotated[tuple[Reward, ...], BeforeValidator(_as_list)] = ()
+    """Rewards; a name, a section or a list of them."""
+    scoring: ScoringConfig = ScoringConfig()
+    algorithm: Annotated[AlgorithmConfig, BeforeValidator(_preset_shorthand)] = AlgorithmConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    critic: CriticConfig = CriticConfig()
+    optimization: OptimizationConfig = OptimizationConfig()
+
+    @property
+    def policy_updates(self) -> int:
+        """Optimizer steps of the policy in the whole run, when no epoch is skipped (`algorithm.max_epoch_kl`)."""
+        steps = self.steps - (self.critic.warmup_steps if checks.may_use_critic(self) else 0)
+        return steps * self.optimization.epochs * self.optimization.minibatches
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RlConfig:
+        refuse(checks.check_rl(self))
+        return self
+
+
+class SftOptimizationConfig(OptimizationConfig):
+    """How the weights move in supervised fine-tuning."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
+    tokens_per_batch: PositiveInt = 16_384
+    """Tokens of one optimizer step (whole examples, at most this many with padding counted out)."""
+    minibatches: Literal[1] = 1
+    """Not used by supervised fine-tuning: one batch is one optimizer step."""
+    epochs: PositiveInt = 1
+    """Passes over the data."""
+
+
+class SftConfig(RunConfig):
+    """Run file of `burnish sft`."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps; none makes `optimization.epochs` passes over the data."""
+    max_tokens: PositiveInt = 2048
+    """Longest example (prompt and completion); see `data.over_long`."""
+    optimization: SftOptimizationConfig = SftOptimizationConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SftConfig:
+        refuse(checks.check_sft(self))
+        return self

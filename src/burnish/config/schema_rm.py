@@ -1,0 +1,111 @@
+"""The run file of `burnish rm` as types; see `burnish.config.schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from burnish.config import checks
+from burnish.config.schema import (
+    EvaluationConfig,
+    NonNegativeInt,
+    OptimizationConfig,
+    PositiveInt,
+    RunConfig,
+    Section,
+    Sources,
+    refuse,
+)
+
+
+class RmOptimizationConfig(OptimizationConfig):
+    """How the weights of a reward model move."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
+    comparisons_per_batch: PositiveInt = 32
+    """Comparisons (not responses) of one optimizer step."""
+    minibatches: Literal[1] = 1
+    """Not used by reward models: one batch is one optimizer step."""
+    epochs: PositiveInt = 1
+    """Passes over the data. Reward models overfit on the second one."""
+
+
+class RmEvaluationConfig(EvaluationConfig):
+    """Held-out evaluation of a reward model."""
+
+    every_steps: PositiveInt | None = 50
+    """Evaluate after every so many steps (and after the last); none is only at the start and the end."""
+    max_prompts: PositiveInt | None = None
+    """Evaluate at most so many comparisons, always the same ones; none takes all."""
+
+
+class NormalizationConfig(Section):
+    """Where the scores of a reward model have their zero and their unit."""
+
+    kind: Literal["none", "gain_bias", "bias"] = "none"
+    """`gain_bias`: mean 0 and standard deviation 1 (2019 style); `bias`: mean 0 only (2020 style)."""
+    on: Literal["policy", "references"] = "policy"
+    """Measured on responses of the untrained policy, or on reference responses (`references`)."""
+    before: bool = True
+    """Normalise before training."""
+    after: bool = True
+    """Normalise after training."""
+    policy: str | None = None
+    """Folder of the policy that responds; none is the untrained model of this run."""
+    prompts: Sources = ()
+    """What it responds to; none takes the prompts of the training comparisons."""
+    references: Sources = ()
+    """Prompts with completions; none takes the best responses of the training comparisons."""
+    responses: PositiveInt = 256
+    """Responses measured."""
+    max_response_tokens: PositiveInt = 128
+    """Longest response of the policy."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature of the policy."""
+
+
+class RmConfig(RunConfig):
+    """Run file of `burnish rm`: a reward model from comparisons of responses."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps; none makes `optimization.epochs` passes over the data."""
+    max_tokens: PositiveInt = 2048
+    """Longest prompt and response together; see `data.over_long` (truncation cuts the beginning of the prompt)."""
+    loss: Literal["bradley_terry", "best_of"] = "bradley_terry"
+    """Pairwise logistic loss, or cross-entropy of a softmax over the candidates (any number of them)."""
+    candidates: Annotated[int, Field(ge=2)] | None = None
+    """Responses that each row must have; none takes what the first row has."""
+    margins: bool = False
+    """Pairs: the score of the better one must lead by the row's `margin`."""
+    ties: Literal["error", "drop", "half"] = "error"
+    """Rows whose `tie` is true: refused, left out, or trained on as half a win for each (pairs only)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Pairs: probability that a label is the wrong way round."""
+    center_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Pairs: weight of (sum of both scores)^2, which keeps scores near 0."""
+    bad_rows: Literal["error", "drop"] = "error"
+    """Rows with equal or empty responses: refused with file and line, or left out and counted."""
+    append_eos: bool = True
+    """End text responses with the end-of-sequence token, as finished rollouts end."""
+    score_at: Literal["last", "eos", "last_position"] = "last"
+    """Token whose state is scored: the last one; the first end-of-sequence token of the response (without one the
+    last token); or the last of `response_length` positions, padding or not (2019 style)."""
+    response_length: PositiveInt | None = None
+    """Fixed length of responses for `score_at: last_position`."""
+    label_pad_token_id: NonNegativeInt | None = None
+    """Token-id label files: the id that stands for padding in them; it is removed."""
+    held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Without data.eval: this part of the conversations of data.train is held out (all rows of a conversation on one
+    side)."""
+    normalization: NormalizationConfig = NormalizationConfig()
+    optimization: RmOptimizationConfig = RmOptimizationConfig()
+    evaluation: RmEvaluationConfig = RmEvaluationConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RmConfig:
+        refuse(checks.check_rm(self))
+        return self

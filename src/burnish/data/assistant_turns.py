@@ -1,0 +1,164 @@
+"""Which tokens of a conversation the assistant wrote: those, with the token that ends each turn, are trained on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from burnish.data.chat import encode_bare, render, with_template
+from burnish.errors import DataError
+from burnish.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]  # characters [begin, end) of the rendered conversation
+
+_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def encode_with_turns(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, where: str, first_trained: int = 0
+) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """(tokens, loss_mask): True on the tokens of the assistant's turns from turn `first_trained` on, the token that
+    ends each turn included, the white space that the template writes after it not.
+
+    A template with `{% generation %}` marks says itself what the assistant wrote. For others, the conversation is
+    rendered up to each turn, and DataError tells when those renderings are no beginnings of the whole.
+    """
+    turns = [i for i, message in enumerate(messages) if message.role == "assistant" and i >= first_trained]
+    if not turns:
+        raise DataError(
+            f"{where}: the conversation has no assistant's turn to train on",
+            remedy="remove the row, or add the answer (columns: {completion: ...})",
+        )
+    template = tokenizer.chat_template
+    if isinstance(template, str) and _GENERATION_MARK.search(template) and tokenizer.is_fast:
+        tokens, mask = _by_marks(messages, tokenizer, where, first_trained)
+    else:
+        tokens, mask = _by_prefixes(messages, turns, tokenizer, where)
+    if not any(mask):
+        raise DataError(
+            f"{where}: no token of the conversation is the assistant's", remedy="remove the row, or mend its answers"
+        )
+    return tuple(tokens), tuple(mask)
+
+
+def _by_marks(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, where: str, first_trained: int
+) -> tuple[list[int], list[bool]]:
+    turns = [message.to_dict() for message in messages]
+    encoding = with_template(
+        tokenizer,
+        where,
+        lambda: tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        ),
+    )
+    tokens, mask = list(encoding["input_ids"]), [bool(flag) for flag in encoding["assistant_masks"]]
+    if first_trained:
+        before = render(messages[:first_trained], tokenizer, where=where, add_generation_prompt=False)
+        known = min(len(encode_bare(before, tokenizer)), len(mask))
+        mask[:known] = [False] * known
+    return tokens, mask
+
+
+def _by_prefixes(
+    messages: Sequence[Message], turns: Sequence[int], tokenizer: PreTrainedTokenizerBase, where: str
+) -> tuple[list[int], list[bool]]:
+    whole = render(messages, tokenizer, where=where, add_generation_prompt=False)
+    spans = [_turn_span(messages, turn, whole, tokenizer, where) for turn in turns]
+    if tokenizer.is_fast:
+        tokens, owner = _tokens_of_spans(whole, spans, tokenizer)
+    else:
+        tokens, owner = _tokens_by_pieces(whole, spans, tokenizer)
+    return tokens, _without_trailing_space(tokens, owner, tokenizer)
+
+
+def _turn_span(
+    messages: Sequence[Message], turn: int, whole: str, tokenizer: PreTrainedTokenizerBase, where: str
+) -> Span:
+    """Characters of one assistant's turn, from behind the generation prompt to the end of the turn."""
+    begin = _begin_of_turn(messages[:turn], whole, tokenizer, where)
+    after = render(messages[: turn + 1], tokenizer, where=where, add_generation_prompt=False)
+    if begin is not None:
+        if whole.startswith(after) and len(after) > begin:
+            return begin, len(after)
+        end = _end_of_content(messages[turn].content.strip(), after, whole, begin)
+        if end is not None:
+            return begin, end
+    raise DataError(
+        f"{where}: the chat template writes the assistant's message {turn + 1} differently when later turns follow or "
+        "behind its own generation prompt, so its tokens cannot be told apart",
+        remedy="set model.chat_template to one with {% generation %} marks around the assistant's turns",
+    )
+
+
+def _begin_of_turn(before: Sequence[Message], whole: str, tokenizer: PreTrainedTokenizerBase, where: str) -> int | None:
+    """Where a turn begins: behind the generation prompt, or, when that opens and closes an empty thinking block that
+    the turn fills, where the turn departs from it. None when the two have no beginning of a turn in common."""
+    prompt = render(before, tokenizer, where=where, add_generation_prompt=True)
+    differing = (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b)
+    shared = next(differing, min(len(prompt), len(whole)))
+    if shared == len(prompt):
+        return shared
+    bare = render(before, tokenizer, where=where, add_generation_prompt=False) if before else ""
+    return shared if whole.startswith(bare) and shared > len(bare) else None
+
+
+def _end_of_content(content: str, after: str, whole: str, begin: int) -> int | None:
+    """End of a turn that the template writes otherwise once it is history (thinking blocks left out): its content and
+    what stands behind the content in its own rendering must follow `begin` as they are."""
+    at = after.rfind(content)
+    if not content or at < 0:
+        return None
+    wanted = after[at:]
+    return begin + len(wanted) if whole.startswith(wanted, begin) else None
+
+
+def _tokens_of_spans(
+    text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[int | None]]:
+    """Tokens of the text and for each the number of the span that it begins in."""
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    owner = [_span_of(begin, end, spans) for begin, end in encoding["offset_mapping"]]
+    return list(encoding["input_ids"]), owner
+
+
+def _span_of(begin: int, end: int, spans: Sequence[Span]) -> int | None:
+    return next((i for i, (first, last) in enumerate(spans) if first <= begin < last and end > begin), None)
+
+
+def _tokens_by_pieces(
+    text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[int | None]]:
+    """As `_tokens_of_spans` for a tokenizer that does not tell offsets: piece by piece, as a rollout is made."""
+    tokens: list[int] = []
+    owner: list[int | None] = []
+    at = 0
+    for number, (begin, end) in enumerate([*spans, (len(text), len(text))]):
+        for piece, mine in ((text[at:begin], None), (text[begin:end], number)):
+            ids = encode_bare(piece, tokenizer) if piece else ()
+            tokens += ids
+            owner += [mine] * len(ids)
+        at = end
+    return tokens, owner
+
+
+def _without_trailing_space(
+    tokens: Sequence[int], owner: Sequence[int | None], tokenizer: PreTrainedTokenizerBase
+) -> list[bool]:
+    """Mask of the tokens that have an owner, less the white space behind the special token that ends a turn: the
+    policy stops at that token and never writes what the template puts after it."""
+    special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    mask = [number is not None for number in owner]
+    for last in [i for i, number in enumerate(owner) if number is not None and owner[i + 1 : i + 2] != [number]]:
+        i = last
+        while (
+            i > 0 and owner[i] == owner[last] and tokens[i] not in special and not tokenizer.decode([tokens[i]]).strip()
+        ):
+            i -= 1
+        if tokens[i] in special and owner[i] == owner[last]:
+            mask[i + 1 : last + 1] = [False] * (last - i)
+    return mask

@@ -1,0 +1,145 @@
+"""Rows to prompts and conversations: messages checked, templates filled in, system prompts added."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from burnish.data.rows import Row, column_names, describe, lookup, suggestion, text_at, value_at
+from burnish.errors import DataError
+from burnish.types import Message
+
+# The other spelling of conversations (`from`/`value`) and its names for the speakers.
+_SPEAKERS = {"human": "user", "gpt": "assistant"}
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+
+
+def messages_at(row: Row, path: str, *, role: str = "messages") -> tuple[Message, ...]:
+    """The conversation in a column: a list of `{role, content}` (or `{from, value}`), or that list as a JSON string."""
+    value = value_at(row, path, role=role)
+    if isinstance(value, str):
+        value = _parse(value, row, path)
+    return checked_messages(value, row, path)
+
+
+def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
+    """The list of turns as messages; DataError that names row, column and turn where it is none."""
+    if not isinstance(value, list) or not value:
+        raise DataError(
+            f"{row.where}: column {path!r} holds {describe(value)}, not a list of messages",
+            remedy='a conversation is [{"role": "user", "content": "..."}, ...]',
+        )
+    return tuple(_message(item, f"{row.where}: column {path!r}, message {i}") for i, item in enumerate(value, start=1))
+
+
+def _parse(value: str, row: Row, path: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{row.where}: column {path!r} is text but no JSON list of messages ({error.msg}): {describe(value)}",
+            remedy="set columns: {prompt: ...} for prompts that are plain text",
+        ) from error
+
+
+def _message(item: Any, where: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise DataError(f"{where} is {describe(item)}, not an object", remedy="it needs role and content")
+    turn = {"role": item.get("from"), "content": item.get("value")} if "from" in item else item
+    role, content = turn.get("role"), turn.get("content")
+    if not isinstance(role, str) or not role:
+        raise DataError(f"{where} has no role, only {', '.join(map(str, item))}", remedy="give each message a role")
+    if not isinstance(content, str):
+        raise DataError(
+            f"{where} ({role}) has as content {describe(content)}, not text",
+            remedy="only conversations of plain text can be used",
+        )
+    return Message(_SPEAKERS.get(role, role), content)
+
+
+def fill_template(template: str, row: Row, roles: Mapping[str, str]) -> str:
+    """The template with each `{column}` replaced by the row's value (dots reach into nested values); a role name works
+    too. `{{` and `}}` stand for braces; `{}` is left as it is, so that `\\boxed{}` can be written plainly.
+
+    DataError for a column that is not there or holds neither text nor a number."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[0] in ("{{", "}}"):
+            return match[0][0]
+        return _place_text(match[1], row, roles)
+
+    return _PLACE.sub(value, template)
+
+
+def template_columns(template: str) -> list[str]:
+    """Names in braces of a template, in order."""
+    return [match[1] for match in _PLACE.finditer(template) if match[1] is not None]
+
+
+def _place_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
+    try:
+        value = lookup(row.values, name)
+    except KeyError:
+        if name not in roles:
+            raise _unknown_place(name, row) from None
+        value = value_at(row, roles[name], role=name)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise DataError(
+        f"{row.where}: prompt_template uses column {name!r}, which holds {describe(value)}",
+        remedy="only text and numbers can be put in a template",
+    )
+
+
+def _unknown_place(name: str, row: Row) -> DataError:
+    names = column_names([row])
+    return DataError(
+        f"{row.where}: prompt_template names the column {name!r}; the row has {', '.join(names)}"
+        f"{suggestion(name, names)}",
+        remedy="correct the name, or write {{" + name + "}} for literal braces",
+    )
+
+
+def with_system(messages: Sequence[Message], system_prompt: str | None) -> tuple[Message, ...]:
+    """The conversation with a system message before it, unless it has one already or none is asked for."""
+    if system_prompt is None or any(message.role == "system" for message in messages):
+        return tuple(messages)
+    return (Message("system", system_prompt), *messages)
+
+
+def prompt_of(
+    row: Row, roles: Mapping[str, str], *, template: str | None, system_prompt: str | None
+) -> str | tuple[Message, ...]:
+    """What the row asks: plain text, or a conversation where the row has one or a system prompt makes it one."""
+    asked = _asked(row, roles, template)
+    if isinstance(asked, str):
+        if not asked.strip():
+            raise DataError(f"{row.where}: the prompt is empty", remedy="remove the row or name another prompt column")
+        if system_prompt is None:
+            return asked
+        asked = (Message("user", asked),)
+    return with_system(asked, system_prompt)
+
+
+def _asked(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
+    if template is not None:
+        return fill_template(template, row, roles)
+    if "messages" in roles:
+        return messages_at(row, roles["messages"])
+    role = "prompt" if "prompt" in roles else "text"
+    value = value_at(row, roles[role], role=role)
+    if isinstance(value, list):
+        return checked_messages(value, row, roles[role])
+    return text_at(row, roles[role], role=role)
+
+
+def without_last_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The conversation up to its last turn that is not the assistant's: what a policy is asked to answer."""
+    end = len(messages)
+    while end and messages[end - 1].role == "assistant":
+        end -= 1
+    return tuple(messages[:end])

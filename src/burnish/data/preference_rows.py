@@ -1,0 +1,335 @@
+"""One row to a comparison: chosen against rejected, marked candidates, or token ids, each checked where it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from burnish.data.conversations import checked_messages, fill_template, with_system
+from burnish.data.prompts import LoadedSource
+from burnish.data.rows import Row, describe, lookup, value_at
+from burnish.errors import DataError
+from burnish.types import Message, Preference, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tokens = tuple[int, ...]
+Text = str | tuple[Message, ...]
+
+_ASSISTANT = "\n\nAssistant:"
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+
+
+class BadRow(DataError):
+    """A row whose responses cannot be compared; `reason` counts it where bad rows are left out."""
+
+    def __init__(self, where: str, what: str, reason: str) -> None:
+        super().__init__(
+            f"{where}: {what}", remedy="mend or remove the row, or set bad_rows: drop to leave such rows out"
+        )
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """What every row must keep to. `candidates`: responses of each row; None until a first row has set it."""
+
+    candidates: int | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    label_pad_token_id: int | None = None
+
+    def after(self, row: PreferenceRow) -> RowRules:
+        """The rules once a row has been read: later rows must have as many candidates."""
+        return self if self.candidates is not None else replace(self, candidates=len(row.responses))
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRow:
+    """A checked row. Prompt and responses are text, messages, or (label files) token ids."""
+
+    id: str
+    where: str
+    prompt: Text | Tokens
+    responses: tuple[Text, ...] | tuple[Tokens, ...]
+    best: int
+    margin: float | None
+    tie: bool
+    domain: str
+    is_tokens: bool = False
+
+    def preference(self) -> Preference:
+        """The comparison as text. DataError for a row of token ids."""
+        if self.is_tokens:
+            raise DataError(f"{self.where}: the row holds token ids, no text", remedy="load it with a tokenizer")
+        prompt = self.prompt
+        text = prompt if isinstance(prompt, str) else None
+        messages = None if isinstance(prompt, str) else tuple(m for m in prompt if isinstance(m, Message))
+        responses = tuple(plain_response(r) for r in self.responses)  # type: ignore[arg-type]
+        asked = Prompt(self.id, text=text, messages=messages, domain=self.domain)
+        return Preference(asked, responses, self.best, self.margin)
+
+
+def plain_response(response: Text) -> str:
+    """The response as text: the contents of its messages, a blank line between two."""
+    return response if isinstance(response, str) else "\n\n".join(message.content for message in response)
+
+
+def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> PreferenceRow:
+    """The comparison that a row holds. DataError, with file and line, for anything that is none."""
+    match loaded.reading.schema:
+        case "token_labels":
+            read = _token_labels(loaded, row_id, row, rules)
+        case "candidates":
+            read = _candidates(loaded, row_id, row)
+        case _:
+            read = _pair(loaded, row_id, row)
+    _check_count(read, rules)
+    _check_responses(read)
+    return read
+
+
+def _pair(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
+    roles = loaded.reading.roles
+    chosen, rejected = (_text_or_messages(row, roles[role], role) for role in ("chosen", "rejected"))
+    if isinstance(chosen, str) is not isinstance(rejected, str):
+        raise DataError(
+            f"{row.where}: chosen is {_kind(chosen)}, rejected is {_kind(rejected)}", remedy="write both the same way"
+        )
+    if chosen == rejected:
+        raise BadRow(row.where, "chosen and rejected are identical", "with identical responses")
+    prompt = _explicit_prompt(loaded, row, roles)
+    if not isinstance(chosen, str) and chosen[0].role != "assistant":
+        prompt = None  # both conversations hold the prompt themselves
+    if prompt is None:
+        prompt, chosen, rejected = _common_prompt(chosen, rejected, row.where)
+        prompt = _with_system(prompt, loaded.source.system_prompt)
+    return _row(loaded, row_id, row, prompt, (chosen, rejected), 0)
+
+
+def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
+    roles = loaded.reading.roles
+    values = value_at(row, roles["responses"], role="responses")
+    if not isinstance(values, list) or not values:
+        raise DataError(
+            f"{row.where}: column {roles['responses']!r} (responses) holds {describe(values)}, not a list",
+            remedy="each row needs a list of candidate responses",
+        )
+    responses = tuple(_checked(value, row, roles["responses"]) for value in values)
+    prompt = _explicit_prompt(loaded, row, roles)
+    if prompt is None:
+        raise DataError(f"{loaded.source.path}: candidates need a prompt column", remedy="set columns: {prompt: ...}")
+    best = _best(value_at(row, roles["best"], role="best"), len(responses), row.where)
+    return _row(loaded, row_id, row, prompt, responses, best)
+
+
+def _token_labels(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> PreferenceRow:
+    """`query`, `sample0` .. `sampleN`, `best` (https://arxiv.org/abs/1909.08593)."""
+    prompt = _token_ids(row, "query", rules)
+    names = sorted(
+        (n for n in row.values if re.fullmatch(r"sample\d+", n)), key=lambda n: int(n.removeprefix("sample"))
+    )
+    if names != [f"sample{number}" for number in range(len(names))]:
+        raise DataError(f"{row.where}: the samples are {', '.join(names)}", remedy="number them from sample0 on")
+    responses = tuple(_token_ids(row, name, rules) for name in names)
+    best = _best(value_at(row, "best", role="best"), len(responses), row.where)
+    if not prompt:
+        raise BadRow(row.where, "query is empty", "with an empty prompt")
+    domain = loaded.domain_of(row)
+    return PreferenceRow(row_id, row.where, prompt, responses, best, None, False, domain, is_tokens=True)
+
+
+def _token_ids(row: Row, name: str, rules: RowRules) -> Tokens:
+    values = value_at(row, name, role=name)
+    if not isinstance(values, list) or any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in values):
+        raise DataError(
+            f"{row.where}: column {name!r} holds {describe(values)}, not a list of token ids", remedy="mend the row"
+        )
+    kept = tuple(value for value in values if value != rules.label_pad_token_id)
+    size = None if rules.tokenizer is None else len(rules.tokenizer)
+    odd = [] if size is None else [token for token in kept if token >= size]
+    if odd:
+        raise DataError(
+            f"{row.where}: column {name!r} holds the token id {odd[0]}, but the tokenizer has {size:,} tokens",
+            remedy=f"set label_pad_token_id: {odd[0]} if that is the file's padding, else use the tokenizer that the "
+            "labels were made with",
+        )
+    return kept
+
+
+def _row(
+    loaded: LoadedSource, row_id: str, row: Row, prompt: Text, responses: tuple[Text, ...], best: int
+) -> PreferenceRow:
+    roles = loaded.reading.roles
+    margin = _margin(row, roles["margin"]) if "margin" in roles else None
+    tie = _tie(row, roles["tie"]) if "tie" in roles else False
+    return PreferenceRow(row_id, row.where, prompt, responses, best, margin, tie, loaded.domain_of(row))
+
+
+def _best(value: Any, count: int, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        raise DataError(
+            f"{where}: best is {describe(value)}, but the {count} candidates are numbered 0 to {count - 1}",
+            remedy="best must be the number of a candidate, counted from 0",
+        )
+    return value
+
+
+def _margin(row: Row, column: str) -> float | None:
+    value = lookup(row.values, column, None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise DataError(
+            f"{row.where}: column {column!r} (margin) holds {describe(value)}",
+            remedy="a margin is a number of at least 0: by how much the chosen response is better",
+        )
+    return float(value)
+
+
+def _tie(row: Row, column: str) -> bool:
+    value = lookup(row.values, column, None)
+    if value not in (True, False, None):
+        raise DataError(f"{row.where}: column {column!r} (tie) holds {describe(value)}", remedy="write true or false")
+    return bool(value)
+
+
+def _explicit_prompt(loaded: LoadedSource, row: Row, roles: Any) -> Text | None:
+    source = loaded.source
+    prompt: Text | None = None
+    if source.prompt_template is not None:
+        prompt = fill_template(source.prompt_template, row, roles)
+    elif "prompt" in roles:
+        prompt = _text_or_messages(row, roles["prompt"], "prompt")
+    if prompt is None:
+        return None
+    if isinstance(prompt, str) and not prompt.strip():
+        raise BadRow(row.where, "the prompt is empty", "with an empty prompt")
+    return _with_system(prompt, source.system_prompt)
+
+
+def _with_system(prompt: Text, system_prompt: str | None) -> Text:
+    if system_prompt is None:
+        return prompt
+    return with_system((Message("user", prompt),) if isinstance(prompt, str) else prompt, system_prompt)
+
+
+def _text_or_messages(row: Row, column: str, role: str) -> Text:
+    return _checked(value_at(row, column, role=role), row, column)
+
+
+def _checked(value: Any, row: Row, column: str) -> Text:
+    if isinstance(value, str):
+        return value
+    return checked_messages([value] if isinstance(value, dict) else value, row, column)
+
+
+def _common_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text, Text]:
+    """What both begin with is the prompt: of transcripts up to the last common `Assistant:`, of conversations up to
+    the first turn that differs, of plain text up to the last common white space (no word is torn apart)."""
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        shared = chosen[: _common_length(chosen, rejected)]
+        if _ASSISTANT in chosen:
+            end = shared.rfind(_ASSISTANT)
+            if end < 0:
+                _nothing_common(where)
+            end += len(_ASSISTANT)
+        else:
+            end = max((i for i, character in enumerate(shared) if character.isspace()), default=0)
+            if not shared[:end].strip():
+                _nothing_common(where)
+        return chosen[:end], chosen[end:], rejected[end:]
+    return _common_turns(_turns(chosen), _turns(rejected), where)
+
+
+def _common_turns(
+    chosen: tuple[Message, ...], rejected: tuple[Message, ...], where: str
+) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
+    end = _common_length(chosen, rejected)
+    while end and chosen[end - 1].role == "assistant":
+        end -= 1
+    if end == 0:
+        _nothing_common(where)
+    return chosen[:end], chosen[end:], rejected[end:]
+
+
+def _turns(value: Text) -> tuple[Message, ...]:
+    return (Message("assistant", value),) if isinstance(value, str) else value
+
+
+def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many items both begin with."""
+    differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differing, min(len(first), len(second)))
+
+
+def _nothing_common(where: str) -> NoReturn:
+    raise DataError(
+        f"{where}: chosen and rejected have no beginning in common that could be the prompt",
+        remedy="name the prompt's column (columns: {prompt: ...}), or mend the row",
+    )
+
+
+def transcript_messages(text: str) -> tuple[Message, ...]:
+    """The turns of a `\\n\\nHuman: ...\\n\\nAssistant: ...` transcript; a last turn without text is left out."""
+    parts = _TURN.split(text)
+    turns = [Message(_SPEAKERS[who], said.strip()) for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+    return tuple(turns[:-1] if turns and not turns[-1].content else turns)
+
+
+def is_transcript(text: str) -> bool:
+    """Whether the text is a transcript that asks the assistant to go on."""
+    return _TURN.match(text) is not None and text.rstrip().endswith(_ASSISTANT.strip())
+
+
+def first_question(prompt: Text) -> str:
+    """What a conversation began with: rows that share it belong together when data are split."""
+    if isinstance(prompt, str):
+        turns = transcript_messages(prompt) if is_transcript(prompt) else ()
+        return _folded(turns[0].content if turns else prompt)
+    asked = [message.content for message in prompt if message.role != "system"]
+    return _folded(asked[0] if asked else "")
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _check_count(read: PreferenceRow, rules: RowRules) -> None:
+    count, wanted = len(read.responses), rules.candidates
+    if count < 2:
+        raise DataError(f"{read.where}: {count} candidates; a comparison needs two", remedy="mend or remove the row")
+    if wanted is not None and count != wanted:
+        raise DataError(
+            f"{read.where}: {count} candidates, but {wanted} are expected (candidates, or the rows before)",
+            remedy="give every row the same number of candidates, or keep the others in a source of their own",
+        )
+
+
+def _check_responses(read: PreferenceRow) -> None:
+    for number, response in enumerate(read.responses):
+        text = response if read.is_tokens or isinstance(response, str) else plain_response(response)  # type: ignore[arg-type]
+        if not (text.strip() if isinstance(text, str) else text):
+            raise BadRow(read.where, f"{_name(read, number)} is empty", "with an empty response")
+    others = [r for number, r in enumerate(read.responses) if number != read.best]
+    if read.responses[read.best] in others and not read.tie:
+        what = f"the best response (number {read.best}) stands among the others too"
+        raise BadRow(read.where, what, "with identical responses")
+
+
+def _name(read: PreferenceRow, number: int) -> str:
+    if len(read.responses) == 2 and not read.is_tokens:
+        return ("the chosen response", "the rejected response")[number != read.best]
+    return f"response {number}"
+
+
+def _kind(value: Text) -> str:
+    return "text" if isinstance(value, str) else "a list of messages"
+
+
+def message_list(responses: Sequence[Text]) -> list[tuple[Message, ...]]:
+    """Responses as the assistant's messages."""
+    return [_turns(response) for response in responses]

@@ -1,0 +1,136 @@
+"""Comparisons to token ids: the prompt as the policy is given it, each response as the policy would write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from burnish.data.assistant_turns import encode_with_turns
+from burnish.data.chat import Chat, encode_bare, encode_prompt, encode_text, plain_text, turns_of
+from burnish.data.preference_rows import (
+    BadRow,
+    PreferenceRow,
+    Text,
+    Tokens,
+    first_question,
+    is_transcript,
+    message_list,
+    plain_response,
+    transcript_messages,
+)
+from burnish.types import Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceExample:
+    """A comparison in token ids. `conversation` is the same for rows that begin with the same question."""
+
+    id: str
+    prompt_tokens: tuple[int, ...]
+    responses_tokens: tuple[tuple[int, ...], ...]
+    best: int
+    margin: float | None = None
+    domain: str = "default"
+    tie: bool = False
+    conversation: str = ""
+
+    def longest(self) -> int:
+        """Tokens of the prompt and the longest response."""
+        return len(self.prompt_tokens) + max(len(tokens) for tokens in self.responses_tokens)
+
+
+def encode_preference(
+    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: Chat, *, append_eos: bool
+) -> PreferenceExample:
+    """The row in token ids.
+
+    Text is written plainly with an EOS after each response (`append_eos`), conversations (with `chat: always`
+    transcripts and plain text too) through the chat template, each response up to the token that ends its turn. Token
+    ids stay as they are. Raises BadRow when different texts become the same tokens.
+    """
+    if row.is_tokens:
+        prompt, responses = _given(row)
+        conversation = " ".join(map(str, prompt))
+    else:
+        prompt, responses = _encoded(row, tokenizer, chat, append_eos)
+        conversation = first_question(row.prompt)  # type: ignore[arg-type]
+    if len(set(responses)) < len(responses) and responses.count(responses[row.best]) > 1 and not row.tie:
+        raise BadRow(row.where, "different responses become the same tokens", "with identical tokens")
+    return PreferenceExample(
+        row.id, prompt, responses, row.best, row.margin, row.domain, tie=row.tie, conversation=conversation
+    )
+
+
+def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) -> PreferenceExample:
+    """The example within `limit` tokens: the prompt loses its beginning (not a leading BOS), then responses their
+    end. All responses keep the same prompt."""
+    longest = max(len(tokens) for tokens in example.responses_tokens)
+    room = max(limit - longest, 1)
+    prompt = example.prompt_tokens
+    if len(prompt) > room:
+        keeps_bos = prompt[0] == bos_token_id and room > 1
+        prompt = (prompt[0], *prompt[len(prompt) - room + 1 :]) if keeps_bos else prompt[len(prompt) - room :]
+    left = limit - len(prompt)
+    return replace(
+        example, prompt_tokens=prompt, responses_tokens=tuple(tokens[:left] for tokens in example.responses_tokens)
+    )
+
+
+def _given(row: PreferenceRow) -> tuple[Tokens, tuple[Tokens, ...]]:
+    return row.prompt, row.responses  # type: ignore[return-value]
+
+
+def _encoded(
+    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: Chat, append_eos: bool
+) -> tuple[Tokens, tuple[Tokens, ...]]:
+    prompt, responses = _given_text(row)
+    conversational = not isinstance(prompt, str) or any(not isinstance(r, str) for r in responses)
+    if chat == "always" or (chat == "auto" and conversational):
+        return _by_template(row.where, prompt, responses, tokenizer)
+    asked = _prompt(row.id, prompt)
+    before = encode_prompt(asked, tokenizer, "never")
+    texts = [plain_response(response) for response in responses]
+    return before, tuple(_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
+
+
+def _given_text(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
+    return row.prompt, row.responses  # type: ignore[return-value]
+
+
+def _prompt(row_id: str, prompt: Text) -> Prompt:
+    return Prompt(row_id, text=prompt) if isinstance(prompt, str) else Prompt(row_id, messages=prompt)
+
+
+def _plain(prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool) -> Tokens:
+    """Written in one go with the prompt where the prompt's tokens stay what they are, else by itself."""
+    joined = encode_text(prompt + response, tokenizer)
+    tokens = joined[len(before) :] if joined[: len(before)] == before else encode_bare(response, tokenizer)
+    end = tokenizer.eos_token_id
+    if append_eos and end is not None and tokens[-1:] != (end,):
+        return (*tokens, end)
+    return tokens
+
+
+def _by_template(
+    where: str, prompt: Text, responses: tuple[Text, ...], tokenizer: PreTrainedTokenizerBase
+) -> tuple[Tokens, tuple[Tokens, ...]]:
+    turns = _turns(prompt)
+    before: Tokens | None = None
+    found: list[Tokens] = []
+    for answer in message_list(responses):
+        stripped = tuple(Message(message.role, message.content.strip()) for message in answer)
+        tokens, mask = encode_with_turns((*turns, *stripped), tokenizer, where=where, first_trained=len(turns))
+        first, last = mask.index(True), len(mask) - mask[::-1].index(True)
+        # The prompt is the same for all: where one token spans the seam, its text belongs to the response.
+        before = tokens[:first] if before is None else before
+        found.append(tokens[first:last])
+    return before or (), tuple(found)
+
+
+def _turns(prompt: Text) -> tuple[Message, ...]:
+    if isinstance(prompt, str) and is_transcript(prompt):
+        return transcript_messages(prompt)
+    return turns_of(_prompt("", prompt))

@@ -1,0 +1,191 @@
+"""Sources to comparisons: `load_preferences` is what `burnish rm` reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from burnish.config.schema import DataSource
+from burnish.data.chat import Chat
+from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
+from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
+from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
+from burnish.data.samplers import PromptSampler
+from burnish.data.understanding import Understanding
+from burnish.errors import DataError
+from burnish.types import Preference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ties = Literal["error", "drop", "half"]
+BadRows = Literal["error", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceSet:
+    """Comparisons of all sources behind each other; source i holds `source_sizes[i]`, drawn with `weights[i]`."""
+
+    examples: tuple[PreferenceExample, ...]
+    source_sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    understandings: tuple[Understanding, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
+        """The resumable order in which comparisons are drawn (indices into `examples`)."""
+        return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
+
+    def lines(self) -> list[str]:
+        """What was understood, for the command line to print."""
+        return [line for understanding in self.understandings for line in understanding.lines()]
+
+    def split(self, held_out_fraction: float, *, seed: int) -> tuple[PreferenceSet, PreferenceSet]:
+        """(training, held out), split by conversation: rows that begin with the same question stay together, so that
+        nothing is asked in both. Which side a conversation falls on depends on it and the seed only.
+
+        Raises DataError when one side of a source would be empty.
+        """
+        sides = [is_held_out(example.conversation, held_out_fraction, seed=seed) for example in self.examples]
+        parts = [self._part(sides, held_out=held_out) for held_out in (False, True)]
+        for part, name in zip(parts, ("training", "held-out"), strict=True):
+            if 0 in part.source_sizes:
+                raise DataError(
+                    f"held_out_fraction {held_out_fraction:g} leaves no {name} comparison in a source",
+                    remedy="use more data, another fraction, or data.eval",
+                )
+        return parts[0], parts[1]
+
+    def _part(self, sides: Sequence[bool], *, held_out: bool) -> PreferenceSet:
+        sizes, start = [], 0
+        for size in self.source_sizes:
+            sizes.append(sum(side is held_out for side in sides[start : start + size]))
+            start += size
+        kept = tuple(example for example, side in zip(self.examples, sides, strict=True) if side is held_out)
+        return PreferenceSet(kept, tuple(sizes), self.weights)
+
+
+def is_held_out(conversation: str, fraction: float, *, seed: int) -> bool:
+    """A coin that falls the same way for every row of a conversation, on every machine."""
+    digest = hashlib.sha256(f"{seed}:{conversation}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def load_preferences(
+    sources: Sequence[DataSource],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int | None = None,
+    over_long: OverLong = "drop",
+    chat: Chat = "auto",
+    candidates: int | None = None,
+    ties: Ties = "error",
+    bad_rows: BadRows = "error",
+    append_eos: bool = True,
+    label_pad_token_id: int | None = None,
+) -> PreferenceSet:
+    """Comparisons of all sources, encoded.
+
+    max_tokens: longest prompt and response; a comparison with a longer one is dropped, truncated (the beginning of
+    the prompt goes first, a leading BOS stays, then the end of the response) or an error, and counted. candidates:
+    responses that each row must have (None: as many as the first row of its source). Rows with equal or empty
+    responses raise DataError with file and line, or are counted and left out (`bad_rows`).
+    """
+    rules = RowRules(candidates=candidates, tokenizer=tokenizer, label_pad_token_id=label_pad_token_id)
+    limits = _Limits(tokenizer, max_tokens, over_long, chat, ties, bad_rows, append_eos)
+    parts = [_source_examples(loaded, rules, limits) for loaded in load_sources(sources, "preferences")]
+    return PreferenceSet(
+        examples=tuple(example for part in parts for example in part[0]),
+        source_sizes=tuple(len(part[0]) for part in parts),
+        weights=tuple(source.weight for source in sources),
+        understandings=tuple(part[1] for part in parts),
+    )
+
+
+def read_preferences(sources: Sequence[DataSource], *, candidates: int | None = None) -> list[Preference]:
+    """Comparisons as text, without a tokenizer. DataError for token-id label files, which have no text."""
+    found = []
+    for loaded in load_sources(sources, "preferences"):
+        rules = RowRules(candidates=candidates)
+        for row_id, row in loaded.rows_with_ids():
+            found.append(read_row(loaded, row_id, row, rules).preference())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    tokenizer: PreTrainedTokenizerBase
+    max_tokens: int | None
+    over_long: OverLong
+    chat: Chat
+    ties: Ties
+    bad_rows: BadRows
+    append_eos: bool
+
+
+def _source_examples(
+    loaded: LoadedSource, rules: RowRules, limits: _Limits
+) -> tuple[list[PreferenceExample], Understanding]:
+    kept: list[PreferenceExample] = []
+    skipped: Counter[str] = Counter()
+    changed: Counter[str] = Counter()
+    for row_id, row in loaded.rows_with_ids():
+        try:
+            read = read_row(loaded, row_id, row, rules)
+        except BadRow as error:
+            if limits.bad_rows == "error":
+                raise
+            skipped[error.reason] += 1
+            continue
+        rules = rules.after(read)
+        if read.tie and limits.ties != "half":
+            _check_tie(read, limits.ties)
+            skipped["tied"] += 1
+            continue
+        example = encode_preference(read, limits.tokenizer, limits.chat, append_eos=limits.append_eos)
+        fitting = _fit(example, read, limits, skipped, changed)
+        if fitting is not None:
+            kept.append(fitting)
+    require_rows(kept, loaded, skipped)
+    return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+
+
+def _check_tie(read: PreferenceRow, ties: Ties) -> None:
+    if ties == "error":
+        raise DataError(
+            f"{read.where}: the responses are tied, so none is the best",
+            remedy="set ties: drop to leave such rows out, or ties: half to train on them as half a win for each",
+        )
+
+
+def _fit(
+    example: PreferenceExample,
+    read: PreferenceRow,
+    limits: _Limits,
+    skipped: Counter[str],
+    changed: Counter[str],
+) -> PreferenceExample | None:
+    """The example within the limit, or None where it is dropped."""
+    limit = limits.max_tokens
+    if limit is None or example.longest() <= limit:
+        return example
+    reason = f"comparisons over max_tokens ({limit:,})"
+    if limits.over_long == "error":
+        raise DataError(
+            f"{read.where}: prompt and response have {example.longest():,} tokens, over max_tokens {limit:,}",
+            remedy="raise max_tokens, or set data.over_long to drop or truncate",
+        )
+    if limits.over_long == "drop":
+        skipped[reason] += 1
+        return None
+    cut = fitted(example, limit, bos_token_id=limits.tokenizer.bos_token_id)
+    if len(set(cut.responses_tokens)) < len(cut.responses_tokens):
+        skipped[f"{reason}, equal before the cut"] += 1
+        return None
+    changed[f"{reason}, cut at the beginning of the prompt"] += 1
+    return cut

@@ -1,0 +1,259 @@
+"""Sources to prompts: `load_prompts` is what `burnish rl`, `eval` and `check` read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from burnish.config.schema import DataSource
+from burnish.data.chat import Chat, encode_prompt
+from burnish.data.conversations import prompt_of, without_last_answer
+from burnish.data.rows import Row, describe, value_at
+from burnish.data.samplers import PromptSampler
+from burnish.data.schemas import Purpose, Reading, recognise
+from burnish.data.sources import Table, default_domain, read_table, source_names
+from burnish.data.understanding import Understanding
+from burnish.errors import DataError
+from burnish.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OverLong = Literal["drop", "truncate", "error"]
+
+_ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """Prompts of all sources behind each other, with their tokens.
+
+    Source i holds `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`."""
+
+    prompts: tuple[Prompt, ...]
+    prompt_tokens: tuple[tuple[int, ...], ...]
+    source_sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    understandings: tuple[Understanding, ...]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
+        """The resumable order in which prompts are drawn (indices into `prompts`)."""
+        return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
+
+    def lines(self) -> list[str]:
+        """What was understood, for the command line to print."""
+        return [line for understanding in self.understandings for line in understanding.lines()]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """Rows of one source and how they are read. `name` begins the ids of its rows."""
+
+    source: DataSource
+    name: str
+    table: Table
+    reading: Reading
+    share: float | None
+
+    def understanding(self, *, kept: int, skipped: Counter[str], changed: Counter[str]) -> Understanding:
+        return Understanding(
+            path=self.source.path,
+            name=self.name,
+            rows=len(self.table.rows),
+            kept=kept,
+            schema=self.reading.schema,
+            roles=self.reading.roles,
+            domain=self.fixed_domain(),
+            prompt_template=self.source.prompt_template,
+            system_prompt=self.source.system_prompt,
+            limit=self.source.limit,
+            share=self.share,
+            skipped=dict(skipped),
+            changed=dict(changed),
+            columns_left_out=self.table.unreadable_columns,
+        )
+
+    def fixed_domain(self) -> str | None:
+        """The domain of all rows, or None where each row names its own."""
+        if self.source.domain is not None:
+            return self.source.domain
+        return None if "domain" in self.reading.roles else default_domain(self.source)
+
+    def domain_of(self, row: Row) -> str:
+        fixed = self.fixed_domain()
+        if fixed is not None:
+            return fixed
+        value = value_at(row, self.reading.roles["domain"], role="domain")
+        if isinstance(value, (Sequence, dict)) and not isinstance(value, str):
+            raise DataError(
+                f"{row.where}: column {self.reading.roles['domain']!r} (domain) holds {describe(value)}, not a name",
+                remedy="set domain for the source, or columns: {domain: ...}",
+            )
+        return default_domain(self.source) if value is None or value == "" else str(value)
+
+    def id_of(self, row: Row) -> str:
+        """`<source name>:<row number>`, or the id column's value in place of the number."""
+        if "id" not in self.reading.roles:
+            return f"{self.name}:{row.number}"
+        value = value_at(row, self.reading.roles["id"], role="id")
+        if not isinstance(value, (str, int)) or value == "":
+            raise DataError(
+                f"{row.where}: column {self.reading.roles['id']!r} (id) holds {describe(value)}, not text or a number",
+                remedy="name a column of unique ids, or none (row numbers are used then)",
+            )
+        return f"{self.name}:{value}"
+
+    def rows_with_ids(self) -> Iterator[tuple[str, Row]]:
+        """Each row with its id. DataError for an id that comes twice."""
+        seen: dict[str, str] = {}
+        for row in self.table.rows:
+            row_id = self.id_of(row)
+            if row_id in seen:
+                raise DataError(
+                    f"{row.where}: id {row_id.removeprefix(self.name + ':')!r} was given already at {seen[row_id]}",
+                    remedy="make ids unique, or remove columns.id (row numbers are used then)",
+                )
+            seen[row_id] = row.where
+            yield row_id, row
+
+
+def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[LoadedSource]:
+    """Rows and layouts of all sources. DataError for none, and for any that cannot be read or understood."""
+    if not sources:
+        raise DataError("no data set is named", remedy="set data.train (or data.eval) to a path")
+    total = sum(source.weight for source in sources)
+    loaded = []
+    for source, name in zip(sources, source_names(sources), strict=True):
+        table = read_table(source)
+        reading = recognise(table.rows, source, purpose)
+        share = source.weight / total if len(sources) > 1 else None
+        loaded.append(LoadedSource(source, name, table, reading, share))
+    return loaded
+
+
+def load_prompts(
+    sources: Sequence[DataSource],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int | None = None,
+    over_long: OverLong = "drop",
+    chat: Chat = "auto",
+    context_tokens: int | None = None,
+) -> PromptSet:
+    """Prompts of all sources, encoded.
+
+    max_prompt_tokens: longest prompt; longer ones are dropped, truncated (the end stays, and a leading BOS) or an
+    error, as `over_long` says, and counted. context_tokens: length of the model's context; a prompt that leaves no
+    room for a response is an error whatever `over_long` says.
+    """
+    parts = [
+        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens)
+        for loaded in load_sources(sources, "prompts")
+    ]
+    return PromptSet(
+        prompts=tuple(prompt for part in parts for prompt, _ in part[0]),
+        prompt_tokens=tuple(tokens for part in parts for _, tokens in part[0]),
+        source_sizes=tuple(len(part[0]) for part in parts),
+        weights=tuple(source.weight for source in sources),
+        understandings=tuple(part[1] for part in parts),
+    )
+
+
+_Encoded = list[tuple[Prompt, tuple[int, ...]]]
+
+
+def _source_prompts(
+    loaded: LoadedSource,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int | None,
+    over_long: OverLong,
+    chat: Chat,
+    context_tokens: int | None,
+) -> tuple[_Encoded, Understanding]:
+    kept: _Encoded = []
+    skipped: Counter[str] = Counter()
+    changed: Counter[str] = Counter()
+    for row_id, row in loaded.rows_with_ids():
+        prompt = _prompt(loaded, row_id, row, changed)
+        tokens: tuple[int, ...] | None = encode_prompt(prompt, tokenizer, chat)
+        if max_prompt_tokens is not None and len(tokens or ()) > max_prompt_tokens:
+            tokens = _shortened(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
+            counter = skipped if tokens is None else changed
+            counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
+        if tokens is None:
+            continue
+        _check_context(tokens, context_tokens, row)
+        kept.append((prompt, tokens))
+    require_rows(kept, loaded, skipped)
+    return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+
+
+def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str]) -> Prompt:
+    source, roles = loaded.source, loaded.reading.roles
+    asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
+    answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
+    domain = loaded.domain_of(row)
+    if isinstance(asked, str):
+        return Prompt(row_id, text=asked, answer=answer, domain=domain, columns=row.values)
+    messages = without_last_answer(asked)
+    if not any(message.role != "system" for message in messages):
+        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user's turn")
+    if len(messages) != len(asked):
+        changed[_ANSWER_CUT] += 1
+    return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values)
+
+
+def _cut_note(over_long: OverLong) -> str:
+    return ", cut at the beginning" if over_long == "truncate" else ""
+
+
+def _shortened(
+    tokens: tuple[int, ...], limit: int, over_long: OverLong, row: Row, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...] | None:
+    if over_long == "drop":
+        return None
+    if over_long == "error":
+        raise DataError(
+            f"{row.where}: the prompt has {len(tokens):,} tokens, over max_prompt_tokens {limit:,}",
+            remedy="raise rollout.max_prompt_tokens, or set data.over_long to drop or truncate",
+        )
+    if tokens[0] == tokenizer.bos_token_id and limit > 1:
+        # A model that begins every text with BOS has never seen one without it.
+        return (tokens[0], *tokens[len(tokens) - limit + 1 :])
+    return tokens[len(tokens) - limit :]
+
+
+def _check_context(tokens: Sequence[int], context_tokens: int | None, row: Row) -> None:
+    if context_tokens is not None and len(tokens) >= context_tokens:
+        raise DataError(
+            f"{row.where}: the prompt has {len(tokens):,} tokens, the model's context is {context_tokens:,}: no room "
+            "for a response",
+            remedy="lower rollout.max_prompt_tokens, or use a model with a longer context",
+        )
+
+
+def require_rows(kept: Sequence[Any], loaded: LoadedSource, skipped: Counter[str]) -> None:
+    """DataError when every row of a source was left out."""
+    if not kept:
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in skipped.items())
+        raise DataError(
+            f"{loaded.source.path}: no row is left of {len(loaded.table.rows):,}: {reasons}",
+            remedy="raise the limit on tokens, or set data.over_long: truncate",
+        )
+
+
+def read_prompts(sources: Sequence[DataSource]) -> tuple[list[Prompt], list[Understanding]]:
+    """Prompts of all sources as they stand, and how each source was understood. No tokenizer, so none is left out."""
+    prompts: list[Prompt] = []
+    understandings = []
+    for loaded in load_sources(sources, "prompts"):
+        changed: Counter[str] = Counter()
+        rows = [_prompt(loaded, row_id, row, changed) for row_id, row in loaded.rows_with_ids()]
+        prompts += rows
+        understandings.append(loaded.understanding(kept=len(rows), skipped=Counter(), changed=changed))
+    return prompts, understandings

@@ -1,0 +1,147 @@
+"""Rows as read: where each one stands, its JSON-able values, and look-ups whose failures say what there was instead."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from burnish.errors import DataError
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. `number` counts rows of its source from 0; `where` is `file:line` or `file, row n` for messages."""
+
+    number: int
+    where: str
+    values: Mapping[str, Any]
+
+
+def plain_value(value: Any) -> Any:
+    """The value in JSON types: numpy and arrow scalars become Python's, dates ISO text, bytes text or base64, and a
+    not-a-number (how tables write a missing value) None. Raises TypeError for anything else (pictures, sound)."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return None if math.isnan(value) else float(value)
+        case np.generic() | np.ndarray():
+            return plain_value(value.tolist())
+        case Mapping():
+            return {str(key): plain_value(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain_value(item) for item in value]
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case datetime.timedelta():
+            return value.total_seconds()
+        case decimal.Decimal():
+            return plain_value(float(value))
+        case bytes():
+            return _text_or_base64(value)
+    raise TypeError(f"a {type(value).__name__} has no plain form")
+
+
+def _text_or_base64(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode("ascii")
+
+
+def plain_row(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The row in JSON types, and the names of the columns that have none and are left out."""
+    kept: dict[str, Any] = {}
+    left_out = []
+    for name, value in values.items():
+        try:
+            kept[str(name)] = plain_value(value)
+        except TypeError:
+            left_out.append(str(name))
+    return kept, left_out
+
+
+def lookup(values: Mapping[str, Any], path: str, default: Any = _ABSENT) -> Any:
+    """The value at `path`; a column of just that name wins, else dots reach into nested values.
+
+    Raises KeyError when there is none and no default was given."""
+    if path in values:
+        return values[path]
+    current: Any = values
+    for part in path.split("."):
+        if not isinstance(current, Mapping) or part not in current:
+            if default is _ABSENT:
+                raise KeyError(path)
+            return default
+        current = current[part]
+    return current
+
+
+def has_column(values: Mapping[str, Any], path: str) -> bool:
+    return lookup(values, path, None) is not None or path in values
+
+
+def column_names(rows: Iterable[Row]) -> list[str]:
+    """Names of all columns, in order of appearance; for nested ones also `outer.inner`."""
+    names: dict[str, None] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            names.setdefault(name)
+            if isinstance(value, Mapping):
+                names.update(dict.fromkeys(f"{name}.{inner}" for inner in value))
+    return list(names)
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `word`, whatever the case, or None when none is like it."""
+    folded = {choice.casefold(): choice for choice in choices}
+    found = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def suggestion(word: str, choices: Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or nothing when no choice is near."""
+    found = nearest(word, choices)
+    return f"; did you mean {found!r}?" if found is not None else ""
+
+
+def value_at(row: Row, path: str, *, role: str) -> Any:
+    """The value of the column that plays `role`; DataError with the columns that the row has when it is missing."""
+    try:
+        return lookup(row.values, path)
+    except KeyError:
+        names = column_names([row])
+        raise DataError(
+            f"{row.where}: no column {path!r} (for {role}); the row has {', '.join(names) or 'no columns'}"
+            f"{suggestion(path, names)}",
+            remedy=f"name the right column with columns: {{{role}: ...}}, or mend the row",
+        ) from None
+
+
+def text_at(row: Row, path: str, *, role: str) -> str:
+    """The text of a column; DataError for anything else."""
+    value = value_at(row, path, role=role)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{row.where}: column {path!r} ({role}) holds {describe(value)}, not text",
+            remedy="mend the row, or build the text with prompt_template",
+        )
+    return value
+
+
+def describe(value: Any, width: int = 60) -> str:
+    """A short account of a value for messages: its type and its beginning."""
+    if value is None:
+        return "nothing (null)"
+    shown = repr(value)
+    return f"{type(value).__name__} {shown if len(shown) <= width else shown[: width - 3] + '...'}"

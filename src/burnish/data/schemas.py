@@ -1,0 +1,305 @@
+"""Which column plays which role: the layouts of the field, recognised from the columns or named in the run file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from burnish.config.schema import DataSource
+from burnish.data.rows import Row, column_names, has_column, lookup, suggestion
+from burnish.errors import DataError
+
+Purpose = Literal["prompts", "sft", "preferences"]
+
+ROLES = (
+    "prompt",
+    "messages",
+    "completion",
+    "text",
+    "answer",
+    "domain",
+    "id",
+    "chosen",
+    "rejected",
+    "responses",
+    "best",
+    "margin",
+    "tie",
+)
+# What a conversation may be called.
+_MESSAGES = ("messages", "conversations", "conversation")
+# Prompt columns beside `prompt`. Only these exact names: `Question` beside `Body` (SVAMP) must not be half read.
+_QUESTIONS = ("question", "problem", "query", "instruction", "input")
+_ANSWERS = ("answer", "ground_truth", "target", "solution", "Answer")
+_COMPLETIONS = ("completion", "response", "output", "answer", "solution", "target")
+# Roles that say something about a row; naming one of them leaves the layout as it is.
+_LABELS = {"answer", "domain", "id"}
+_CANDIDATES = ("responses", "candidates", "samples", "completions")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the rows of a source are read: the layout's name, and role -> column."""
+
+    schema: str
+    roles: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What the rows offer, and what the run file says about them."""
+
+    source: DataSource
+    first: Mapping[str, Any]
+    names: Sequence[str]
+    purpose: Purpose
+    claimed: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, path: str) -> bool:
+        return path in self.names or has_column(self.first, path)
+
+    def pick(self, role: str, candidates: Sequence[str]) -> dict[str, str]:
+        """{role: column}: what the run file says, else the first candidate there is; empty when there is none."""
+        if role in self.claimed:
+            return {role: self.claimed[role]}
+        taken = set(self.claimed.values())
+        return next(({role: name} for name in candidates if self.has(name) and name not in taken), {})
+
+    def pick_only(self, role: str, candidates: Sequence[str]) -> dict[str, str]:
+        """As `pick`, but two candidates are one too many: DataError."""
+        if role not in self.claimed:
+            found = [name for name in candidates if self.has(name) and name not in self.claimed.values()]
+            if len(found) > 1:
+                raise DataError(
+                    f"{self.source.path}: {' and '.join(found)} could each be the {role}",
+                    remedy=f"set columns: {{{role}: {found[0]}}}, or join them with prompt_template",
+                )
+        return self.pick(role, candidates)
+
+
+def recognise(rows: Sequence[Row], source: DataSource, purpose: Purpose) -> Reading:
+    """The reading of a source. DataError, with the columns there are, when one is missing or no layout fits."""
+    columns = _Columns(source, rows[0].values, column_names(rows), purpose, source.columns)
+    _check_claims(columns)
+    schema = source.schema_name if source.schema_name != "auto" else _detect(columns)
+    roles = _SCHEMAS[schema](columns)
+    roles |= {role: name for role, name in source.columns.items() if role not in roles}
+    if source.prompt_template is not None:
+        # The template writes the prompt; `{prompt}` in it may still mean the column found for that role.
+        roles.pop("messages", None)
+    _check_required(schema, roles, columns)
+    return Reading(schema, {role: roles[role] for role in ROLES if role in roles})
+
+
+def _check_claims(columns: _Columns) -> None:
+    source = columns.source
+    for role, name in source.columns.items():
+        if role not in ROLES:
+            raise DataError(
+                f"{source.path}: columns names the unknown role {role!r}{suggestion(role, ROLES)}",
+                remedy=f"roles are {', '.join(ROLES)}",
+            )
+        if not columns.has(name):
+            raise DataError(
+                f"{source.path}: no column {name!r} (for {role}); there are {', '.join(columns.names)}"
+                f"{suggestion(name, columns.names)}",
+                remedy=f"correct columns: {{{role}: ...}}",
+            )
+    if "prompt" in source.columns and "messages" in source.columns:
+        raise DataError(f"{source.path}: columns names both prompt and messages", remedy="keep one of them")
+    if source.domain is not None and "domain" in source.columns:
+        raise DataError(f"{source.path}: both domain and columns.domain are set", remedy="keep one of them")
+
+
+def _detect(columns: _Columns) -> str:
+    claimed = columns.claimed
+    if columns.purpose == "preferences":
+        return _detect_comparisons(columns)
+    if _is_verl(columns):
+        return "verl"
+    if columns.has("messages") and columns.has("ground_truth") and not claimed.keys() - _LABELS:
+        return "roll"
+    if "messages" in claimed:
+        return "chat"
+    if "text" in claimed:
+        return "text"
+    if claimed.keys() & {"prompt", "completion"}:
+        return "prompt_completion" if columns.purpose == "sft" else "prompt"
+    if claimed.keys() & {"chosen", "rejected"} or (columns.has("chosen") and columns.has("rejected")):
+        return "preference"
+    return _detect_by_content(columns)
+
+
+def _detect_comparisons(columns: _Columns) -> str:
+    claimed = columns.claimed
+    if claimed.keys() & {"chosen", "rejected"} or (columns.has("chosen") and columns.has("rejected")):
+        return "preference"
+    if columns.has("query") and columns.has("sample0") and not claimed.keys() - _LABELS:
+        return "token_labels"
+    if "responses" in claimed or any(columns.has(name) for name in _CANDIDATES):
+        return "candidates"
+    raise DataError(
+        f"{columns.source.path}: these rows compare nothing; the columns are {', '.join(columns.names) or '(none)'}",
+        remedy="a comparison has chosen and rejected, or prompt, responses and best (set columns: {chosen: ...})",
+    )
+
+
+def _is_verl(columns: _Columns) -> bool:
+    if columns.claimed.keys() - _LABELS - {"prompt"} or not (columns.has("prompt") or "prompt" in columns.claimed):
+        return False
+    return lookup(columns.first, "reward_model.ground_truth", None) is not None
+
+
+def _detect_by_content(columns: _Columns) -> str:
+    if any(columns.has(name) for name in _MESSAGES):
+        return "chat"
+    template = columns.source.prompt_template is not None
+    if template or any(columns.has(name) for name in ("prompt", *_QUESTIONS)):
+        completed = columns.purpose == "sft" or columns.has("completion")
+        return "prompt_completion" if completed else "prompt"
+    if columns.has("text"):
+        return "text"
+    raise _not_understood(columns)
+
+
+def _not_understood(columns: _Columns) -> DataError:
+    return DataError(
+        f"{columns.source.path}: no known layout; the columns are {', '.join(columns.names) or '(none)'}",
+        remedy="say which column is the prompt (columns: {prompt: ..., answer: ...}) or write a prompt_template",
+    )
+
+
+def _prompt_role(columns: _Columns) -> dict[str, str]:
+    if "messages" in columns.claimed:
+        return {"messages": columns.claimed["messages"]}
+    if columns.has("prompt") or "prompt" in columns.claimed:
+        return columns.pick("prompt", ("prompt",))
+    if columns.source.prompt_template is not None:
+        return columns.pick("prompt", _QUESTIONS)
+    return columns.pick_only("prompt", _QUESTIONS)
+
+
+def _common(columns: _Columns) -> dict[str, str]:
+    return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",))
+
+
+def _prompt(columns: _Columns) -> dict[str, str]:
+    return _prompt_role(columns) | _common(columns)
+
+
+def _prompt_completion(columns: _Columns) -> dict[str, str]:
+    if columns.has("completion") or "completion" in columns.claimed:
+        completion = columns.pick("completion", ("completion",))
+    else:
+        completion = columns.pick_only("completion", _COMPLETIONS)
+    return _prompt_role(columns) | _common(columns) | completion
+
+
+def _chat(columns: _Columns) -> dict[str, str]:
+    return columns.pick("messages", _MESSAGES) | _common(columns)
+
+
+def _text(columns: _Columns) -> dict[str, str]:
+    return columns.pick("text", ("text",)) | _common(columns)
+
+
+def _verl(columns: _Columns) -> dict[str, str]:
+    answer = columns.pick("answer", ("reward_model.ground_truth",))
+    domain = columns.pick("domain", ("data_source",))
+    return _prompt_role(columns) | answer | domain | columns.pick("completion", ("completion",))
+
+
+def _roll(columns: _Columns) -> dict[str, str]:
+    messages = columns.pick("messages", ("messages",))
+    prompt = columns.pick("prompt", ("prompt",)) if columns.source.prompt_template is not None else {}
+    answer = columns.pick("answer", ("ground_truth",))
+    return messages | prompt | answer | columns.pick("domain", ("tag", "domain"))
+
+
+def _preference(columns: _Columns) -> dict[str, str]:
+    pair = columns.pick("chosen", ("chosen",)) | columns.pick("rejected", ("rejected",))
+    prompt = columns.pick("prompt", ("prompt",))
+    return prompt | pair | columns.pick("domain", ("domain",)) | _compared(columns)
+
+
+def _compared(columns: _Columns) -> dict[str, str]:
+    """What may stand beside a comparison."""
+    if columns.purpose != "preferences":
+        return {}
+    return columns.pick("margin", ("margin",)) | columns.pick("tie", ("tie",))
+
+
+def _candidates(columns: _Columns) -> dict[str, str]:
+    prompt = columns.pick("prompt", ("prompt", *_QUESTIONS, *_MESSAGES))
+    marked = columns.pick_only("responses", _CANDIDATES) | columns.pick("best", ("best", "label"))
+    return prompt | marked | columns.pick("domain", ("domain",)) | _compared(columns)
+
+
+def _token_labels(columns: _Columns) -> dict[str, str]:
+    query = columns.pick("prompt", ("query",)) | columns.pick("best", ("best",))
+    return query | columns.pick("domain", ("domain",))
+
+
+_SCHEMAS = {
+    "prompt": _prompt,
+    "prompt_completion": _prompt_completion,
+    "chat": _chat,
+    "text": _text,
+    "verl": _verl,
+    "roll": _roll,
+    "preference": _preference,
+    "candidates": _candidates,
+    "token_labels": _token_labels,
+}
+_REQUIRED = {
+    "prompt": ("prompt",),
+    "prompt_completion": ("prompt", "completion"),
+    "chat": ("messages",),
+    "text": ("text",),
+    "verl": ("prompt", "answer"),
+    "roll": ("messages",),
+    "preference": ("chosen", "rejected"),
+    "candidates": ("responses", "best"),
+    "token_labels": ("prompt", "best"),
+}
+_PROMPT_ROLES = ("prompt", "messages", "text")
+
+
+def _check_required(schema: str, roles: Mapping[str, str], columns: _Columns) -> None:
+    source = columns.source
+    templated = ("prompt", "messages") if source.prompt_template is not None else ()
+    if columns.purpose == "prompts":
+        needed = tuple(role for role in _REQUIRED[schema] if role != "completion")
+    else:
+        needed = _REQUIRED[schema]
+    for role in needed:
+        if role in roles or role in templated or (role == "prompt" and "messages" in roles):
+            continue
+        raise DataError(
+            f"{source.path}: no column for {role} (layout {schema}); the columns are {', '.join(columns.names)}",
+            remedy=f"set columns: {{{role}: ...}}" + (", or write a prompt_template" if role == "prompt" else ""),
+        )
+    _check_purpose(schema, roles, columns)
+
+
+def _check_purpose(schema: str, roles: Mapping[str, str], columns: _Columns) -> None:
+    source = columns.source
+    if columns.purpose == "preferences" and schema not in ("preference", "candidates", "token_labels"):
+        raise DataError(
+            f"{source.path}: rows of layout {schema} compare nothing",
+            remedy="set schema_name to preference, candidates or token_labels",
+        )
+    has_prompt = source.prompt_template is not None or any(role in roles for role in _PROMPT_ROLES)
+    if columns.purpose == "prompts" and not has_prompt:
+        raise DataError(
+            f"{source.path}: rows of layout {schema} name no prompt; the columns are {', '.join(columns.names)}",
+            remedy="set columns: {prompt: ...}",
+        )
+    trains = "completion" in roles or schema in ("chat", "text", "roll")
+    if columns.purpose == "sft" and not trains:
+        raise DataError(
+            f"{source.path}: rows of layout {schema} hold no completion to train on; the columns are "
+            f"{', '.join(columns.names)}",
+            remedy="set columns: {completion: ...}, or use prompt-completion, chat or text data",
+        )

@@ -1,0 +1,152 @@
+"""A `DataSource` to rows, wherever it lies: a file, a folder of files, a saved data set or a hub name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from burnish.config.schema import DataSource
+from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
+from burnish.data.rows import Row, plain_row, suggestion
+from burnish.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of one source. `unreadable_columns` have no JSON form (pictures, sound) and were left out."""
+
+    rows: tuple[Row, ...]
+    unreadable_columns: tuple[str, ...] = ()
+
+
+def read_table(source: DataSource) -> Table:
+    """Rows of a source, the first `limit` of them. DataError when it cannot be read or holds no row."""
+    rows: list[Row] = []
+    left_out: dict[str, None] = {}
+    for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
+        values, unreadable = plain_row(raw)
+        left_out.update(dict.fromkeys(unreadable))
+        rows.append(Row(number, where, values))
+    if not rows:
+        raise DataError(f"{source.path}: the data set is empty", remedy="check the path and the split")
+    return Table(tuple(rows), tuple(left_out))
+
+
+def source_names(sources: Sequence[DataSource]) -> list[str]:
+    """One short name a source, all different, a function of the run file only (prompt ids begin with them)."""
+    names = [_short_name(source, parents=0) for source in sources]
+    names = [
+        _short_name(source, parents=1) if names.count(name) > 1 else name
+        for source, name in zip(sources, names, strict=True)
+    ]
+    return [f"{name}#{names[:i].count(name) + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def default_domain(source: DataSource) -> str:
+    """Domain of rows that name none: the name of the file."""
+    return _short_name(source, parents=0)
+
+
+def _short_name(source: DataSource, *, parents: int) -> str:
+    path = Path(source.path)
+    if data_suffix(path):
+        return "/".join((*path.parts[-1 - parents : -1], data_stem(path)))
+    parts = [*path.parts[-1 - parents :], *([source.subset] if source.subset else [])]
+    if source.split != "train":
+        parts.append(source.split)
+    return "/".join(part for part in parts if part != "/")
+
+
+def _raw_rows(source: DataSource) -> Iterator[RawRow]:
+    path = Path(source.path).expanduser()
+    if path.is_dir():
+        return _folder_rows(path, source)
+    if path.is_file() or data_suffix(path) or not _is_hub_name(source.path):
+        return read_file(path, document_separator=source.document_separator)
+    return _hub_rows(source)
+
+
+def _is_hub_name(path: str) -> bool:
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path) is not None
+
+
+def _folder_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return _saved_rows(folder, source)
+    files = _files_of_split(folder, source.split)
+    return (row for file in files for row in read_file(file, document_separator=source.document_separator))
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    """Data files of a folder (and of its `data` folder) whose names speak of the split; all when none names a split."""
+    found = [file for place in (folder, folder / "data") for file in sorted(place.glob("*")) if data_suffix(file)]
+    found += [file for file in sorted((folder / split).glob("*")) if data_suffix(file)]
+    if not found:
+        raise DataError(f"{folder}: the folder holds no data file", remedy="name a file, or another folder")
+    chosen = [file for file in found if _names_split(file, split) or file.parent == folder / split]
+    if not chosen and split == "train" and not any(_names_split(file, word) for file in found for word in _SPLITS):
+        chosen = found
+    if not chosen:
+        names = ", ".join(str(file.relative_to(folder)) for file in found[:8])
+        raise DataError(
+            f"{folder}: no data file for split {split!r}; there are {names}",
+            remedy="set split, or name the file itself",
+        )
+    if len({data_suffix(file) for file in chosen}) > 1:
+        names = ", ".join(str(file.relative_to(folder)) for file in chosen[:8])
+        raise DataError(f"{folder}: files of different formats for split {split!r}: {names}", remedy="name one file")
+    return chosen
+
+
+_SPLITS = ("train", "test", "valid", "validation", "eval", "dev")
+
+
+def _names_split(file: Path, split: str) -> bool:
+    return re.search(rf"(^|[-_.]){re.escape(split)}([-_.]|$)", data_stem(file)) is not None
+
+
+def _saved_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}: the saved data set cannot be read: {error}", remedy="save it anew") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if source.split not in saved:
+            raise _unknown_split(str(folder), source.split, list(saved))
+        saved = saved[source.split]
+    elif source.split not in ("train", str(saved.split)):
+        raise DataError(
+            f"{folder}: this saved data set has no splits, but split is {source.split!r}", remedy="remove split"
+        )
+    return _numbered(str(folder), saved)
+
+
+def _numbered(name: str, rows: Iterable[Any]) -> Iterator[RawRow]:
+    return ((f"{name}, row {number}", row) for number, row in enumerate(rows))
+
+
+def _hub_rows(source: DataSource) -> Iterator[RawRow]:
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        beside = missing_file(Path(source.path)).remedy
+        raise DataError(
+            f"{source.path}: no local file or folder, and the hub data set (subset {source.subset!r}, split "
+            f"{source.split!r}) cannot be loaded: {error}",
+            remedy=f"check path, subset, split and the network; if it should be local: {beside}",
+        ) from error
+    return _numbered(source.path, loaded)
+
+
+def _unknown_split(path: str, split: str, splits: list[str]) -> DataError:
+    return DataError(
+        f"{path}: no split {split!r}; there are {', '.join(splits)}{suggestion(split, splits)}", remedy="set split"
+    )

@@ -1,0 +1,248 @@
+"""Critics: a model of their own, or a head on the policy's trunk. Both value the state before each response token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from burnish.errors import ModelError
+from burnish.models.batch import Batch
+from burnish.models.folders import check_model_folder, resolve_source
+from burnish.models.loading import DTYPES, LoadedModel, prepare_for_training
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
+from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
+from burnish.models.scoring import split_by_tokens
+from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
+from burnish.types import Metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+class SeparateCritic:
+    """`roles.Critic` with a trunk of its own, all of whose weights train, also beside a policy with LoRA."""
+
+    shares_trunk = False
+
+    def __init__(
+        self,
+        trunk: PreTrainedModel,
+        head: ValueHead,
+        settings: OptimizerSettings,
+        *,
+        tokens_per_microbatch: int = 16_384,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        """Takes the trunk over as it is; `copy_of` and `from_folder` make one."""
+        self.trunk = trunk
+        self._gradient_checkpointing = gradient_checkpointing
+        self.head = head
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._scorer = ValueScorer(trunk, head)
+        self._optimizer = CriticOptimizer(_named(trunk, head), settings)
+
+    @staticmethod
+    def copy_of(
+        loaded: LoadedModel, settings: OptimizerSettings, *, tokens_per_microbatch: int = 16_384
+    ) -> SeparateCritic:
+        """A critic that begins with the model's present trunk, copied, and values of 0.
+
+        Make it before the policy builds adapters into the model.
+        """
+        trunk = copy.deepcopy(trunk_of(loaded.model))
+        head = ValueHead(hidden_size(trunk), device=trunk.device)
+        return SeparateCritic(
+            trunk,
+            head,
+            settings,
+            tokens_per_microbatch=tokens_per_microbatch,
+            gradient_checkpointing=loaded.gradient_checkpointing,
+        )
+
+    @staticmethod
+    def from_folder(
+        path: str, like: LoadedModel, settings: OptimizerSettings, *, field: str, tokens_per_microbatch: int = 16_384
+    ) -> SeparateCritic:
+        """A critic that begins with the weights and the read-out of a sequence classifier with one label.
+
+        Number type and device are those of the policy `like`. Raises ModelError when the folder is no such model or has
+        another vocabulary than the policy.
+        """
+        classifier = _load_classifier(path, like, field)
+        trunk = trunk_of(classifier)
+        readout = _readout(classifier, path, field)
+        head = ValueHead(readout.weight.shape[1], device=like.model.device)
+        head.take(readout.weight, readout.bias)
+        return SeparateCritic(
+            trunk,
+            head,
+            settings,
+            tokens_per_microbatch=tokens_per_microbatch,
+            gradient_checkpointing=like.gradient_checkpointing,
+        )
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps made so far."""
+        return self._optimizer.version
+
+    def values(self, batch: Batch) -> Tensor:
+        """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
+
+    def update(self, batch: Batch, objective: ValueObjective) -> dict[str, Metric]:
+        """One optimizer step; denominators are those of the whole batch, rows without a trained token cost nothing."""
+        self.trunk.train(self._gradient_checkpointing)  # checkpointing works in train mode only
+        metrics = _step(self._scorer, self._optimizer, batch, objective, self._tokens_per_microbatch, train_trunk=True)
+        self.trunk.eval()
+        return metrics
+
+    def save_weights(self, folder: Path) -> None:
+        """Write the trunk as `AutoModel.from_pretrained` loads it, and the head beside it."""
+        self.trunk.save_pretrained(folder, safe_serialization=True)
+        self.head.save(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """Take over what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
+        copy_weights(folder, self.trunk)
+        self.head.load(folder)
+        self._optimizer.refresh()
+
+    def training_state(self) -> dict[str, Any]:
+        """Optimizer and version, as plain values and tensors."""
+        return self._optimizer.state()
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """The opposite of `training_state`; load the weights first."""
+        self._optimizer.load_state(state)
+
+
+class SharedCritic:
+    """`roles.Critic` as a value head on the policy's trunk.
+
+    The policy's own updates train head and trunk in one backward pass (the objective adds the value loss). The head has
+    its own optimizer, learning rate and gradient clipping: it starts at 0 and needs larger steps than the trunk bears.
+    `update` trains the head alone.
+    """
+
+    shares_trunk = True
+
+    def __init__(
+        self, policy: LocalPolicy, settings: OptimizerSettings, *, tokens_per_microbatch: int = 16_384
+    ) -> None:
+        trunk = trunk_of(policy.model)
+        self.head = ValueHead(hidden_size(trunk), device=trunk.device)
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._scorer = ValueScorer(trunk, self.head)
+        self._optimizer = CriticOptimizer(list(self.head.named_parameters()), settings)
+        policy.share_trunk(self.head, self._optimizer)
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps of the head so far, those within the policy's updates among them."""
+        return self._optimizer.version
+
+    def values(self, batch: Batch) -> Tensor:
+        """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
+
+    def update(self, batch: Batch, objective: ValueObjective) -> dict[str, Metric]:
+        """One optimizer step of the head alone; the trunk, and with it the policy, stays as it is."""
+        return _step(self._scorer, self._optimizer, batch, objective, self._tokens_per_microbatch, train_trunk=False)
+
+    def save_weights(self, folder: Path) -> None:
+        """Write the head; the trunk is the policy's."""
+        self.head.save(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """Take over what `save_weights` wrote."""
+        self.head.load(folder)
+        self._optimizer.refresh()
+
+    def training_state(self) -> dict[str, Any]:
+        """Optimizer of the head and version, as plain values and tensors."""
+        return self._optimizer.state()
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """The opposite of `training_state`; load the weights first."""
+        self._optimizer.load_state(state)
+
+
+def _step(
+    scorer: ValueScorer,
+    optimizer: CriticOptimizer,
+    batch: Batch,
+    objective: ValueObjective,
+    tokens_per_microbatch: int,
+    *,
+    train_trunk: bool,
+) -> dict[str, Metric]:
+    denominators = count_denominators(batch)
+    if denominators.num_tokens == 0:
+        return optimizer.skip()
+    trained = batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
+    metrics: dict[str, Metric] = {}
+    optimizer.clear()
+    for _, part in split_by_tokens(trained, tokens_per_microbatch):
+        part = part.to(scorer.head.weight.device)
+        values_BT = scorer.score(part, positions_BT=part.loss_mask, train_trunk=train_trunk)
+        merge_into(metrics, _backward(objective(values_BT, part, denominators), optimizer, denominators))
+    return metrics | optimizer.step(optimizer.checked_norm())
+
+
+def _backward(value: ObjectiveValue, optimizer: CriticOptimizer, denominators: Denominators) -> Mapping[str, Metric]:
+    optimizer.check_finite(f"loss over {denominators.num_tokens} tokens", float(value.loss.detach()))
+    value.loss.backward()
+    return value.metrics
+
+
+def _named(trunk: PreTrainedModel, head: ValueHead) -> list[tuple[str, nn.Parameter]]:
+    own = [(f"trunk.{name}", parameter) for name, parameter in trunk.named_parameters() if parameter.requires_grad]
+    return [*own, *((f"head.{name}", parameter) for name, parameter in head.named_parameters())]
+
+
+def _load_classifier(path: str, like: LoadedModel, field: str) -> PreTrainedModel:
+    from transformers import AutoModelForSequenceClassification
+
+    source = resolve_source(path, field=field)
+    check_model_folder(source, needs_weights=True)
+    remedy = "name a folder of a sequence classifier with num_labels 1, or leave the field at `policy`"
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            source, dtype=DTYPES[_dtype_name(like)], use_safetensors=True, num_labels=1, output_loading_info=True
+        )
+    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+        raise ModelError(
+            f"{field} {path!r} cannot be loaded as a sequence classifier: {error}", remedy=remedy
+        ) from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ModelError(f"{field} {path!r} has no weights for {missing[0]!r}: it is no reward model", remedy=remedy)
+    ours, theirs = (m.get_input_embeddings().weight.shape[0] for m in (like.model, model))
+    if ours != theirs:
+        raise ModelError(
+            f"{field} {path!r} has {theirs} embeddings, the policy has {ours}: they do not share a tokenizer",
+            remedy="use a reward model that was trained from the policy's own model",
+        )
+    prepare_for_training(model, gradient_checkpointing=like.gradient_checkpointing)
+    return model.to(like.model.device)
+
+
+def _readout(classifier: PreTrainedModel, path: str, field: str) -> nn.Linear:
+    found = [part for name, part in classifier.named_children() if name in ("score", "classifier")]
+    if len(found) == 1 and isinstance(found[0], nn.Linear) and found[0].out_features == 1:
+        return found[0]
+    raise ModelError(
+        f"{field} {path!r}: the head of {type(classifier).__name__} is not one linear read-out",
+        remedy="use a decoder model with a `score` layer, as Llama, Qwen or GPT-2 classifiers have",
+    )
+
+
+def _dtype_name(like: LoadedModel) -> str:
+    return next(name for name, dtype in DTYPES.items() if dtype is like.model.dtype)

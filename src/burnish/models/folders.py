@@ -1,0 +1,71 @@
+"""From the `path` of a run file to something that can be loaded, with errors that say what is wrong about it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from burnish.errors import ModelError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def resolve_source(path: str, *, field: str) -> str:
+    """The folder as a string, or the hub name itself. Raises ModelError for a folder that is not there.
+
+    A name of the form `owner/model` counts as a hub name unless a local folder `owner` stands beside us, in which case
+    a misspelt folder is far likelier.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return str(folder)
+    if folder.is_file():
+        raise ModelError(f"{field} {path!r} is a file", remedy="name the folder that holds config.json and the weights")
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir())
+    if looks_local or not _HUB_NAME.fullmatch(path):
+        raise ModelError(
+            f"{field} {path!r} does not exist",
+            remedy="give a folder with config.json, or a hub name like owner/model" + nearest_folder_hint(path),
+        )
+    return path
+
+
+def nearest_folder_hint(path: str) -> str:
+    """`; did you mean ...?` with the most similar sibling folder, or nothing."""
+    folder = Path(path).expanduser()
+    if folder.is_dir() or not folder.parent.is_dir():
+        return ""
+    siblings = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
+    nearest = difflib.get_close_matches(folder.name, siblings, n=1, cutoff=0.5)
+    return f"; did you mean {str(folder.parent / nearest[0])!r}?" if nearest else ""
+
+
+def check_model_folder(source: str, *, needs_weights: bool) -> None:
+    """Raise ModelError when a local folder lacks config.json or safetensors weights; a hub name passes."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model folder {source!r} has no config.json",
+            remedy="point model.path at the folder that save_pretrained wrote" + _inner_hint(folder),
+        )
+    if not needs_weights or any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"model folder {source!r} has only pickle weights ({pickles[0]}); loading a pickle can run any code",
+            remedy="convert it once where you trust it: from_pretrained(...).save_pretrained(folder)",
+        )
+    raise ModelError(
+        f"model folder {source!r} has no weights (*.safetensors)",
+        remedy="add the weights, or set model.from_scratch: true to start from random ones",
+    )
+
+
+def _inner_hint(folder: Path) -> str:
+    inner = sorted(entry.parent for entry in folder.glob("*/config.json"))
+    return f"; did you mean {str(inner[0])!r}?" if inner else ""

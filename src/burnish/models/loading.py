@@ -1,0 +1,235 @@
+"""Any `transformers` causal language model, from a folder or the hub: safetensors, no foreign code, no dropout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from burnish.config.schema import ModelConfig
+from burnish.errors import ModelError
+from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
+from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+UNLIMITED_CONTEXT = 1 << 30
+Head = Literal["language", "score"]
+NEW_HEAD = "the score head is new"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to be trained or sampled from, and what was found out about it.
+
+    `eos_token_ids` end a response; `pad_token_id` fills rows and never ends one; `context_length` counts prompt and
+    response tokens together; `notes` are sentences for the user about choices made here; `gradient_checkpointing` says
+    whether activations are recomputed in the backward pass.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    context_length: int
+    notes: tuple[str, ...] = ()
+    gradient_checkpointing: bool = False
+
+
+def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language") -> LoadedModel:
+    """Load model and tokenizer as the run file asks. `seed` decides the weights of `from_scratch`.
+
+    head: `score` loads the same folder as a sequence classifier with one label; a score head that the files do not
+    hold is left as transformers makes it, and `notes` has NEW_HEAD.
+
+    Raises ModelError (missing folder, no config.json, pickle weights, tokenizer that does not fit, weights missing from
+    the files, a device that is not there).
+    """
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # a run shows its own progress
+    source = resolve_source(config.path, field="model.path")
+    check_model_folder(source, needs_weights=not config.from_scratch)
+    device = resolve_device(config.device)
+    raw_config, generation_config = _raw_configs(source, config)
+    model_config = _model_config(source, config)
+    tokenizer = load_tokenizer(config)
+    weights_note: str | None
+    if config.from_scratch:
+        model, weights_note = _random_model(model_config, config, seed, head), "weights are random (model.from_scratch)"
+    else:
+        model, weights_note = _saved_model(source, config, head)
+    check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], path=config.path)
+    eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
+    pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
+    context_length, context_note = _context_length(model.config, tokenizer)
+    eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
+    prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
+    notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note) if note is not None)
+    return LoadedModel(
+        model.to(device), tokenizer, eos_ids, pad_id, context_length, notes, config.gradient_checkpointing
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first GPU when there is one, else the CPU. Raises ModelError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"model.device {name!r} is no device", remedy="use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(
+            f"model.device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices",
+            remedy="set model.device to auto or cpu, or install a CUDA build of torch",
+        )
+    return device
+
+
+def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
+    """Turn every dropout off for good and set `eval` mode (checkpointing needs `train`: the policy sets it in updates).
+
+    With dropout gone the two modes compute the same numbers, so the ratio on the first on-policy minibatch is 1.
+    """
+    disable_dropout(model)
+    model.eval()
+    if gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ModelError(
+                f"{type(model).__name__} cannot checkpoint gradients", remedy="set model.gradient_checkpointing: false"
+            )
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set the probability of every dropout, layers and attention attributes alike, to 0."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _saved_model(source: str, config: ModelConfig, head: Head) -> tuple[PreTrainedModel, str | None]:
+    try:
+        model, info = _from_pretrained(source, config, "sdpa", head)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise _unloadable(config, error) from error
+        model, info = _from_pretrained(source, config, "eager", head)
+    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+        raise _unloadable(config, error) from error
+    missing = sorted(info["missing_keys"])
+    if head == "score" and missing and not any(name.startswith(f"{model.base_model_prefix}.") for name in missing):
+        return model, NEW_HEAD
+    if missing:
+        raise ModelError(
+            f"model {config.path!r} lacks weights for {len(missing)} parameters, for example {missing[0]!r}",
+            remedy="the weights belong to another architecture than config.json says; use matching files",
+        )
+    unused = sorted(info["unexpected_keys"])
+    return model, f"{len(unused)} weights in the files are not used, as {unused[0]}" if unused else None
+
+
+def _from_pretrained(
+    source: str, config: ModelConfig, attention: str, head: Head
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    from transformers.utils import logging as transformers_logging
+
+    said = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # what is missing or unused is told by `_saved_model`
+    try:
+        return _auto_class(head).from_pretrained(
+            source,
+            revision=config.revision,
+            dtype=DTYPES[config.dtype],
+            trust_remote_code=config.trust_remote_code,
+            use_safetensors=True,
+            attn_implementation=attention,
+            output_loading_info=True,
+            **({"num_labels": 1} if head == "score" else {}),
+        )
+    finally:
+        transformers_logging.set_verbosity(said)
+
+
+def _auto_class(head: Head) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForCausalLM if head == "language" else AutoModelForSequenceClassification
+
+
+def _random_model(model_config: PretrainedConfig, config: ModelConfig, seed: int, head: Head) -> PreTrainedModel:
+    if head == "score":
+        model_config.num_labels = 1
+
+    def build(attention: str) -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _auto_class(head).from_config(
+                model_config,
+                dtype=DTYPES[config.dtype],
+                trust_remote_code=config.trust_remote_code,
+                attn_implementation=attention,
+            )
+
+    try:
+        return build("sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise _unloadable(config, error) from error
+        return build("eager")
+
+
+def _model_config(source: str, config: ModelConfig) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+        raise _unloadable(config, error) from error
+
+
+def _raw_configs(source: str, config: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What config.json and generation_config.json say, without the defaults of the config classes."""
+    from transformers import GenerationConfig, PretrainedConfig
+
+    try:
+        raw, _ = PretrainedConfig.get_config_dict(source, revision=config.revision)
+    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+        raise _unloadable(config, error) from error
+    try:
+        generation = GenerationConfig.from_pretrained(source, revision=config.revision).to_dict()
+    except OSError:  # the file is optional
+        generation = {}
+    return raw, generation
+
+
+def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
+    text = " ".join(str(error).split())
+    asks_for_code = "trust_remote_code" in text
+    return ModelError(
+        f"model {config.path!r} cannot be loaded ({type(error).__name__}: {text[:300]})",
+        remedy="the model brings its own Python code: set model.trust_remote_code: true if you trust it"
+        if asks_for_code
+        else "model.path must be a folder with config.json and *.safetensors, or a hub name that can be reached"
+        + nearest_folder_hint(config.path),
+    )
+
+
+def _context_length(model_config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, str | None]:
+    # Config classes of foreign models share no field for this; these are the names in use.
+    text_config = model_config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(text_config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value, None
+    if tokenizer.model_max_length < UNLIMITED_CONTEXT:
+        return tokenizer.model_max_length, "the context length is the tokenizer's; the model names none"
+    return UNLIMITED_CONTEXT, "neither model nor tokenizer names a context length; none is enforced"

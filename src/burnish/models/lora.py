@@ -1,0 +1,94 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) through peft: only they train, the base stays frozen."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from burnish.config.schema import LoraConfig
+from burnish.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"
+
+
+class Adapter:
+    """A model with adapters built in. `model` is the same object as before, its linear layers now adapted."""
+
+    def __init__(
+        self, model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, task_type: str = "CAUSAL_LM"
+    ) -> None:
+        """`model` may also be a base model without head (task_type FEATURE_EXTRACTION).
+
+        Raises ModelError when `target_modules` names no layer of the model, or its head."""
+        import peft
+
+        self.model = model
+        targets = config.target_modules
+        peft_config = peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            lora_dropout=0.0,
+            bias="none",
+            task_type=task_type,
+        )
+        head = model.get_output_embeddings()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                self._peft_model = peft.get_peft_model(model, peft_config)
+            except ValueError as error:
+                raise ModelError(
+                    f"model.lora.target_modules {targets!r} does not fit {type(model).__name__}: {error}",
+                    remedy=f"use all-linear, or some of: {', '.join(_linear_names(model))}",
+                ) from error
+        if model.get_output_embeddings() is not head:
+            raise ModelError(
+                f"model.lora.target_modules {targets!r} adapts the output head, which is not supported",
+                remedy="leave the head out, or use all-linear (which does)",
+            )
+
+    def off(self) -> AbstractContextManager[Any]:
+        """Inside this context the model computes as the untouched base does."""
+        return self._peft_model.disable_adapter()
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter alone, as `PeftModel.from_pretrained` reads it."""
+        self._peft_model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
+
+    def load(self, folder: Path) -> None:
+        """Take the adapter's weights from a folder that `save` wrote, bit for bit."""
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        set_peft_model_state_dict(self._peft_model, load_peft_weights(str(folder), device="cpu"), ADAPTER)
+
+    @torch.no_grad()
+    def merged_state(self) -> dict[str, Tensor]:
+        """Weights of an ordinary model with the adapter added in; the live weights are not touched, because adding and
+        subtracting again would not give back the same bits."""
+        from peft.tuners.lora import LoraLayer
+
+        merged: dict[str, Tensor] = {}
+        for name, value in self.model.state_dict().items():
+            if ".lora_" not in name:
+                merged[name.replace(".base_layer.", ".")] = value.detach()
+        for name, module in self.model.named_modules():
+            if isinstance(module, LoraLayer):
+                weight = merged[f"{name}.weight"]
+                merged[f"{name}.weight"] = weight + module.get_delta_weight(ADAPTER).to(weight)
+        return merged
+
+
+def _linear_names(model: PreTrainedModel) -> list[str]:
+    names = {name.rsplit(".", 1)[-1] for name, part in model.named_modules() if type(part).__name__ in _LINEAR}
+    return sorted(names - {"lm_head"})
+
+
+_LINEAR = ("Linear", "Conv1D")

@@ -1,0 +1,199 @@
+"""The optimizer step: Adam in two forms, learning rate as a function of the step, float32 masters of bf16 weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from burnish.config.schema import OptimizationConfig
+from burnish.errors import CheckpointError
+from burnish.models.adam_tf import AdamTF
+
+SCHEDULES = ("constant", "linear", "cosine")
+OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.optim.AdamW, "adam_tf": AdamTF}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Numbers of the optimizer. `total_steps` are the optimizer steps of the whole run (for linear and cosine)."""
+
+    learning_rate: float
+    total_steps: int
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    final_learning_rate_fraction: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    optimizer: str = "adamw"
+
+    @staticmethod
+    def from_config(
+        config: OptimizationConfig, *, total_steps: int, learning_rate: float | None = None
+    ) -> OptimizerSettings:
+        """The run file's numbers, with another peak learning rate where one is given."""
+        return OptimizerSettings(
+            learning_rate=config.learning_rate if learning_rate is None else learning_rate,
+            total_steps=total_steps,
+            schedule=config.schedule,
+            warmup_steps=config.warmup_steps,
+            final_learning_rate_fraction=config.final_learning_rate_fraction,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            optimizer=config.optimizer,
+        )
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of optimizer step `step` (the first is 0)."""
+        return learning_rate(
+            step,
+            total_steps=self.total_steps,
+            warmup_steps=self.warmup_steps,
+            peak=self.learning_rate,
+            schedule=self.schedule,
+            final_fraction=self.final_learning_rate_fraction,
+        )
+
+
+def learning_rate(
+    step: int, *, total_steps: int, warmup_steps: int, peak: float, schedule: str, final_fraction: float
+) -> float:
+    """Learning rate of optimizer step `step`, counted from 0.
+
+    Warm-up: peak (step + 1) / warmup_steps, so that no step is wasted at 0. Afterwards x = (step - warmup_steps) /
+    (total_steps - warmup_steps) runs from 0 to just below 1 and the rate from the peak towards peak x final_fraction,
+    straight (`linear`) or along half a cosine. Past total_steps it stays at the end. Raises ValueError for an unknown
+    schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {schedule!r}, expected one of {', '.join(SCHEDULES)}")
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (final_fraction + (1.0 - final_fraction) * remaining)
+
+
+class WeightOptimizer:
+    """Adam (`OPTIMIZERS`) over named parameters. Weight decay falls on matrices only, not on biases and norms.
+
+    Parameters below float32 are stepped through float32 masters: bf16 has 8 bits of mantissa, and an update of a
+    thousandth of the weight's size would round to nothing.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self._parameters = dict(parameters)
+        self._masters = {name: _master(parameter) for name, parameter in parameters}
+        stepped = list(self._masters.values())
+        groups = [
+            {"params": [p for p in stepped if p.dim() >= 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in stepped if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self._adam = OPTIMIZERS[settings.optimizer](
+            [group for group in groups if group["params"]],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+        )
+
+    def grad_norm(self) -> Tensor:
+        """Euclidean norm of the whole gradient (0-d float32)."""
+        norms = [
+            torch.linalg.vector_norm(parameter.grad, dtype=torch.promote_types(parameter.dtype, torch.float32))
+            for parameter in self._parameters.values()
+            if parameter.grad is not None
+        ]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+    def step(self, step: int, grad_norm: Tensor) -> float:
+        """Clip, step, clear the gradients; returns the learning rate used."""
+        rate = self.settings.learning_rate_at(step)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        if self.settings.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self.settings.max_grad_norm, grad_norm)
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            if master is not parameter:
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+                parameter.grad = None  # one gradient at a time in both precisions, not all of them
+        self._adam.step()
+        self._publish()
+        self.clear()
+        return rate
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            self._masters[name].grad = None
+
+    def refresh(self) -> None:
+        """Take the weights as they are now (after loading) as the masters."""
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if self._masters[name] is not parameter:
+                    self._masters[name].copy_(parameter)
+
+    def state(self) -> dict[str, Any]:
+        """Moments (and float32 masters, where there are any) by parameter name: tensors only, no pickled objects."""
+        moments = {
+            name: {key: value.detach().clone() for key, value in self._adam.state[master].items()}
+            for name, master in self._masters.items()
+            if master in self._adam.state
+        }
+        masters = {
+            name: master.detach().clone()
+            for name, master in self._masters.items()
+            if master is not self._parameters[name]
+        }
+        return {"moments": moments, "masters": masters}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The opposite of `state`; raises CheckpointError when it belongs to other parameters."""
+        self._check_fits(state)
+        with torch.no_grad():
+            for name, value in state["masters"].items():
+                self._masters[name].copy_(value)
+        self._adam.state.clear()
+        for name, moments in state["moments"].items():
+            master = self._masters[name]
+            self._adam.state[master] = {
+                key: value.clone() if key == "step" else value.to(device=master.device, copy=True)
+                for key, value in moments.items()
+            }
+        self._publish()
+
+    def _check_fits(self, state: Mapping[str, Any]) -> None:
+        own = {name: master.shape for name, master in self._masters.items()}
+        saved = {name: moments["exp_avg"].shape for name, moments in state["moments"].items()}
+        odd = sorted(name for name, shape in saved.items() if own.get(name) != shape)
+        if odd:
+            raise CheckpointError(
+                f"the optimizer state holds {len(odd)} weights that the model does not train in this shape,"
+                f" as {odd[0]!r} {tuple(saved[odd[0]])}",
+                remedy="resume with the model and LoRA settings that the checkpoint was made with",
+            )
+
+    def _publish(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if self._masters[name] is not parameter:
+                    parameter.copy_(self._masters[name])
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return nn.Parameter(parameter.detach().to(torch.float32))

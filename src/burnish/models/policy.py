@@ -1,0 +1,206 @@
+"""The trained model in one process: scores, optimizer steps, weights and state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from burnish.config.schema import LoraConfig
+from burnish.errors import CheckpointError, DivergenceError
+from burnish.models.batch import Batch
+from burnish.models.loading import LoadedModel
+from burnish.models.lora import Adapter
+from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.reference import AdapterOffReference, FrozenReference
+from burnish.models.roles import Denominators, Objective, Reference, TokenScores
+from burnish.models.scoring import ResponseScorer, split_by_tokens
+from burnish.models.value_head import CriticOptimizer, ValueHead
+from burnish.types import Metric, Reduction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class LocalPolicy:
+    """`roles.Policy` on a model of this process.
+
+    `temperature` divides the logits in every pass, as in sampling. With `lora` only adapters train.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: OptimizerSettings,
+        *,
+        temperature: float = 1.0,
+        tokens_per_microbatch: int = 16_384,
+        lora: LoraConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.loaded = loaded
+        self.settings = settings
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._scorer = ResponseScorer(loaded.model, temperature=temperature)
+        self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
+        self._optimizer = WeightOptimizer(self.trainable_parameters(), settings)
+        self._value_head: ValueHead | None = None
+        self._head_optimizer: CriticOptimizer | None = None
+        self._version = 0
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The live module, adapters included; the local engine samples from it."""
+        return self.loaded.model
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters that the optimizer moves; tied weights appear once."""
+        return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+    def reference(self) -> Reference:
+        """The frozen starting point: the base with the adapter off, or a copy of the present weights.
+
+        Ask for it before `load_weights` takes a checkpoint over.
+        """
+        budget = self._tokens_per_microbatch
+        if self._adapter is not None:
+            return AdapterOffReference(self._adapter, self._scorer, tokens_per_microbatch=budget)
+        return FrozenReference.copy_of(self.loaded, temperature=self._scorer.temperature, tokens_per_microbatch=budget)
+
+    def share_trunk(self, head: ValueHead | None, optimizer: CriticOptimizer | None) -> None:
+        """Let `head` read values from the trunk in every update: objectives then see them beside the scores, and one
+        backward pass trains both. The head steps with its own optimizer, right after the policy's. None ends it."""
+        self._value_head, self._head_optimizer = head, optimizer
+
+    def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
+        """Scores of every response token under the current weights, no gradient; (B, T) in the batch's order."""
+        budget = self._tokens_per_microbatch
+        return self._scorer.score_in_microbatches(batch, budget, entropy=entropy, correct=correct)
+
+    def update(self, batch: Batch, objective: Objective) -> dict[str, Metric]:
+        """One optimizer step. Adds policy/grad_norm (before clipping) and policy/learning_rate to the metrics.
+
+        Denominators are counted over the whole batch first; rows without a trained token cost no forward pass, and
+        scores are 0 at positions that are not trained on. A batch with no trained token at all makes no step and
+        moves no weight, but counts as one in `version` (metric policy/empty_updates). Raises DivergenceError, with the
+        gradients cleared and the weights untouched, when loss or gradient is not finite.
+        """
+        denominators = count_denominators(batch)
+        if denominators.num_tokens == 0:
+            self._version += 1
+            skipped = {} if self._head_optimizer is None else self._head_optimizer.skip()
+            return {"policy/empty_updates": Metric(Reduction.SUM, 1.0)} | skipped
+        trained = batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
+        metrics: dict[str, Metric] = {}
+        self._clear_gradients()
+        self.model.train(self.loaded.gradient_checkpointing)  # checkpointing works in train mode only
+        for _, part in split_by_tokens(trained, self._tokens_per_microbatch):
+            merge_into(metrics, self._backward(part.to(self.model.device), objective, denominators))
+        self.model.eval()
+        return metrics | self._step()
+
+    def _step(self) -> dict[str, Metric]:
+        """Step with the gradients there are, once all of them have proved finite."""
+        grad_norm = self._optimizer.grad_norm()
+        self._check_finite("gradient norm", float(grad_norm))
+        head_norm = None if self._head_optimizer is None else self._head_optimizer.checked_norm()
+        rate = self._optimizer.step(self._version, grad_norm)
+        self._version += 1
+        metrics = {
+            "policy/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
+            "policy/learning_rate": Metric(Reduction.LAST, rate),
+        }
+        if self._head_optimizer is not None and head_norm is not None:
+            metrics |= self._head_optimizer.step(head_norm)
+        return metrics
+
+    def _clear_gradients(self) -> None:
+        self._optimizer.clear()
+        if self._head_optimizer is not None:
+            self._head_optimizer.clear()
+
+    def save_weights(self, folder: Path) -> None:
+        """Write model (adapter merged in), tokenizer and config; with LoRA also the adapter in `folder/adapter`."""
+        state = None if self._adapter is None else self._adapter.merged_state()
+        self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        self.loaded.tokenizer.save_pretrained(folder)
+        if self._adapter is not None:
+            self._adapter.save(folder / "adapter")
+
+    def load_weights(self, folder: Path) -> None:
+        """Take over the weights that `save_weights` wrote, bit for bit. Raises CheckpointError if they do not fit."""
+        if self._adapter is not None:
+            if not (folder / "adapter").is_dir():
+                raise CheckpointError(
+                    f"checkpoint {folder} has no adapter", remedy="resume with the LoRA settings it was made with"
+                )
+            self._adapter.load(folder / "adapter")
+        else:
+            copy_weights(folder, self.model)
+        self._optimizer.refresh()
+
+    def training_state(self) -> dict[str, Any]:
+        """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate is a pure
+        function of the version and needs no state."""
+        return {"version": self._version, "optimizer": self._optimizer.state()}
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """The opposite of `training_state`; load the weights first."""
+        self._optimizer.load_state(state["optimizer"])
+        self._version = int(state["version"])
+
+    def _backward(self, part: Batch, objective: Objective, denominators: Denominators) -> Mapping[str, Metric]:
+        scores = self._scorer.score(
+            part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
+        )
+        value = objective(scores, part, denominators)
+        self._check_finite("loss", float(value.loss.detach()))
+        if value.loss.requires_grad:
+            value.loss.backward()
+        return value.metrics
+
+    def _check_finite(self, what: str, number: float) -> None:
+        if math.isfinite(number):
+            return
+        self._clear_gradients()
+        raise DivergenceError(
+            f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
+            remedy="lower optimization.learning_rate, check rewards and advantages for extremes, or use float32",
+        )
+
+
+def count_denominators(batch: Batch) -> Denominators:
+    """Trained tokens, and sequences with at least one, of the whole batch."""
+    return Denominators(int(batch.loss_mask.sum()), int(batch.loss_mask.any(dim=1).sum()))
+
+
+def merge_into(metrics: dict[str, Metric], new: Mapping[str, Metric]) -> None:
+    for name, metric in new.items():
+        metrics[name] = metrics[name].merge(metric) if name in metrics else metric
+
+
+@torch.no_grad()
+def copy_weights(folder: Path, model: PreTrainedModel) -> None:
+    """Read the folder through `from_pretrained`, which knows how its architecture is laid out on disk, and copy."""
+    saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
+    own, found = dict(model.named_parameters()), dict(saved.named_parameters())
+    if info["missing_keys"] or own.keys() != found.keys():
+        odd = sorted(set(info["missing_keys"]) | (own.keys() ^ found.keys()))
+        raise CheckpointError(
+            f"weights in {folder} do not fit the model: {_some(odd)}", remedy="resume with the model it was made with"
+        )
+    for name, parameter in own.items():
+        parameter.copy_(found[name])
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

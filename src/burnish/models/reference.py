@@ -1,0 +1,54 @@
+"""Frozen models that only score: a copy of its own, or the policy's base with the adapter off."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor
+
+from burnish.models.batch import Batch
+from burnish.models.loading import LoadedModel
+from burnish.models.lora import Adapter
+from burnish.models.scoring import ResponseScorer
+
+
+class FrozenReference:
+    """A separate model whose weights never change."""
+
+    def __init__(self, loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int) -> None:
+        """Takes the model over as it is; use `copy_of` to start from a model that goes on training."""
+        loaded.model.requires_grad_(False)
+        self.model = loaded.model
+        self._scorer = ResponseScorer(loaded.model, temperature=temperature)
+        self._tokens_per_microbatch = tokens_per_microbatch
+
+    @staticmethod
+    def copy_of(loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int) -> FrozenReference:
+        """A reference with the model's present weights, copied."""
+        twin = LoadedModel(
+            copy.deepcopy(loaded.model),
+            loaded.tokenizer,
+            loaded.eos_token_ids,
+            loaded.pad_token_id,
+            loaded.context_length,
+            loaded.notes,
+        )
+        return FrozenReference(twin, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch)
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """(B, T) log-probabilities of the response tokens, no gradient; 0 past a response's end."""
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch).logprobs_BT
+
+
+class AdapterOffReference:
+    """The base model under a LoRA policy: no second copy of the weights."""
+
+    def __init__(self, adapter: Adapter, scorer: ResponseScorer, *, tokens_per_microbatch: int) -> None:
+        self._adapter = adapter
+        self._scorer = scorer
+        self._tokens_per_microbatch = tokens_per_microbatch
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """(B, T) log-probabilities of the response tokens, no gradient; 0 past a response's end."""
+        with self._adapter.off():
+            return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch).logprobs_BT

@@ -1,0 +1,179 @@
+"""The optimizer step of a reward model: whole comparisons in micro-batches, one denominator for the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.errors import CheckpointError, DivergenceError
+from burnish.models.microbatches import microbatches_by_tokens
+from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.reward_layout import PromptResponse
+from burnish.models.reward_model import RewardModel, read_reward_file
+from burnish.models.roles import ObjectiveValue
+from burnish.types import Metric, Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Token ids of one prompt and its candidate responses; `responses[best]` is the best, unless they are tied."""
+
+    prompt: tuple[int, ...]
+    responses: tuple[tuple[int, ...], ...]
+    best: int
+    margin: float | None = None
+    tie: bool = False
+
+    def pairs(self) -> list[PromptResponse]:
+        return [(self.prompt, response) for response in self.responses]
+
+    def num_tokens(self) -> int:
+        """Tokens in a forward pass over all candidates, padding among them included."""
+        return len(self.responses) * (len(self.prompt) + max(len(response) for response in self.responses))
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedScores:
+    """Scores `[B, K]` of the candidates of B comparisons; `mask_BK` is False where a comparison has fewer than K.
+
+    best_B int64; margin_B float32 (0 where none is given); tie_B bool.
+    """
+
+    scores_BK: Tensor
+    mask_BK: Tensor
+    best_B: Tensor
+    margin_B: Tensor
+    tie_B: Tensor
+
+
+PreferenceObjective = Callable[[ComparedScores, int], ObjectiveValue]
+"""(scores of a micro-batch, comparisons of the whole step) to the micro-batch's share of the loss."""
+
+
+class RewardLearner:
+    """A reward model with its optimizer. The counterpart of `LocalPolicy` for comparisons."""
+
+    def __init__(
+        self,
+        model: RewardModel,
+        settings: OptimizerSettings,
+        *,
+        tokens_per_microbatch: int,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.model = model
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._gradient_checkpointing = gradient_checkpointing
+        parameters = [(n, p) for n, p in model.loaded.model.named_parameters() if p.requires_grad]
+        self._optimizer = WeightOptimizer(parameters, settings)
+        self._version = 0
+
+    def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
+        """One optimizer step on the comparisons, the same however they are cut into micro-batches.
+
+        Raises DivergenceError, the weights untouched, when loss or gradient is not finite.
+        """
+        metrics: dict[str, Metric] = {}
+        self._optimizer.clear()
+        self.model.loaded.model.train(self._gradient_checkpointing)  # checkpointing works in train mode only
+        for part in self._parts(comparisons):
+            value = objective(self._compared(part), len(comparisons))
+            self._check_finite("loss", float(value.loss.detach()))
+            value.loss.backward()
+            _merge_into(metrics, value.metrics)
+        self.model.loaded.model.eval()
+        grad_norm = self._optimizer.grad_norm()
+        self._check_finite("gradient norm", float(grad_norm))
+        rate = self._optimizer.step(self._version, grad_norm)
+        self._version += 1
+        metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
+        metrics["rm/learning_rate"] = Metric(Reduction.LAST, rate)
+        return metrics
+
+    @torch.no_grad()
+    def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
+        """Scores of every candidate of every comparison, no gradient."""
+        flat = self.score([pair for comparison in comparisons for pair in comparison.pairs()])
+        numbers = iter(flat)
+        return [[next(numbers) for _ in comparison.responses] for comparison in comparisons]
+
+    def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
+        """Rewards of the responses, no gradient."""
+        return self.model.score(pairs, self._tokens_per_microbatch)
+
+    def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
+        """`RewardModel.normalise`, and the optimizer goes on from the rescaled head."""
+        self.model.normalise(measured, scale=scale, measured_on=measured_on)
+        self._optimizer.refresh()
+
+    @torch.no_grad()
+    def load_weights(self, folder: Path) -> None:
+        """Take over what `RewardModel.save` wrote, bit for bit. Raises CheckpointError if it does not fit."""
+        model = self.model.loaded.model
+        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+        found = dict(saved.named_parameters())
+        if self.model.adapter is not None:
+            if not (folder / "adapter").is_dir():
+                raise CheckpointError(
+                    f"checkpoint {folder} has no adapter", remedy="resume with the LoRA settings it was made with"
+                )
+            self.model.adapter.load(folder / "adapter")
+            own = {f"{self.model.head_name}.{name}": value for name, value in self.model.head.named_parameters()}
+        else:
+            own = dict(model.named_parameters())
+        for name, parameter in own.items():
+            if name not in found or found[name].shape != parameter.shape:
+                raise CheckpointError(
+                    f"weights in {folder} do not fit the model: {name}", remedy="resume with the model it was made with"
+                )
+            parameter.copy_(found[name])
+        self.model.normalization, self.model.readout = read_reward_file(folder)
+        self._optimizer.refresh()
+
+    def training_state(self) -> dict[str, Any]:
+        """Version and optimizer state; the learning rate is a function of the version."""
+        return {"version": self._version, "optimizer": self._optimizer.state()}
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """The opposite of `training_state`; load the weights first."""
+        self._optimizer.load_state(state["optimizer"])
+        self._version = int(state["version"])
+
+    def _parts(self, comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+        lengths = [comparison.num_tokens() for comparison in comparisons]
+        parts = microbatches_by_tokens(lengths, self._tokens_per_microbatch)
+        return [[comparisons[index] for index in part] for part in parts]
+
+    def _compared(self, comparisons: Sequence[Comparison]) -> ComparedScores:
+        flat = self.model.scores([pair for comparison in comparisons for pair in comparison.pairs()])
+        counts = [len(comparison.responses) for comparison in comparisons]
+        mask_BK = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+        rows, columns = mask_BK.nonzero(as_tuple=True)
+        index = (rows.to(flat.device), columns.to(flat.device))
+        return ComparedScores(
+            scores_BK=flat.new_zeros(mask_BK.shape).index_put(index, flat),
+            mask_BK=mask_BK.to(flat.device),
+            best_B=torch.tensor([comparison.best for comparison in comparisons], device=flat.device),
+            margin_B=torch.tensor([comparison.margin or 0.0 for comparison in comparisons], device=flat.device),
+            tie_B=torch.tensor([comparison.tie for comparison in comparisons], device=flat.device),
+        )
+
+    def _check_finite(self, what: str, number: float) -> None:
+        if math.isfinite(number):
+            return
+        self._optimizer.clear()
+        raise DivergenceError(
+            f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
+            remedy="lower optimization.learning_rate, or use model.dtype: float32",
+        )
+
+
+def _merge_into(metrics: dict[str, Metric], new: Mapping[str, Metric]) -> None:
+    for name, metric in new.items():
+        metrics[name] = metrics[name].merge(metric) if name in metrics else metric

@@ -1,0 +1,224 @@
+"""Reward models: a causal language model with a scalar head, read at one token of prompt and response.
+
+On disk a reward model is a sequence classifier of transformers with one label (`AutoModelForSequenceClassification`),
+and `burnish_reward_model.json` beside it. Its gain is folded into the head's weight; its bias, for which the heads of
+most architectures have no place, stands in the JSON file: reward = logit + bias. Comparisons of rewards and rankings
+are therefore the same in transformers; absolute rewards differ there by the bias.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from burnish.config.schema import ModelConfig
+from burnish.errors import ModelError
+from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
+from burnish.models.loading import NEW_HEAD, LoadedModel, load_model
+from burnish.models.lora import Adapter
+from burnish.models.microbatches import microbatches_by_tokens
+from burnish.models.reward_layout import PromptResponse, Readout, lay_out_pairs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+REWARD_FILE = "burnish_reward_model.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Scale and shift since the head was made: `gain` is folded into the head's weight already, `bias` is added to
+    every logit; `measured_on` says on what they were set last."""
+
+    gain: float = 1.0
+    bias: float = 0.0
+    measured_on: str = ""
+
+
+class RewardModel:
+    """Scores responses. `loaded.model` is a sequence classifier with one label, `head` its linear layer."""
+
+    def __init__(
+        self, loaded: LoadedModel, readout: Readout | None = None, normalization: Normalization | None = None
+    ) -> None:
+        self.loaded = loaded
+        self.readout = readout or Readout()
+        self.normalization = normalization or Normalization()
+        self.head_name, self.head = score_head(loaded.model)
+        self.adapter: Adapter | None = None
+        self._takes_positions = "position_ids" in inspect.signature(loaded.model.base_model.forward).parameters
+
+    def scores(self, pairs: Sequence[PromptResponse]) -> Tensor:
+        """Rewards of the responses in one forward pass, `[B]` float32, differentiable, normalisation included."""
+        device = self.loaded.model.device
+        layout = lay_out_pairs(
+            pairs, self.readout, pad_token_id=self.loaded.pad_token_id, eos_token_ids=self.loaded.eos_token_ids
+        )
+        inputs: dict[str, Any] = {
+            "input_ids": layout.tokens_BS.to(device),
+            "attention_mask": layout.attention_mask_BS.to(device),
+            "use_cache": False,
+        }
+        if self._takes_positions:
+            inputs["position_ids"] = layout.position_ids_BS.to(device)
+        hidden_BSH = self.loaded.model.base_model(**inputs)[0]
+        hidden_BH = hidden_BSH[torch.arange(len(pairs), device=device), layout.read_B.to(device)]
+        bias = None if self.head.bias is None else self.head.bias.float()
+        logits_B = F.linear(hidden_BH.float(), self.head.weight.float(), bias).squeeze(1)
+        return logits_B + self.normalization.bias
+
+    @torch.no_grad()
+    def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = 16_384) -> list[float]:
+        """Rewards without gradient, in the order given, cut into micro-batches by tokens."""
+        found = [0.0] * len(pairs)
+        lengths = [len(prompt) + self.readout.width(response) for prompt, response in pairs]
+        for rows in microbatches_by_tokens(lengths, tokens_per_microbatch):
+            values = self.scores([pairs[row] for row in rows]).tolist()
+            for row, value in zip(rows, values, strict=True):
+                found[row] = value
+        return found
+
+    @torch.no_grad()
+    def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
+        """Move the rewards that `measured` are some of to mean 0 and, with `scale`, to standard deviation 1.
+
+        With mean m and (population) deviation s: gain 1/s, bias -m/s (https://arxiv.org/abs/1909.08593); without
+        scale: bias -m. Raises ModelError when the rewards are all equal and a scale is asked for.
+        """
+        mean = math.fsum(measured) / len(measured)
+        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in measured) / len(measured))
+        if scale and spread < 1e-12 * max(1.0, abs(mean)):
+            raise ModelError(
+                f"the reward model gives all {len(measured)} responses the same reward ({mean:g}), so it has no scale",
+                remedy="use more or longer responses (normalization.responses), or normalization.kind: bias",
+            )
+        gain = 1.0 / spread if scale else 1.0
+        self.head.weight.mul_(gain)
+        if self.head.bias is not None:
+            self.head.bias.mul_(gain)
+        old = self.normalization
+        self.normalization = Normalization(old.gain * gain, (old.bias - mean) * gain, measured_on)
+
+    def save(self, folder: Path) -> None:
+        """Write the classifier (adapter merged in), tokenizer, normalisation, and with LoRA the adapter alone."""
+        model = self.loaded.model
+        model.config.pad_token_id = self.loaded.pad_token_id  # transformers finds the last token by it
+        model.save_pretrained(folder, state_dict=self._merged_state(), safe_serialization=True)
+        self.loaded.tokenizer.save_pretrained(folder)
+        content = {"reward": "logit + bias", **asdict(self.normalization), **asdict(self.readout)}
+        (folder / REWARD_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if self.adapter is not None:
+            self.adapter.save(folder / "adapter")
+
+    def _merged_state(self) -> dict[str, Tensor] | None:
+        if self.adapter is None:
+            return None
+        prefix = self.loaded.model.base_model_prefix
+        state = {f"{prefix}.{name}": value for name, value in self.adapter.merged_state().items()}
+        state |= {f"{self.head_name}.{name}": value.detach() for name, value in self.head.state_dict().items()}
+        return state
+
+
+def score_head(model: PreTrainedModel) -> tuple[str, nn.Linear]:
+    """Name and layer of the head: the one linear layer with a single output outside the base model."""
+    base = model.base_model
+    inside = {id(module) for module in base.modules()}
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == 1 and id(module) not in inside
+    ]
+    if len(found) != 1 or base is model:
+        raise ModelError(
+            f"{type(model).__name__} has {len(found)} linear heads with one output, where a reward model has one",
+            remedy="use an architecture whose sequence classifier is the language model with a linear head",
+        )
+    return found[0]
+
+
+@torch.no_grad()
+def init_score_head(head: nn.Linear, *, seed: int) -> None:
+    """Weights from N(0, 1/sqrt(d_model + 1)), the second number the deviation; bias 0
+    (https://arxiv.org/abs/1909.08593). A function of the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
+    head.weight.copy_(noise)
+    if head.bias is not None:
+        head.bias.zero_()
+
+
+def new_reward_model(config: ModelConfig, readout: Readout, *, seed: int) -> RewardModel:
+    """A reward model to be trained, from a language model (with a fresh head) or from an earlier reward model (whose
+    head and normalisation go on). With `config.lora` only adapters and head train.
+
+    Raises ModelError as `load_model`, and for a model whose classifier has no scalar head.
+    """
+    loaded = load_model(config, seed=seed, head="score")
+    fresh = config.from_scratch or NEW_HEAD in loaded.notes
+    model = RewardModel(loaded, readout, None if fresh else read_reward_file(Path(config.path))[0])
+    if fresh:
+        init_score_head(model.head, seed=seed)
+    if config.lora is not None:
+        model.adapter = Adapter(loaded.model.base_model, config.lora, seed=seed, task_type="FEATURE_EXTRACTION")
+        model.head.requires_grad_(True)
+    return model
+
+
+def load_reward_model(config: ModelConfig, *, field: str = "model.path") -> RewardModel:
+    """A trained reward model, frozen. One without `burnish_reward_model.json` is read at the last token, bias 0.
+
+    Raises ModelError for a folder that holds no reward model.
+    """
+    source = resolve_source(config.path, field=field)
+    check_model_folder(source, needs_weights=True)
+    _check_is_reward_model(source, field)
+    loaded = load_model(config, head="score")
+    if NEW_HEAD in loaded.notes:
+        raise _no_reward_model(source, field, "its files hold no weights of a score head")
+    loaded.model.requires_grad_(False)
+    normalization, readout = read_reward_file(Path(source))
+    return RewardModel(loaded, readout, normalization)
+
+
+def _check_is_reward_model(source: str, field: str) -> None:
+    file = Path(source) / "config.json"
+    if not file.is_file():
+        return  # a hub name: the missing head is found on loading
+    words = json.loads(file.read_text(encoding="utf-8"))
+    architectures = words.get("architectures") or []
+    if not any("ForSequenceClassification" in name for name in architectures):
+        raise _no_reward_model(source, field, f"it is a {', '.join(architectures) or 'model of unknown kind'}")
+    labels = len(words.get("id2label") or {0: "", 1: ""})
+    if labels != 1:
+        raise _no_reward_model(source, field, f"it classifies into {labels} labels, where a reward is one number")
+
+
+def _no_reward_model(source: str, field: str, why: str) -> ModelError:
+    hint = nearest_folder_hint(source)
+    return ModelError(
+        f"{field} {source!r} is not a reward model: {why}",
+        remedy=f"train one with `burnish rm`, and name its folder (.../checkpoints/step-N/policy){hint}",
+    )
+
+
+def read_reward_file(folder: Path) -> tuple[Normalization, Readout]:
+    """Normalisation and read-out of a saved reward model; the defaults where there is no such file."""
+    file = folder / REWARD_FILE
+    if not file.is_file():
+        return Normalization(), Readout()
+    try:
+        words = json.loads(file.read_text(encoding="utf-8"))
+        normalization = Normalization(float(words["gain"]), float(words["bias"]), str(words["measured_on"]))
+        readout = Readout(words["score_at"], words["response_length"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} cannot be read: {error!r}", remedy="save the reward model anew") from error
+    return normalization, replace(readout)

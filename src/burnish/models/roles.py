@@ -1,0 +1,123 @@
+"""What the loop asks of its models. A local object and a remote handle both satisfy these protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from burnish.models.batch import Batch
+from burnish.types import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Per response position: log-probability of the token taken, and when asked for entropy (nats), whether the
+    token is the likeliest one (bool), and the value of the state before it. All (B, T).
+
+    Log-probabilities and entropy are of the temperature-scaled distribution. Slots past a response's end hold 0.
+    """
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None = None
+    correct_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """Counts over the whole optimizer step, known before its first forward pass.
+
+    num_tokens: trained tokens; num_sequences: sequences with at least one trained token.
+    """
+
+    num_tokens: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveValue:
+    """A micro-batch's share of the loss of the optimizer step (shares add up), with what to log."""
+
+    loss: Tensor
+    metrics: Mapping[str, Metric]
+
+
+class Objective(Protocol):
+    """Turns a micro-batch's fresh scores into its share of the loss."""
+
+    @property
+    def needs_entropy(self) -> bool: ...
+
+    def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue: ...
+
+
+class Reference(Protocol):
+    """A frozen model that only scores."""
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """(B, T) log-probabilities of the response tokens, no gradient."""
+        ...
+
+
+class Policy(Protocol):
+    """The model that is trained."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps made so far."""
+        ...
+
+    def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
+        """Scores of the response tokens under the current weights, no gradient."""
+        ...
+
+    def update(self, batch: Batch, objective: Objective) -> dict[str, Metric]:
+        """One optimizer step on the batch, cut into micro-batches by token budget; raises DivergenceError before the
+        step when loss or gradient is not finite."""
+        ...
+
+    def save_weights(self, folder: Path) -> None:
+        """Write a folder that `from_pretrained` loads (safetensors, config, tokenizer)."""
+        ...
+
+    def training_state(self) -> dict[str, Any]:
+        """Optimizer, scheduler and version: tensors and plain values."""
+        ...
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+class ValueObjective(Protocol):
+    """Turns a micro-batch's fresh values into its share of the value loss."""
+
+    def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue: ...
+
+
+class Critic(Protocol):
+    """Predicts the return from the state before each response token."""
+
+    @property
+    def shares_trunk(self) -> bool:
+        """True when the policy's own update trains the critic with it (one backward pass for both)."""
+        ...
+
+    def values(self, batch: Batch) -> Tensor:
+        """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
+        ...
+
+    def update(self, batch: Batch, objective: ValueObjective) -> dict[str, Metric]:
+        """One optimizer step of the critic alone, which never moves the policy; raises DivergenceError before the step
+        when loss or gradient is not finite."""
+        ...
+
+    def save_weights(self, folder: Path) -> None: ...
+
+    def load_weights(self, folder: Path) -> None: ...
+
+    def training_state(self) -> dict[str, Any]: ...
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,195 @@
+"""Log-probabilities and entropy of the response tokens of a batch, under one model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from burnish.models.batch import Batch
+from burnish.models.heads import find_head_transform
+from burnish.models.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
+from burnish.models.microbatches import microbatches_by_tokens, position_ids
+from burnish.models.roles import TokenScores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows as the model reads them: prompt, response and padding without a gap, (B, S).
+
+    `source_BT` is the column whose hidden state predicts each response token.
+    """
+
+    tokens_BS: Tensor
+    attention_mask_BS: Tensor
+    position_ids_BS: Tensor
+    source_BT: Tensor
+
+
+def lay_out(batch: Batch) -> Layout:
+    """Right-padded rows `prompt|response|padding`. Raises ValueError for an empty prompt (nothing predicts its first
+    response token)."""
+    if bool((batch.prompt_lengths < 1).any()):
+        raise ValueError("a row has an empty prompt; put at least one token (such as bos) before the response")
+    lengths_B = batch.prompt_lengths + batch.response_lengths
+    width = int(lengths_B.max())
+    columns_S = torch.arange(width, device=batch.device)
+    mask_BS = columns_S < lengths_B[:, None]
+    in_prompt_BS = columns_S < batch.prompt_lengths[:, None]
+    prompt_BS = _pick(batch.prompt_tokens, columns_S.expand_as(mask_BS))
+    response_BS = _pick(batch.response_tokens, columns_S - batch.prompt_lengths[:, None])
+    tokens_BS = torch.where(in_prompt_BS, prompt_BS, response_BS).where(mask_BS, 0)
+    columns_T = torch.arange(batch.response_tokens.shape[1], device=batch.device)
+    source_BT = (batch.prompt_lengths[:, None] - 1 + columns_T).clamp(max=width - 1)
+    return Layout(tokens_BS, mask_BS.to(torch.int64), position_ids(mask_BS), source_BT)
+
+
+def response_mask(batch: Batch) -> Tensor:
+    """(B, T) bool, True where a response token stands (trained on or not)."""
+    columns_T = torch.arange(batch.response_tokens.shape[1], device=batch.device)
+    return columns_T < batch.response_lengths[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRows:
+    """A batch laid out for a model, and the N response positions that are wanted of it."""
+
+    layout: Layout
+    rows_N: Tensor
+    columns_N: Tensor
+    chosen_BT: Tensor
+    targets_N: Tensor
+
+    @staticmethod
+    def of(batch: Batch, positions_BT: Tensor | None) -> ResponseRows:
+        """The positions given, or those of every response token."""
+        chosen_BT = response_mask(batch) if positions_BT is None else positions_BT.to(batch.device)
+        rows, columns = chosen_BT.nonzero(as_tuple=True)
+        return ResponseRows(lay_out(batch), rows, columns, chosen_BT, batch.response_tokens[rows, columns])
+
+    def pick(self, outputs_BSX: Tensor) -> Tensor:
+        """(N, X): the outputs at the columns that predict the wanted tokens (the state *before* each token)."""
+        return outputs_BSX[self.rows_N, self.layout.source_BT[self.rows_N, self.columns_N]]
+
+    def scatter(self, values_N: Tensor) -> Tensor:
+        """(B, T), 0 where nothing was wanted."""
+        return values_N.new_zeros(self.chosen_BT.shape).index_put((self.rows_N, self.columns_N), values_N)
+
+
+class TrunkRunner:
+    """Runs a model, with or without output head, over laid-out rows."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def hidden(self, rows: ResponseRows) -> Tensor:
+        """First output at the wanted positions: hidden states (N, H) of a trunk, logits (N, V) of a whole model."""
+        layout = rows.layout
+        inputs = {"input_ids": layout.tokens_BS, "attention_mask": layout.attention_mask_BS, "use_cache": False}
+        if self._takes_positions:
+            inputs["position_ids"] = layout.position_ids_BS
+        return rows.pick(self._model(**inputs)[0])
+
+
+class ResponseScorer:
+    """Scores response tokens: base model without its head, then log-probabilities in vocabulary chunks.
+
+    Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0) -> None:
+        self.model = model
+        self.temperature = temperature
+        self._transform: HeadTransform | None = find_head_transform(model)
+
+    @property
+    def is_chunked(self) -> bool:
+        return self._transform is not None
+
+    def score(
+        self,
+        batch: Batch,
+        *,
+        positions_BT: Tensor | None = None,
+        entropy: bool = False,
+        correct: bool = False,
+        value_head: nn.Module | None = None,
+    ) -> TokenScores:
+        """Scores at `positions_BT` (default: every response token), 0 elsewhere, in one forward pass; differentiable.
+
+        float32, (B, T), on the model's device. `value_head` reads values from the same hidden states (models that are
+        not chunked show only their logits, and run their trunk once more for it).
+        """
+        rows = ResponseRows.of(batch.to(self.model.device), positions_BT)
+        runs_trunk = self._transform is not None
+        head_inputs = TrunkRunner(self.model.base_model if runs_trunk else self.model).hidden(rows)
+        logprobs_N, entropy_N = self._token_scores(head_inputs, rows.targets_N, entropy)
+        values_N = None
+        if value_head is not None:
+            values_N = value_head(head_inputs if runs_trunk else TrunkRunner(self.model.base_model).hidden(rows))
+        return TokenScores(
+            rows.scatter(logprobs_N),
+            None if entropy_N is None else rows.scatter(entropy_N),
+            rows.scatter(self._likeliest(head_inputs) == rows.targets_N) if correct else None,
+            None if values_N is None else rows.scatter(values_N),
+        )
+
+    def _token_scores(self, head_inputs: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        if self._transform is None:
+            return plain_token_scores(head_inputs, targets_N, temperature=self.temperature, entropy=entropy)
+        head = self.model.get_output_embeddings()
+        return chunked_token_scores(
+            head_inputs,
+            head.weight,
+            head.bias,
+            targets_N,
+            temperature=self.temperature,
+            transform=self._transform,
+            entropy=entropy,
+            accumulate_in_place=True,
+        )
+
+    def _likeliest(self, head_inputs: Tensor) -> Tensor:
+        if self._transform is None:
+            return head_inputs.argmax(-1)
+        head = self.model.get_output_embeddings()
+        return likeliest_tokens(head_inputs, head.weight, head.bias)
+
+    @torch.no_grad()
+    def score_in_microbatches(
+        self, batch: Batch, tokens_per_microbatch: int, *, entropy: bool = False, correct: bool = False
+    ) -> TokenScores:
+        """Scores of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
+        shape = batch.response_tokens.shape
+        logprobs_BT = torch.zeros(shape, device=batch.device)
+        entropy_BT = torch.zeros(shape, device=batch.device) if entropy else None
+        correct_BT = torch.zeros(shape, dtype=torch.bool, device=batch.device) if correct else None
+        for rows, part in split_by_tokens(batch, tokens_per_microbatch):
+            scores = self.score(part, entropy=entropy, correct=correct)
+            width = part.response_tokens.shape[1]
+            logprobs_BT[rows, :width] = scores.logprobs_BT.to(batch.device)
+            if entropy_BT is not None and scores.entropy_BT is not None:
+                entropy_BT[rows, :width] = scores.entropy_BT.to(batch.device)
+            if correct_BT is not None and scores.correct_BT is not None:
+                correct_BT[rows, :width] = scores.correct_BT.to(batch.device)
+        return TokenScores(logprobs_BT, entropy_BT, correct_BT)
+
+
+def split_by_tokens(batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
+    """(row numbers, those rows) of each micro-batch."""
+    for rows in microbatches_by_tokens(batch.sequence_lengths(), tokens_per_microbatch):
+        yield rows, batch.select(rows)
+
+
+def _pick(tokens_BX: Tensor, index_BS: Tensor) -> Tensor:
+    if tokens_BX.shape[1] == 0:
+        return torch.zeros_like(index_BS)
+    return tokens_BX.gather(1, index_BS.clamp(0, tokens_BX.shape[1] - 1))

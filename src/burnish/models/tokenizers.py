@@ -1,0 +1,133 @@
+"""Tokenizers: loading, chat template, and which token ids end a response or fill a row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.config.schema import ModelConfig
+from burnish.errors import ModelError
+from burnish.models.folders import nearest_folder_hint, resolve_source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a run, with its chat template replaced when the run file says so. Loads no weights.
+
+    Raises ModelError when there is none or it is of an unknown kind.
+    """
+    from transformers import AutoTokenizer
+
+    path = config.tokenizer or config.path
+    field = "model.tokenizer" if config.tokenizer else "model.path"
+    source = resolve_source(path, field=field)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source,
+            revision=None if config.tokenizer else config.revision,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except Exception as error:  # boundary to transformers: a broken tokenizer raises almost anything
+        raise ModelError(
+            f"{field} {path!r} has no tokenizer that can be loaded ({type(error).__name__}: {_first_line(error)})",
+            remedy="put tokenizer.json beside the weights or name its folder in model.tokenizer"
+            + nearest_folder_hint(path),
+        ) from error
+    if not isinstance(tokenizer.get_vocab(), dict) or len(tokenizer) == 0:
+        raise ModelError(
+            f"{field} {path!r} gives a tokenizer without a vocabulary",
+            remedy="put tokenizer.json beside the weights or name its folder in model.tokenizer",
+        )
+    if config.chat_template is not None:
+        tokenizer.chat_template = chat_template_text(config.chat_template)
+    return tokenizer
+
+
+def chat_template_text(value: str) -> str:
+    """The Jinja text of `model.chat_template`: the value itself when it holds a brace, else the file it names."""
+    if "{" in value:
+        return value
+    file = Path(value).expanduser()
+    if not file.is_file():
+        raise ModelError(
+            f"model.chat_template {value!r} is neither Jinja text (no brace in it) nor a file",
+            remedy="give the path of a .jinja file or the template itself",
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *, path: str) -> None:
+    """Raise ModelError when the tokenizer can give an id that the model has no embedding for."""
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if largest >= num_embeddings:
+        raise ModelError(
+            f"the tokenizer goes up to id {largest} ({token!r}), but model {path!r} has {num_embeddings} embeddings",
+            remedy="set model.tokenizer to the tokenizer that the model was trained with",
+        )
+
+
+def eos_token_ids(
+    tokenizer: PreTrainedTokenizerBase, raw_config: dict[str, Any], generation_config: dict[str, Any]
+) -> tuple[int, ...]:
+    """Every id that ends a response: those of the generation config, the model's config and the tokenizer.
+
+    Only what the files say counts; `raw_config` must not carry the defaults of a config class, whose eos id may be an
+    ordinary token of another vocabulary.
+    """
+    nested = raw_config.get("text_config")
+    named = [
+        generation_config.get("eos_token_id"),
+        raw_config.get("eos_token_id"),
+        nested.get("eos_token_id") if isinstance(nested, dict) else None,
+        tokenizer.eos_token_id,
+    ]
+    found: list[int] = []
+    for value in named:
+        found += value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    return tuple(dict.fromkeys(int(token) for token in found))
+
+
+def choose_pad_token_id(
+    tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], *, pad_token: str | None
+) -> tuple[int, str | None]:
+    """(id to fill rows with, note when it is not the tokenizer's own).
+
+    Rows are right-padded and carry their lengths, so the id never enters a result; it must only not end a response.
+    Raises ModelError when `pad_token` is unknown or ends a response.
+    """
+    if pad_token is not None:
+        return _asked_pad(tokenizer, eos_ids, pad_token), None
+    own = tokenizer.pad_token_id
+    if own is not None and own not in eos_ids:
+        return int(own), None
+    reason = "has no pad token" if own is None else f"pads with {tokenizer.pad_token!r}, which ends a response"
+    unknown = tokenizer.unk_token_id
+    chosen = unknown if unknown is not None and unknown not in eos_ids else _first_other_id(eos_ids)
+    token = tokenizer.convert_ids_to_tokens(int(chosen))
+    return int(chosen), f"the tokenizer {reason}; rows are filled with id {chosen} ({token!r}) beyond their length"
+
+
+def _asked_pad(tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], pad_token: str) -> int:
+    token_id = tokenizer.get_vocab().get(pad_token)
+    if token_id is None:
+        raise ModelError(
+            f"model.pad_token {pad_token!r} is not in the tokenizer's vocabulary", remedy="name an existing token"
+        )
+    if token_id in eos_ids:
+        raise ModelError(
+            f"model.pad_token {pad_token!r} (id {token_id}) ends a response (end ids: {list(eos_ids)})",
+            remedy="choose another token, or leave model.pad_token out",
+        )
+    return int(token_id)
+
+
+def _first_other_id(eos_ids: tuple[int, ...]) -> int:
+    return next(number for number in range(len(eos_ids) + 1) if number not in eos_ids)
+
+
+def _first_line(error: BaseException) -> str:
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    return text if len(text) <= 200 else text[:200] + " ..."

@@ -1,0 +1,164 @@
+"""The value head: one number read from the hidden state before each response token, with an optimizer of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from burnish.errors import CheckpointError, DivergenceError, ModelError
+from burnish.models.batch import Batch
+from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.scoring import ResponseRows, TrunkRunner, split_by_tokens
+from burnish.types import Metric, Reduction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+HEAD_FILE = "value_head.safetensors"
+
+
+class ValueHead(nn.Module):
+    """Linear read-out of a hidden state (..., H) to a value (...), float32 whatever the trunk computes in.
+
+    Weight and bias start at 0, so that a fresh critic says 0 everywhere and the first advantages are plain returns
+    (https://arxiv.org/abs/1909.08593).
+    """
+
+    def __init__(self, hidden_size: int, *, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, hidden_size, device=device))
+        self.bias = nn.Parameter(torch.zeros(1, device=device))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden.float(), self.weight, self.bias).squeeze(-1)
+
+    @torch.no_grad()
+    def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Start from a trained read-out (1, H)."""
+        self.weight.copy_(weight)
+        self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
+
+    def save(self, folder: Path) -> None:
+        """Write the head beside the trunk's weights."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        save_file(state, folder / HEAD_FILE)
+
+    def load(self, folder: Path) -> None:
+        """Take over what `save` wrote. Raises CheckpointError when it is absent or of another width."""
+        file = folder / HEAD_FILE
+        if not file.is_file():
+            raise CheckpointError(
+                f"checkpoint {folder} has no value head", remedy="resume with critic.kind it was made with"
+            )
+        saved: Mapping[str, Any] = load_file(file)
+        if saved["weight"].shape != self.weight.shape:
+            raise CheckpointError(
+                f"the value head in {folder} reads {saved['weight'].shape[1]} numbers, the model gives "
+                f"{self.weight.shape[1]}",
+                remedy="resume with the model that the checkpoint was made with",
+            )
+        self.take(saved["weight"], saved["bias"])
+
+
+class ValueScorer:
+    """Values of the states before the response tokens: a trunk (a model without its output head) and a value head."""
+
+    def __init__(self, trunk: PreTrainedModel, head: ValueHead) -> None:
+        self.head = head
+        self._runner = TrunkRunner(trunk)
+
+    def score(self, batch: Batch, *, positions_BT: Tensor | None = None, train_trunk: bool = True) -> Tensor:
+        """(B, T) float32 at `positions_BT` (default: every response token), 0 elsewhere; differentiable.
+
+        With `train_trunk` False the gradient reaches the head only.
+        """
+        rows = ResponseRows.of(batch.to(self.head.weight.device), positions_BT)
+        with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
+            hidden_N = self._runner.hidden(rows)
+        return rows.scatter(self.head(hidden_N))
+
+    @torch.no_grad()
+    def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int) -> Tensor:
+        """Values of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
+        values_BT = torch.zeros(batch.response_tokens.shape, device=batch.device)
+        for rows, part in split_by_tokens(batch, tokens_per_microbatch):
+            values_BT[rows, : part.response_tokens.shape[1]] = self.score(part).to(batch.device)
+        return values_BT
+
+
+def trunk_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without its output head. ModelError when it has no part of that kind."""
+    trunk = model.base_model
+    if trunk is model:
+        raise ModelError(
+            f"{type(model).__name__} has no trunk apart from its output head, so a critic has nothing to read from",
+            remedy="use a model of another architecture, or an estimator without a critic",
+        )
+    return trunk
+
+
+@torch.no_grad()
+def hidden_size(trunk: PreTrainedModel) -> int:
+    """Width of the last hidden state, found by running one token: configs name it differently."""
+    token = torch.zeros((1, 1), dtype=torch.int64, device=trunk.device)
+    return int(trunk(input_ids=token, use_cache=False)[0].shape[-1])
+
+
+class CriticOptimizer:
+    """Optimizer of a critic's weights with its own count of steps, learning rate and gradient clipping."""
+
+    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
+        self._optimizer = WeightOptimizer(parameters, settings)
+        self.version = 0
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._optimizer.clear()
+
+    def checked_norm(self) -> Tensor:
+        """Euclidean norm of the gradient. Raises DivergenceError when it is not finite."""
+        norm = self._optimizer.grad_norm()
+        self.check_finite("gradient norm", float(norm))
+        return norm
+
+    def check_finite(self, what: str, number: float) -> None:
+        """Raise DivergenceError, with the gradients cleared, unless `number` is finite."""
+        if math.isfinite(number):
+            return
+        self.clear()
+        raise DivergenceError(
+            f"the critic's {what} is {number} at its optimizer step {self.version}; its weights have not been changed",
+            remedy="lower critic.learning_rate, check rewards for extremes, or use float32",
+        )
+
+    def step(self, grad_norm: Tensor) -> dict[str, Metric]:
+        """Clip, step, count; returns critic/grad_norm (before clipping) and critic/learning_rate."""
+        rate = self._optimizer.step(self.version, grad_norm)
+        self.version += 1
+        return {
+            "critic/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
+            "critic/learning_rate": Metric(Reduction.LAST, rate),
+        }
+
+    def skip(self) -> dict[str, Metric]:
+        """Count a step that had nothing to learn from and moved nothing."""
+        self.version += 1
+        return {"critic/empty_updates": Metric(Reduction.SUM, 1.0)}
+
+    def refresh(self) -> None:
+        """Take the weights as they are now (after loading)."""
+        self._optimizer.refresh()
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.version, "optimizer": self._optimizer.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state(state["optimizer"])
+        self.version = int(state["version"])

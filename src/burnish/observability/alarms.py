@@ -1,0 +1,201 @@
+"""Detectors of runs that go on and learn nothing, over the metric rows alone.
+
+Each alarm fires once a run, with its cause and the field to turn. The same rows give the same alarms, so the report
+replays them from metrics.jsonl and a resumed run carries on from `state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = Mapping[str, float]
+START_READINGS = 3
+"""Readings that make up what a metric began with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something is wrong: `message` says what was seen and what it usually means, `knob` what to change."""
+
+    name: str
+    message: str
+    knob: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """Fires when `trips` holds in `patience` rows on end. A row without the metric neither counts nor resets.
+
+    `trips(value, start, row)`: `start` is the mean of the metric's first readings, None until there are enough.
+    """
+
+    name: str
+    metric: str
+    trips: Callable[[float, float | None, Row], bool]
+    message: Callable[[float, float | None, Row], str]
+    knob: str
+    patience: int = 1
+
+
+DETECTORS: tuple[Detector, ...] = (
+    Detector(
+        name="reward constant",
+        metric="reward/std",
+        trips=lambda std, start, row: std <= 1e-6 * max(1.0, abs(row.get("reward/mean", 0.0))),
+        message=lambda std, start, row: (
+            f"every response of three steps on end scored {row.get('reward/mean', 0.0):.6g}: "
+            "there is nothing to learn from"
+        ),
+        knob="look at the recorded rollouts and `burnish check`; easier prompts, a reward with partial credit, "
+        "rollout.group_size or rollout.temperature up",
+        patience=3,
+    ),
+    Detector(
+        name="all truncated",
+        metric="rollout/truncated_fraction",
+        trips=lambda fraction, start, row: fraction >= 0.999,
+        message=lambda fraction, start, row: (
+            "every response of two steps on end was cut at the length limit: none has an end to be judged by"
+        ),
+        knob="rollout.max_response_tokens up, or rollout.stop / rollout.stop_token_ids when the end has another sign",
+        patience=2,
+    ),
+    Detector(
+        name="constant groups",
+        metric="groups/constant_fraction",
+        trips=lambda fraction, start, row: fraction > 0.9,
+        message=lambda fraction, start, row: (
+            f"in {fraction:.0%} of the groups all responses scored the same (reward/mean "
+            f"{row.get('reward/mean', 0.0):.4g}): such groups carry no gradient; the prompts are too easy or too hard"
+        ),
+        knob="prompts of another difficulty, rollout.group_size up, or algorithm.dynamic_sampling: true",
+        patience=3,
+    ),
+    Detector(
+        name="sampler and trainer disagree",
+        metric="policy/first_ratio_deviation",
+        trips=lambda deviation, start, row: deviation > 1e-3,
+        message=lambda deviation, start, row: (
+            f"on the first minibatch, before any update, the probability ratio was off 1 by {deviation:.3g}: "
+            "the log-probabilities before and during the update come from different computations"
+        ),
+        knob="model.dtype: float32; then look for dropout, or another temperature or padding in one of the two passes",
+    ),
+    Detector(
+        name="entropy collapse",
+        metric="policy/entropy",
+        trips=lambda entropy, start, row: start is not None and entropy < 0.05 * start,
+        message=lambda entropy, start, row: (
+            f"the entropy fell from {start:.3g} to {entropy:.3g} nats: the policy has stopped trying other responses "
+            "(harmless only where the reward is already as good as it gets)"
+        ),
+        knob="optimization.learning_rate down, algorithm.entropy_coef or algorithm.clip_high up, "
+        "or a KL to the reference (algorithm.kl_in)",
+        patience=3,
+    ),
+    Detector(
+        name="KL runaway",
+        metric="kl/reference_per_token",
+        trips=lambda kl, start, row: kl > 1.0 or (start is not None and kl > 0.2 and kl > 10 * start),
+        message=lambda kl, start, row: (
+            f"the policy is {kl:.3g} nats per token away from the reference: it may have left sensible text behind "
+            "to please the reward"
+        ),
+        knob="algorithm.kl_coef up, or algorithm.kl_target for an adaptive one; optimization.learning_rate down",
+        patience=2,
+    ),
+    Detector(
+        name="reward failures",
+        metric="reward/failed_fraction",
+        trips=lambda fraction, start, row: fraction > 0,
+        message=lambda fraction, start, row: (
+            f"{fraction:.1%} of the responses could not be scored; the run stops past scoring.max_failure_fraction"
+        ),
+        knob="status and status_detail in the recorded rollouts say why; timeout_seconds of the reward, "
+        "scoring.on_failure",
+    ),
+    Detector(
+        name="length explains the preference",
+        metric="eval/length_correlation",
+        trips=lambda correlation, start, row: (
+            abs(correlation) > 0.7
+            and row.get("eval/length_rule_accuracy", 0.0) > 0.5
+            and row.get("eval/length_rule_accuracy", 0.0) >= row.get("eval/accuracy", 1.0) - 0.02
+        ),
+        message=lambda correlation, start, row: (
+            f"the score goes with the length of the response (correlation {correlation:.2f}), and counting tokens "
+            f"alone is right in {row.get('eval/length_rule_accuracy', 0.0):.1%} of the held-out comparisons, the "
+            f"reward model in {row.get('eval/accuracy', 0.0):.1%}: a policy trained on it will learn a length"
+        ),
+        knob="comparisons of responses of like length, more of them, or a length reward beside the model "
+        "(rewards: [{name: model:PATH}, {name: length}])",
+    ),
+    Detector(
+        name="gradient zero",
+        metric="policy/grad_norm",
+        trips=lambda norm, start, row: norm == 0.0,
+        message=lambda norm, start, row: "the gradient was exactly zero two steps on end: the weights do not move",
+        knob="rewards that differ inside a group, rollout.group_size up, algorithm.mask_truncated off",
+        patience=2,
+    ),
+)
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a detector has seen so far."""
+
+    streak: int = 0
+    readings: int = 0
+    start_sum: float = 0.0
+    fired: bool = False
+
+    def start(self) -> float | None:
+        return self.start_sum / START_READINGS if self.readings > START_READINGS else None
+
+
+@dataclass(slots=True)
+class AlarmBell:
+    """All detectors of a run with their memories."""
+
+    detectors: Sequence[Detector] = DETECTORS
+    memories: dict[str, Memory] = field(default_factory=dict)
+
+    def check(self, step: int, row: Row) -> list[Alarm]:
+        """Take in the row of a step and return the alarms that fire at it for the first time."""
+        return [alarm for detector in self.detectors if (alarm := self._look(detector, step, row)) is not None]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {
+            name: {"streak": m.streak, "readings": m.readings, "start_sum": m.start_sum, "fired": m.fired}
+            for name, m in self.memories.items()
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Carry on from a checkpoint."""
+        self.memories = {name: Memory(**memory) for name, memory in state.items()}
+
+    def _look(self, detector: Detector, step: int, row: Row) -> Alarm | None:
+        value = row.get(detector.metric)
+        memory = self.memories.setdefault(detector.name, Memory())
+        if value is None or memory.fired:
+            return None
+        memory.readings += 1
+        if memory.readings <= START_READINGS:
+            memory.start_sum += value
+        start = memory.start()
+        memory.streak = memory.streak + 1 if detector.trips(value, start, row) else 0
+        if memory.streak < detector.patience:
+            return None
+        memory.fired = True
+        return Alarm(detector.name, detector.message(value, start, row), detector.knob, step)
+
+
+def replay(rows: Sequence[Mapping[str, Any]]) -> list[Alarm]:
+    """The alarms of a finished or running run, from its rows."""
+    bell = AlarmBell()
+    return [alarm for row in rows for alarm in bell.check(int(row["step"]), row)]

@@ -1,0 +1,49 @@
+"""Files that are either whole or absent: written under another name, forced to disk, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a file so that a kill at any instant leaves the old content or the new one, never a part."""
+    # A lone surrogate from somebody's data cannot be UTF-8; backslashreplace makes it the escape that JSON knows.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def fsync_file(path: Path) -> None:
+    """Force a finished file to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk, so that a rename survives a power cut."""
+    fsync_file(folder)
+
+
+def disk_remedy(error: OSError, folder: Path) -> str:
+    """One sentence that says what to do about a failed write below `folder`."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return f"free space on the disk of {folder} or set `output` to another disk, then start again: it resumes"
+        case errno.EROFS | errno.EACCES | errno.EPERM:
+            return f"make {folder} writable or set `output` to a folder that is, then start again: it resumes"
+        case _:
+            return f"check the disk of {folder}, then start again: it resumes from the newest complete checkpoint"

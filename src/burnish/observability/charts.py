@@ -1,0 +1,185 @@
+"""Which curves the report shows, and the data of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from burnish.observability.console import duration
+from burnish.observability.history import columns
+
+Column = tuple[list[int], list[float]]
+MAX_POINTS = 800
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of one or several metrics; those that the run does not have are left out."""
+
+    section: str
+    title: str
+    metrics: tuple[tuple[str, str], ...]
+    """(label, metric) of each line."""
+    help: str = ""
+
+
+CHARTS: tuple[Chart, ...] = (
+    Chart("Learning", "Reward", (("mean", "reward/mean"),), "mean score of the step's responses"),
+    Chart("Learning", "Held-out reward", (("greedy", "eval/reward_mean"), ("sampled", "eval/sampled_reward_mean"))),
+    Chart("Learning", "Held-out accuracy", (("accuracy", "eval/accuracy"), ("low", "eval/accuracy_low"),
+                                            ("high", "eval/accuracy_high"),
+                                            ("length rule", "eval/length_rule_accuracy")),
+          "share of prompts solved, or of comparisons that the reward model gets right"),
+    Chart("Learning", "Training accuracy", (("accuracy", "train/accuracy"),), "share of comparisons"),
+    Chart("Reward model", "Score", (("mean", "eval/score_mean"), ("std", "eval/score_std"),
+                                    ("gap to the best other", "eval/score_gap"))),
+    Chart("Reward model", "Calibration error", (("expected", "eval/calibration_error"),)),
+    Chart("Reward model", "Score and length", (("correlation", "eval/length_correlation"),)),
+    Chart("Learning", "Loss", (("training", "train/loss"), ("held-out", "eval/loss"))),
+    Chart("Learning", "Token accuracy", (("training", "train/token_accuracy"), ("held-out", "eval/token_accuracy"))),
+    Chart("Learning", "Reward spread", (("std", "reward/std"), ("min", "reward/min"), ("max", "reward/max"))),
+    Chart("Learning", "Groups without signal", (("fraction", "groups/constant_fraction"),), "all scores equal"),
+    Chart("Learning", "Failed rewards", (("fraction", "reward/failed_fraction"),)),
+    Chart("Policy", "KL to the reference", (("per response", "kl/reference"),), "nats"),
+    Chart("Policy", "KL per token", (("per token", "kl/reference_per_token"),), "nats"),
+    Chart("Policy", "KL coefficient", (("coefficient", "kl/coef"),)),
+    Chart("Policy", "Entropy", (("entropy", "policy/entropy"),), "nats per token"),
+    Chart(
+        "Policy",
+        "Clipped tokens",
+        (
+            ("both", "policy/clip_fraction"),
+            ("low", "policy/clip_fraction_low"),
+            ("high", "policy/clip_fraction_high"),
+        ),
+    ),
+    Chart("Policy", "Gradient norm", (("before clipping", "policy/grad_norm"),)),
+    Chart("Policy", "Learning rate", (("learning rate", "policy/learning_rate"),)),
+    Chart("Critic", "Explained variance", (("of the returns", "critic/explained_variance"),),
+          "1 is perfect, 0 no better than a constant"),
+    Chart("Critic", "Value against return", (("value", "critic/value_mean"), ("return", "critic/return_mean")),
+          "means per token"),
+    Chart("Critic", "Value loss", (("loss", "critic/loss"),)),
+    Chart("Critic", "Clipped values", (("fraction of tokens", "critic/clip_fraction"),)),
+    Chart("Responses", "Length", (("mean", "rollout/response_tokens_mean"), ("max", "rollout/response_tokens_max")),
+          "tokens"),
+    Chart("Responses", "Cut at the limit", (("training", "rollout/truncated_fraction"),
+                                            ("held-out", "eval/truncated_fraction"))),
+    Chart("Responses", "Sampler against trainer",
+          (("mean", "rollout/logprob_diff_mean"), ("max", "rollout/logprob_diff_max")), "log-probability gap"),
+    Chart("Speed", "Throughput", (("generate", "throughput/generate_tokens_per_second"),
+                                  ("update", "throughput/update_tokens_per_second"),
+                                  ("whole step", "throughput/response_tokens_per_second"),
+                                  ("training", "throughput/tokens_per_second")), "tokens per second"),
+)  # fmt: skip
+
+FAMILIES: tuple[tuple[str, str, str, str], ...] = (
+    ("Learning", "Reward by part", "reward/part/", ""),
+    ("Learning", "Reward by domain", "reward/domain/", ""),
+    ("Learning", "Held-out reward by domain", "eval/domain/", "/reward_mean"),
+    ("Learning", "Held-out accuracy by domain", "eval/domain/", "/accuracy"),
+    ("Learning", "Solved in k samples", "eval/pass@", ""),
+    ("Reward model", "Accuracy by lead", "eval/accuracy_by_gap/", ""),
+    ("Reward model", "Accuracy by labelled margin", "eval/accuracy_by_margin/", ""),
+)
+"""Section, title, and the beginning and end of the names that share one chart, a line each."""
+
+
+def build_charts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The charts that the run has data for; metrics that no chart names follow one by one in "Further"."""
+    data = columns([dict(row) for row in rows])
+    charts = [_chart(c.section, c.title, c.help, c.metrics, data) for c in CHARTS]
+    families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
+    charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
+    charts.append(_time_split(data))
+    named = {metric for c in CHARTS for _, metric in c.metrics}
+    named |= {metric for family in families.values() for _, metric in family}
+    further = [name for name in data if name not in named and not _is_phase(name)]
+    charts += [_chart("Further", name, "", ((name, name),), data) for name in further]
+    return [chart for chart in charts if chart["series"]]
+
+
+def histogram_chart(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """The chart of a score histogram: counts over the middles of its bins, best candidates against the others."""
+    edges = counts["edges"]
+    middles = [float(f"{(low + high) / 2:.6g}") for low, high in pairwise(edges)]
+    series = [{"label": name, "x": middles, "y": counts[name]} for name in ("best", "others")]
+    remark = f"responses by score, not by step; evaluation after step {counts['step']}"
+    return {
+        "section": "Reward model",
+        "title": "Held-out scores",
+        "help": remark,
+        "kind": "line",
+        "axis": "score",
+        "series": series,
+    }
+
+
+def headline(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The few numbers at the top of the page: where it began and where it is."""
+    data = columns([dict(row) for row in rows])
+    tiles = [{"label": "step", "value": str(rows[-1]["step"]), "before": ""}]
+    wanted = (
+        ("reward", "reward/mean", ".3g"),
+        ("held-out reward", "eval/reward_mean", ".3g"),
+        ("held-out accuracy", "eval/accuracy", ".1%"),
+        ("loss", "train/loss", ".4g"),
+        ("held-out loss", "eval/loss", ".4g"),
+        ("KL to reference", "kl/reference", ".3g"),
+        ("response tokens", "rollout/response_tokens_mean", ".1f"),
+    )
+    for label, name, spec in wanted:
+        if name in data:
+            values = data[name][1]
+            before = f"from {format(values[0], spec)}" if len(values) > 1 else ""
+            tiles.append({"label": label, "value": format(values[-1], spec), "before": before})
+    seconds = [sum(data[name][1]) for name in ("time/step_seconds", "time/evaluate_seconds") if name in data]
+    if seconds:
+        tiles.append({"label": "time in steps", "value": duration(sum(seconds)), "before": ""})
+    return tiles
+
+
+def evenly(count: int, limit: int) -> list[int]:
+    """At most `limit` of the numbers 0 .. count-1, evenly spread, the first and the last among them."""
+    if count <= limit:
+        return list(range(count))
+    if limit == 1:
+        return [count - 1]
+    return [round(i * (count - 1) / (limit - 1)) for i in range(limit)]
+
+
+def _chart(
+    section: str, title: str, remark: str, metrics: Sequence[tuple[str, str]], data: Mapping[str, Column]
+) -> dict[str, Any]:
+    series = [_series(label, data[name]) for label, name in metrics if name in data]
+    return {"section": section, "title": title, "help": remark, "kind": "line", "series": series}
+
+
+def _family(begin: str, end: str, data: Mapping[str, Column]) -> list[tuple[str, str]]:
+    """(label, metric) of every metric between `begin` and `end`, named by what stands between them."""
+    names = [name for name in data if name.startswith(begin) and name.endswith(end)]
+    return [(name.removeprefix(begin).removesuffix(end), name) for name in names]
+
+
+def _series(label: str, column: Column) -> dict[str, Any]:
+    steps, values = column
+    picked = evenly(len(steps), MAX_POINTS)
+    return {"label": label, "x": [steps[i] for i in picked], "y": [float(f"{values[i]:.6g}") for i in picked]}
+
+
+def _time_split(data: Mapping[str, Column]) -> dict[str, Any]:
+    """Seconds of each phase, stacked; a phase that a step did not have took 0 seconds of it."""
+    names = [name for name in data if _is_phase(name) and name != "time/step_seconds"]
+    steps = sorted({step for name in names for step in data[name][0]})
+    filled = {name: dict(zip(*data[name], strict=True)) for name in names}
+    series = [
+        _series(name.removeprefix("time/").removesuffix("_seconds"), (steps, [filled[name].get(s, 0.0) for s in steps]))
+        for name in names
+    ]
+    return {"section": "Speed", "title": "Time by phase", "help": "seconds a step", "kind": "stack", "series": series}
+
+
+def _is_phase(name: str) -> bool:
+    return name.startswith("time/") and name.endswith("_seconds")

@@ -1,0 +1,183 @@
+"""What a run shows while it trains: a live table on a terminal, one plain line a step elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from burnish.observability.alarms import Alarm
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("reward", "reward/mean", ".3f"),
+    ("eval", "eval/reward_mean", ".3f"),
+    ("loss", "train/loss", ".4f"),
+    ("eval loss", "eval/loss", ".4f"),
+    ("eval acc", "eval/token_accuracy", ".1%"),
+    ("accuracy", "eval/accuracy", ".1%"),
+    ("KL", "kl/reference", ".3g"),
+    ("entropy", "policy/entropy", ".3f"),
+    ("length", "rollout/response_tokens_mean", ".1f"),
+    ("cut", "rollout/truncated_fraction", ".0%"),
+    ("same", "groups/constant_fraction", ".0%"),
+    ("grad", "policy/grad_norm", ".3g"),
+)
+"""Heading, metric and format of the table; a metric that the run does not have takes no column."""
+
+SPEEDS: tuple[tuple[str, str], ...] = (
+    ("generate", "throughput/generate_tokens_per_second"),
+    ("update", "throughput/update_tokens_per_second"),
+    ("overall", "throughput/response_tokens_per_second"),
+    ("train", "throughput/tokens_per_second"),
+)
+"""Phases with their throughput, in tokens per second."""
+
+_VISIBLE_ROWS = 8
+
+
+class Display:
+    """Progress, time left, the numbers that matter and tokens per second by phase. Use as a context manager.
+
+    On a terminal one live table is redrawn; elsewhere (a log file, CI) every `plain_every`-th step, evaluated steps
+    and the last one are one plain line. `start_step` is where a resumed run begins; `clock` gives seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        total_steps: int,
+        *,
+        start_step: int = 0,
+        title: str = "",
+        plain_every: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._total_steps = total_steps
+        self._start_step = start_step
+        self._title = title
+        self._plain_every = plain_every
+        self._clock = clock
+        self._began = clock()
+        self._step = start_step
+        self._phase = ""
+        self._known: dict[str, float] = {}
+        self._rows: list[tuple[int, dict[str, float]]] = []
+        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+
+    def __enter__(self) -> Display:
+        self._began = self._clock()
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._phase = ""
+            self._refresh()
+            self._live.stop()
+
+    def phase(self, name: str) -> None:
+        """Say what is going on inside the step; an empty name says nothing."""
+        self._phase = name
+        self._refresh()
+
+    def update(self, step: int, row: Mapping[str, float]) -> None:
+        """Show the numbers of a finished step."""
+        self._step = step
+        self._known |= row
+        self._rows = [*self._rows, (step, dict(row))][-_VISIBLE_ROWS:]
+        if self._live is not None:
+            self._refresh()
+        elif step % self._plain_every == 0 or step == self._total_steps or _evaluated(row):
+            self._console.print(
+                plain_line(step, self._total_steps, row, self.seconds_left()), markup=False, soft_wrap=True
+            )
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Print an alarm above the table; it stays on the screen."""
+        self._console.print(
+            f"[bold yellow]ALARM[/] step {alarm.step}: [bold]{escape(alarm.name)}[/]: {escape(alarm.message)}\n"
+            f"  -> {escape(alarm.knob)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def note(self, text: str) -> None:
+        """Print a remark above the table."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def seconds_left(self) -> float | None:
+        """From the mean time of the steps made since the start; None before the first."""
+        made = self._step - self._start_step
+        if made <= 0:
+            return None
+        return (self._clock() - self._began) / made * (self._total_steps - self._step)
+
+    def _refresh(self) -> None:
+        if self._live is not None:
+            self._live.update(self._picture(), refresh=True)
+
+    def _picture(self) -> RenderableType:
+        bar = ProgressBar(self._total_steps, self._step, width=60)
+        parts: list[RenderableType] = [self._header(), Padding(bar, (0, 0, 0, 0))]
+        if self._rows:
+            parts.append(self._table())
+        speeds = speed_text(self._known)
+        if speeds:
+            parts.append(Text(speeds, style="dim"))
+        return Group(*parts)
+
+    def _header(self) -> Text:
+        left = self.seconds_left()
+        pieces = [self._title, f"step {self._step}/{self._total_steps}"]
+        pieces.append("" if left is None else f"{duration(left)} left")
+        pieces.append(self._phase)
+        return Text(" · ".join(piece for piece in pieces if piece), style="bold")
+
+    def _table(self) -> Table:
+        shown = [column for column in COLUMNS if column[1] in self._known]
+        table = Table(box=None, pad_edge=False, header_style="cyan")
+        for heading in ("step", *(heading for heading, _, _ in shown)):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for step, row in self._rows:
+            table.add_row(str(step), *(format(row[name], spec) if name in row else "" for _, name, spec in shown))
+        return table
+
+
+def plain_line(step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None) -> str:
+    """One line with everything that the table would show."""
+    cells = [f"{heading} {format(row[name], spec)}" for heading, name, spec in COLUMNS if name in row]
+    left = "" if seconds_left is None else f"{duration(seconds_left)} left"
+    return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed_text(row), left) if piece)
+
+
+def speed_text(row: Mapping[str, float]) -> str:
+    """ "tok/s generate 1.2k, update 3.4k", empty when nothing was measured."""
+    speeds = [f"{phase} {_short(row[name])}" for phase, name in SPEEDS if name in row]
+    return f"tok/s {', '.join(speeds)}" if speeds else ""
+
+
+def duration(seconds: float) -> str:
+    """ "2h 05m", "3m 20s" or "12s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
+
+
+def _short(number: float) -> str:
+    return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
+
+
+def _evaluated(row: Mapping[str, float]) -> bool:
+    return any(name.startswith("eval/") for name in row)

@@ -1,0 +1,159 @@
+"""Every rollout of a run on disk, also those that a filter or a failed reward kept out of the update."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import BurnishError
+from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.types import Prompt, RewardStatus, Rollout, RolloutGroup
+
+DecodeTokens = Callable[[Sequence[int]], Sequence[str]]
+"""Token ids to one text per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNote:
+    """What the trainer found out about a rollout after it was sampled; per-token values: one a token.
+
+    `kept` says whether it entered the update; if not, `dropped_because` says why ("constant group", "truncated" ...).
+    """
+
+    kept: bool = True
+    dropped_because: str = ""
+    advantage: float | None = None
+    token_advantages: tuple[float, ...] | None = None
+    old_logprobs: tuple[float, ...] | None = None
+    ref_logprobs: tuple[float, ...] | None = None
+    token_values: tuple[float, ...] | None = None
+    token_returns: tuple[float, ...] | None = None
+
+
+Notes = Mapping[tuple[int, int], RolloutNote]
+"""(group_id, sample_index) to note."""
+
+
+class RolloutRecorder:
+    """Writes `rollouts/step-000123.jsonl` and `rollouts/eval-000123.jsonl`, one line a rollout.
+
+    A file is written once, whole, after the advantages of its step are known; writing it again replaces it, so a
+    resumed run that repeats a step leaves the same file as an undisturbed one.
+    """
+
+    def __init__(self, folder: Path, decode_tokens: DecodeTokens | None = None) -> None:
+        self._folder = folder
+        self._decode_tokens = decode_tokens
+
+    def record(self, step: int, groups: Sequence[RolloutGroup], notes: Notes | None = None) -> Path:
+        """Write the training rollouts of a step, all of them: those without a note count as not kept."""
+        return self._write(f"step-{step:06d}.jsonl", step, groups, {} if notes is None else notes)
+
+    def record_evaluation(self, step: int, groups: Sequence[RolloutGroup]) -> Path:
+        """Write the evaluation rollouts made after `step` steps."""
+        return self._write(f"eval-{step:06d}.jsonl", step, groups, None)
+
+    def discard_after(self, step: int) -> None:
+        """Remove files of later steps: what a killed run wrote past the checkpoint it resumes from."""
+        for path in recorded_files(self._folder):
+            if step_of(path) > step:
+                path.unlink()
+
+    def _write(self, name: str, step: int, groups: Sequence[RolloutGroup], notes: Notes | None) -> Path:
+        path = self._folder / name
+        lines = [_dump(self._entry(step, *item, notes)) for item in _rollouts(groups)]
+        try:
+            write_text_atomically(path, "".join(lines))
+        except OSError as error:
+            raise BurnishError(
+                f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)
+            ) from error
+        return path
+
+    def _entry(self, step: int, prompt: Prompt, rollout: Rollout, greedy: bool, notes: Notes | None) -> dict[str, Any]:
+        entry = {"step": step, **_prompt_fields(prompt), **rollout.to_dict(), "greedy": greedy}
+        if self._decode_tokens is not None:
+            entry["token_texts"] = list(self._decode_tokens(rollout.response_tokens))
+        if notes is not None and not greedy:
+            entry |= _note_fields(notes.get((rollout.group_id, rollout.sample_index)), rollout)
+        return entry
+
+
+def recorded_files(folder: Path) -> list[Path]:
+    """The rollout files of a run, training first, each kind in the order of its steps."""
+    return sorted(folder.glob("step-*.jsonl"), key=step_of) + sorted(folder.glob("eval-*.jsonl"), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Step number in the name of a rollout file."""
+    return int(path.stem.split("-")[-1])
+
+
+def read_rollouts(path: Path) -> list[dict[str, Any]]:
+    """The lines of a rollout file as dictionaries."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _rollouts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[Prompt, Rollout, bool]]:
+    for group in groups:
+        for rollout in group.rollouts:
+            yield group.prompt, rollout, False
+        if group.greedy is not None:
+            yield group.prompt, group.greedy, True
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    asked = prompt.text if prompt.messages is None else [message.to_dict() for message in prompt.messages]
+    return {"prompt": asked, "answer": prompt.answer, "domain": prompt.domain}
+
+
+def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Any]:
+    if note is None:
+        note = RolloutNote(kept=False, dropped_because=_why_dropped(rollout))
+    fields: dict[str, Any] = {"kept": note.kept, "dropped_because": note.dropped_because, "advantage": note.advantage}
+    per_token = {
+        "token_advantages": note.token_advantages,
+        "old_logprobs": note.old_logprobs,
+        "ref_logprobs": note.ref_logprobs,
+        "token_values": note.token_values,
+        "token_returns": note.token_returns,
+    }
+    for name, values in per_token.items():
+        if values is None:
+            continue
+        if len(values) != len(rollout.response_tokens):
+            raise ValueError(
+                f"note of group {rollout.group_id}, sample {rollout.sample_index}: {name} has {len(values)} entries, "
+                f"the response has {len(rollout.response_tokens)} tokens"
+            )
+        fields[name] = list(values)
+    return fields
+
+
+def _why_dropped(rollout: Rollout) -> str:
+    if rollout.status is RewardStatus.OK:
+        return "not in the update"
+    return f"reward {rollout.status.value}"
+
+
+def _dump(entry: dict[str, Any]) -> str:
+    """One line of strict JSON; numbers that are not finite become their names, answers of odd types their text."""
+    try:
+        return json.dumps(entry, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    except ValueError:
+        return json.dumps(_name_non_finite(entry), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def _name_non_finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _name_non_finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_name_non_finite(item) for item in value]
+    return value

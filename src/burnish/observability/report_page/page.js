@@ -1,0 +1,301 @@
+"use strict";
+// Everything shown comes from the two JSON elements of this page and enters it as text nodes, never as HTML.
+const SVG = "http://www.w3.org/2000/svg";
+const tooltip = document.getElementById("tooltip");
+const read = (id) => JSON.parse(document.getElementById(id).textContent);
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function draw(tag, attributes, text) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+function number(value) {
+  if (typeof value !== "number") return value === null || value === undefined ? "–" : String(value);
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+// ---- curves
+
+function ticks(low, high, count) {
+  const raw = (high - low) / count || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+  return found;
+}
+
+function bounds(chart) {
+  const xs = chart.series.flatMap((s) => s.x);
+  const ys = chart.kind === "stack" ? stacked(chart).flatMap((s) => [...s.bottom, ...s.top]) : chart.series.flatMap((s) => s.y);
+  const range = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+  let [x0, x1] = range(xs), [y0, y1] = range(ys);
+  if (x0 === x1) { x0 -= 1; x1 += 1; }
+  const margin = y0 === y1 ? Math.abs(y0) * 0.1 || 1 : (y1 - y0) * 0.06;
+  return { x0, x1, y0: y0 >= 0 && y0 - margin < 0 ? 0 : y0 - margin, y1: y1 + margin };
+}
+
+function stacked(chart) {
+  let base = chart.series[0].x.map(() => 0);
+  return chart.series.map((series) => {
+    const bottom = base, top = series.y.map((y, i) => y + bottom[i]);
+    base = top;
+    return { ...series, bottom, top };
+  });
+}
+
+const colour = (index) => `var(--s${index % 8})`;
+
+function drawChart(svg, chart) {
+  svg.replaceChildren();
+  const width = svg.clientWidth || 390, height = 190, box = bounds(chart);
+  const left = 52, right = width - 8, top = 10, bottom = height - 24;
+  const X = (x) => left + ((x - box.x0) / (box.x1 - box.x0)) * (right - left);
+  const Y = (y) => bottom - ((y - box.y0) / (box.y1 - box.y0)) * (bottom - top);
+  for (const y of ticks(box.y0, box.y1, 4)) {
+    svg.append(draw("line", { x1: left, x2: right, y1: Y(y), y2: Y(y), stroke: "var(--grid)" }));
+    svg.append(draw("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, number(y)));
+  }
+  for (const x of ticks(box.x0, box.x1, Math.max(2, Math.floor(width / 90)))) {
+    if (Number.isInteger(x)) svg.append(draw("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, String(x)));
+  }
+  if (chart.kind === "stack") {
+    stacked(chart).forEach((s, i) => {
+      const up = s.x.map((x, k) => `${X(x)},${Y(s.top[k])}`), down = s.x.map((x, k) => `${X(x)},${Y(s.bottom[k])}`).reverse();
+      svg.append(draw("polygon", { points: [...up, ...down].join(" "), fill: colour(i), "fill-opacity": 0.75 }));
+    });
+  } else {
+    chart.series.forEach((s, i) => {
+      const points = s.x.map((x, k) => `${X(x)},${Y(s.y[k])}`).join(" ");
+      svg.append(draw("polyline", { points, fill: "none", stroke: colour(i), "stroke-width": 1.8, "stroke-linejoin": "round" }));
+      if (s.x.length <= 30) s.x.forEach((x, k) => svg.append(draw("circle", { cx: X(x), cy: Y(s.y[k]), r: 2.4, fill: colour(i) })));
+    });
+  }
+  const cursor = draw("g", { visibility: "hidden" });
+  svg.append(cursor);
+  svg.onpointermove = (event) => hover(event, svg, chart, { X, Y, box, left, right, top, bottom, cursor });
+  svg.onpointerleave = () => { cursor.setAttribute("visibility", "hidden"); tooltip.hidden = true; };
+}
+
+function nearest(xs, wanted) {
+  let best = 0;
+  xs.forEach((x, i) => { if (Math.abs(x - wanted) < Math.abs(xs[best] - wanted)) best = i; });
+  return best;
+}
+
+function hover(event, svg, chart, plot) {
+  const offset = event.clientX - svg.getBoundingClientRect().left;
+  const wanted = plot.box.x0 + ((offset - plot.left) / (plot.right - plot.left)) * (plot.box.x1 - plot.box.x0);
+  const all = [...new Set(chart.series.flatMap((s) => s.x))];
+  const step = all[nearest(all, wanted)];
+  plot.cursor.replaceChildren(draw("line", { x1: plot.X(step), x2: plot.X(step), y1: plot.top, y2: plot.bottom, stroke: "var(--soft)", "stroke-dasharray": "3 3" }));
+  const lines = [];
+  chart.series.forEach((s, i) => {
+    const k = s.x.indexOf(step);
+    if (k < 0) return;
+    if (chart.kind === "line") plot.cursor.append(draw("circle", { cx: plot.X(step), cy: plot.Y(s.y[k]), r: 4, fill: colour(i) }));
+    lines.push(make("span", {}, make("i", { style: `background:${colour(i)}` }), `${s.label}  ${number(s.y[k])}`));
+  });
+  plot.cursor.setAttribute("visibility", "visible");
+  showTooltip(event, make("b", {}, `${chart.axis ?? "step"} ${step}`), ...lines);
+}
+
+function showTooltip(event, ...content) {
+  tooltip.replaceChildren(...content);
+  tooltip.hidden = false;
+  const { width, height } = tooltip.getBoundingClientRect();
+  tooltip.style.left = `${Math.min(event.clientX + 14, innerWidth - width - 8)}px`;
+  tooltip.style.top = `${Math.max(8, Math.min(event.clientY + 14, innerHeight - height - 8))}px`;
+}
+
+function buildCurves(charts) {
+  const place = document.getElementById("curves");
+  const observer = new ResizeObserver((entries) => entries.forEach((entry) => drawChart(entry.target, entry.target.chart)));
+  for (const section of [...new Set(charts.map((c) => c.section))]) {
+    const grid = make("div", { class: "grid" });
+    for (const chart of charts.filter((c) => c.section === section)) {
+      const svg = draw("svg", { role: "img", "aria-label": `${chart.title} by ${chart.axis ?? "step"}` });
+      svg.chart = chart;
+      const legend = chart.series.length > 1
+        ? make("div", { class: "legend" }, ...chart.series.map((s, i) => make("span", {}, make("i", { style: `background:${colour(i)}` }), s.label)))
+        : make("div", { class: "legend" });
+      grid.append(make("div", { class: "chart" }, make("h3", {}, chart.title, chart.help ? make("small", {}, chart.help) : null), legend, svg));
+      observer.observe(svg);
+    }
+    const further = section === "Further";
+    place.append(further ? make("details", {}, make("summary", {}, "Further metrics"), grid) : make("h2", {}, section), further ? "" : grid);
+  }
+}
+
+// ---- rollouts
+
+const view = { file: 0, group: 0, tint: "advantage", sort: "sample" };
+
+function promptText(prompt) {
+  return typeof prompt === "string" ? prompt : prompt.map((m) => m.content).join(" ");
+}
+
+function tintOf(response, index, scale) {
+  if (view.tint === "logprob" && response.logprobs) {
+    const value = response.logprobs[index];
+    return typeof value === "number" ? `rgba(var(--surprise), ${(0.75 * Math.min(1, -value / 5)).toFixed(3)})` : "";
+  }
+  if (view.tint === "advantage") {
+    const value = response.advantages ? response.advantages[index] : response.advantage;
+    if (typeof value !== "number" || value === 0 || !scale) return "";
+    return `rgba(var(--${value > 0 ? "plus" : "minus"}), ${(0.6 * Math.min(1, Math.abs(value) / scale)).toFixed(3)})`;
+  }
+  return "";
+}
+
+function tokenNodes(text) {
+  // Line ends get a visible mark, so that a token of white space can be seen and pointed at.
+  return text.split(/(\n)/).flatMap((part) => (part === "\n" ? [make("span", { class: "mark" }, "↵"), "\n"] : part ? [part] : []));
+}
+
+function tokenSpan(response, index, scale) {
+  const span = make("span", { class: "token" }, ...tokenNodes(response.tokens[index]));
+  const tint = tintOf(response, index, scale);
+  if (tint) span.style.background = tint;
+  span.addEventListener("pointerenter", (event) => {
+    const advantage = response.advantages ? response.advantages[index] : response.advantage;
+    const facts = [`token ${index + 1}  ${JSON.stringify(response.tokens[index])}`];
+    if (response.logprobs) facts.push(`log-prob  ${number(response.logprobs[index])}`);
+    if (advantage !== null && advantage !== undefined) facts.push(`advantage  ${number(advantage)}`);
+    if (response.values) facts.push(`value  ${number(response.values[index])}`);
+    if (response.returns) facts.push(`return  ${number(response.returns[index])}`);
+    showTooltip(event, ...facts.map((fact) => make("span", {}, fact)));
+  });
+  span.addEventListener("pointerleave", () => { tooltip.hidden = true; });
+  return span;
+}
+
+function chips(response) {
+  const chip = (text, kind = "") => make("span", { class: `chip ${kind}` }, text);
+  const list = [chip(response.greedy ? "greedy" : `#${response.sample}`)];
+  if (response.status === "ok") list.push(chip(`reward ${number(response.reward)}`, "reward"));
+  else list.push(chip(`reward ${response.status}`, "bad"));
+  for (const [name, part] of Object.entries(response.parts)) list.push(chip(`${name} ${number(part)}`));
+  if (response.advantage !== null) list.push(chip(`A ${number(response.advantage)}`));
+  list.push(chip(`${response.finish === "length" ? "cut at" : "stop after"} ${response.count}`, response.finish === "length" ? "warn" : ""));
+  if (response.kept === false) list.push(chip(response.why || "not in the update", "warn"));
+  return list;
+}
+
+function responseCard(response, scale) {
+  const body = make("div", { class: "body" }, ...response.tokens.map((_, i) => tokenSpan(response, i, scale)));
+  const detail = response.detail ? make("p", { class: "meta" }, response.detail) : null;
+  return make("article", { class: `response ${response.kept === false ? "dropped" : ""}` }, make("header", {}, ...chips(response)), body, detail);
+}
+
+function advantageScale(group) {
+  const values = group.responses.flatMap((r) => r.advantages || [r.advantage]).filter((v) => typeof v === "number");
+  return values.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
+}
+
+function promptCard(group) {
+  const card = make("div", { class: "prompt" });
+  if (typeof group.prompt === "string") card.append(make("div", { class: "body" }, group.prompt));
+  else {
+    const body = make("div", { class: "body" });
+    for (const message of group.prompt) body.append(make("p", { class: "role" }, message.role), message.content);
+    card.append(body);
+  }
+  const facts = [group.id, group.domain === "default" ? "" : `domain ${group.domain}`, group.answer === null ? "" : `answer ${group.answer}`,
+    group.left_out ? `${group.left_out} more responses in the file` : ""];
+  card.append(make("p", { class: "meta" }, facts.filter(Boolean).join("  ·  ")));
+  return card;
+}
+
+function sorted(responses) {
+  const list = [...responses];
+  const value = (r) => (typeof r.reward === "number" ? r.reward : -Infinity);
+  return view.sort === "reward" ? list.sort((a, b) => value(b) - value(a)) : list;
+}
+
+function meanReward(group) {
+  const rewards = group.responses.map((r) => r.reward).filter((r) => typeof r === "number");
+  return rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
+}
+
+function rewardDots(group, low, high) {
+  return make("span", { class: "dots" }, ...group.responses.slice(0, 16).map((r) => {
+    const share = typeof r.reward === "number" ? (high > low ? (r.reward - low) / (high - low) : 1) : 0;
+    return make("i", { style: `background: color-mix(in srgb, var(--accent) ${Math.round(100 * share)}%, var(--card))` });
+  }));
+}
+
+function promptList(file, refresh) {
+  const rewards = file.groups.flatMap((g) => g.responses.map((r) => r.reward)).filter((r) => typeof r === "number");
+  const low = Math.min(...rewards), high = Math.max(...rewards);
+  return make("div", { class: "prompts", role: "list" }, ...file.groups.map((group, i) =>
+    make("button", { type: "button", "aria-current": i === view.group ? "true" : null, onclick: () => { view.group = i; refresh(); } },
+      make("span", { class: "text" }, promptText(group.prompt).trim().slice(-160) || "(empty prompt)"),
+      make("span", { class: "facts" }, rewardDots(group, low, high), make("span", {}, `mean ${number(meanReward(group))}`)))));
+}
+
+function segmented(choices, current, choose) {
+  return make("span", { class: "segmented" }, ...choices.map(([value, label]) =>
+    make("button", { type: "button", "aria-pressed": value === current ? "true" : "false", onclick: () => choose(value) }, label)));
+}
+
+function tintKey() {
+  if (view.tint === "none") return null;
+  const [low, high, fill] = view.tint === "advantage"
+    ? ["worse", "better", "linear-gradient(90deg, rgba(var(--minus), .6), transparent, rgba(var(--plus), .6))"]
+    : ["expected", "surprising", "linear-gradient(90deg, transparent, rgba(var(--surprise), .75))"];
+  return make("span", { class: "key" }, low, make("i", { style: `background: ${fill}` }), high);
+}
+
+function controls(files, refresh) {
+  const select = make("select", { onchange: (event) => { view.file = Number(event.target.value); view.group = 0; refresh(); } },
+    ...files.map((file, i) => make("option", { value: i, selected: i === view.file }, `${file.kind === "eval" ? "evaluation after step" : "training step"} ${file.step}`)));
+  const move = (by) => { view.file = Math.max(0, Math.min(files.length - 1, view.file + by)); view.group = Math.min(view.group, files[view.file].groups.length - 1); refresh(); };
+  return make("div", { class: "controls" },
+    make("button", { type: "button", "aria-label": "Earlier", onclick: () => move(-1) }, "‹"), select,
+    make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"),
+    make("label", {}, "tint", segmented([["advantage", "advantage"], ["logprob", "log-prob"], ["none", "none"]], view.tint, (v) => { view.tint = v; refresh(); })), tintKey(),
+    make("label", {}, "order", segmented([["sample", "sample"], ["reward", "reward"]], view.sort, (v) => { view.sort = v; refresh(); })));
+}
+
+function buildBrowser(files) {
+  const place = document.getElementById("browser");
+  if (!files.length) { place.append(make("p", { class: "quiet" }, "This run recorded no rollouts.")); return; }
+  const firstTraining = files.findIndex((f) => f.kind === "step");
+  view.file = files.reduce((best, f, i) => (f.kind === "step" ? i : best), Math.max(firstTraining, 0));
+  const refresh = () => {
+    tooltip.hidden = true;
+    const file = files[view.file], group = file.groups[view.group];
+    const kept = place.querySelector(".prompts"), position = kept ? kept.scrollTop : 0;
+    const list = promptList(file, refresh);
+    const right = group
+      ? make("div", {}, promptCard(group), make("div", { class: "responses" }, ...sorted(group.responses).map((r) => responseCard(r, advantageScale(group)))))
+      : make("p", { class: "quiet" }, "No rollouts in this file.");
+    place.replaceChildren(controls(files, refresh), make("div", { class: "panes" }, list, right));
+    list.scrollTop = position;
+  };
+  refresh();
+}
+
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});
+buildCurves(read("chart-data"));
+buildBrowser(read("rollout-data").files);

@@ -1,0 +1,1 @@
+"""Built-in rewards; the table of them is `burnish.rewards.registry`."""

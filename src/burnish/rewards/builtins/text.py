@@ -1,0 +1,130 @@
+"""Rewards on the text and the length of a response. Options are checked when the reward is constructed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from burnish.errors import ConfigError
+from burnish.rewards.inputs import nearest
+
+LENGTH_UNITS = ("tokens", "words", "characters")
+
+
+class Exact:
+    """1 when the response equals the answer as text, else 0; None (missing) for a row without an answer."""
+
+    def __init__(self, strip: bool = True, ignore_case: bool = False) -> None:
+        self._strip = strip
+        self._ignore_case = ignore_case
+
+    def __call__(self, response: str, answer: Any) -> float | None:
+        if answer is None:
+            return None
+        return float(self._plain(response) == self._plain(str(answer)))
+
+    def _plain(self, text: str) -> str:
+        text = text.strip() if self._strip else text
+        return text.casefold() if self._ignore_case else text
+
+
+class Regex:
+    """1 when `pattern` is found in the response (with `full`: matches all of it), else 0."""
+
+    def __init__(self, pattern: str, full: bool = False) -> None:
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"option pattern of reward 'regex' is no regular expression: {pattern!r} ({error})"
+            ) from (error)
+        self._match = compiled.fullmatch if full else compiled.search
+
+    def __call__(self, response: str) -> float:
+        return float(self._match(response) is not None)
+
+
+class Format:
+    """1 when the response is the tags in their order, each once and not empty, with only white space between."""
+
+    def __init__(self, tags: Sequence[str] = ("think", "answer"), opened: bool = False) -> None:
+        if isinstance(tags, str) or not tags:
+            raise ConfigError(f"option tags of reward 'format' is {tags!r}", remedy="give a list, as [think, answer]")
+        self._tags = tuple(tags)
+        self._opened = opened
+
+    def __call__(self, response: str) -> float:
+        rest = f"<{self._tags[0]}>{response}" if self._opened else response
+        for tag in self._tags:
+            if rest.count(f"<{tag}>") != 1 or rest.count(f"</{tag}>") != 1:
+                return 0.0
+        for tag in self._tags:
+            before, _, rest = rest.partition(f"<{tag}>")
+            inside, closed, rest = rest.partition(f"</{tag}>")
+            if before.strip() or not closed or not inside.strip():
+                return 0.0
+        return float(not rest.strip())
+
+
+class Length:
+    """With `target`: max(0, 1 - |length - target| / target). With `maximum`: 1 up to it, else 0."""
+
+    def __init__(self, target: int | None = None, maximum: int | None = None, unit: str = "tokens") -> None:
+        limit = maximum if target is None else target
+        if (target is None) == (maximum is None) or limit is None or limit < 1:
+            raise ConfigError(
+                f"reward 'length' has target {target} and maximum {maximum}",
+                remedy="set exactly one of target and maximum, at least 1",
+            )
+        self._target = target
+        self._limit = limit
+        self._unit = _unit("length", unit, LENGTH_UNITS)
+
+    def __call__(self, response: str, num_tokens: int) -> float:
+        length = {"tokens": num_tokens, "words": len(response.split()), "characters": len(response)}[self._unit]
+        if self._target is None:
+            return float(length <= self._limit)
+        return max(0.0, 1.0 - abs(length - self._limit) / self._limit)
+
+
+class Overlong:
+    """Soft over-long penalty of DAPO (https://arxiv.org/abs/2503.14476, eq. 13), in tokens.
+
+    0 up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens, -1 beyond.
+    """
+
+    def __init__(self, max_tokens: int, buffer_tokens: int) -> None:
+        if not 0 < buffer_tokens <= max_tokens:
+            raise ConfigError(
+                f"reward 'overlong' has max_tokens {max_tokens} and buffer_tokens {buffer_tokens}",
+                remedy="choose 0 < buffer_tokens <= max_tokens",
+            )
+        self._free = max_tokens - buffer_tokens
+        self._buffer = buffer_tokens
+
+    def __call__(self, num_tokens: int) -> float:
+        return -min(1.0, max(0, num_tokens - self._free) / self._buffer)
+
+
+class Repetition:
+    """Minus the fraction of n-grams that have occurred before: 0 when all differ (or there are fewer than two)."""
+
+    def __init__(self, n: int = 3, unit: str = "words") -> None:
+        if n < 1:
+            raise ConfigError(f"option n of reward 'repetition' is {n}", remedy="an n-gram has at least 1 element")
+        self._n = n
+        self._unit = _unit("repetition", unit, ("words", "tokens"))
+
+    def __call__(self, response: str, response_tokens: list[int]) -> float:
+        sequence: Sequence[Hashable] = response.split() if self._unit == "words" else response_tokens
+        grams = [tuple(sequence[start : start + self._n]) for start in range(len(sequence) - self._n + 1)]
+        return -(len(grams) - len(set(grams))) / len(grams) if grams else 0.0
+
+
+def _unit(reward: str, unit: str, known: Sequence[str]) -> str:
+    if unit not in known:
+        near = nearest(unit, known)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ConfigError(f"option unit of reward {reward!r} is {unit!r}", remedy=f"{hint}use {' or '.join(known)}")
+    return unit

@@ -1,0 +1,94 @@
+"""One rollout's outcomes become its reward: weighted sum, logged parts, token rewards, status."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from burnish.errors import RewardError
+from burnish.rewards.outcome import Outcome
+from burnish.types import RewardStatus, Rollout, Score
+
+TOLERANCE = 1e-5  # relative; token rewards are often summed in single precision
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """One reward's name in the logs, its weight in the sum and its outcome."""
+
+    label: str
+    weight: float
+    outcome: Outcome
+
+
+def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float | None) -> Rollout:
+    """The rollout with reward, reward_parts, token_rewards and status.
+
+    If any reward failed, the status is that of the first failed one and the reward is `failure_score` (None leaves the
+    rollout unscored); the parts of the others stay for the logs.
+    """
+    parts = _parts(results)
+    failed = [result for result in results if result.outcome.status is not RewardStatus.OK]
+    if failed:
+        first = failed[0].outcome
+        return dataclasses.replace(
+            rollout,
+            reward=failure_score,
+            reward_parts=parts,
+            token_rewards=None,
+            status=first.status,
+            status_detail=first.detail,
+        )
+    scored = [(result, result.outcome.score) for result in results if result.outcome.score is not None]
+    return dataclasses.replace(
+        rollout,
+        reward=sum(result.weight * score.value for result, score in scored),
+        reward_parts=parts,
+        token_rewards=_token_rewards(rollout, [(r.label, r.weight, score) for r, score in scored]),
+        status=RewardStatus.OK,
+        status_detail="",
+    )
+
+
+def _parts(results: Sequence[Weighted]) -> dict[str, float]:
+    """Unweighted score of each reward under its label, its named parts under `label/part`."""
+    parts: dict[str, float] = {}
+    for result in results:
+        if result.outcome.score is not None:
+            parts[result.label] = result.outcome.score.value
+            parts.update({f"{result.label}/{name}": value for name, value in result.outcome.score.parts.items()})
+    return parts
+
+
+def _token_rewards(rollout: Rollout, scored: Sequence[tuple[str, float, Score]]) -> tuple[float, ...] | None:
+    """Weighted sum per token where any reward is dense; the others then count at the last token."""
+    if all(score.token_rewards is None for _, _, score in scored):
+        return None
+    total = [0.0] * len(rollout.response_tokens)
+    for label, weight, score in scored:
+        if score.token_rewards is None:
+            if total:
+                total[-1] += weight * score.value
+            continue
+        _check_dense(rollout, label, score.value, score.token_rewards)
+        for index, value in enumerate(score.token_rewards):
+            total[index] += weight * value
+    return tuple(total)
+
+
+def _check_dense(rollout: Rollout, label: str, value: float, token_rewards: tuple[float, ...]) -> None:
+    tokens = len(rollout.response_tokens)
+    if len(token_rewards) != tokens:
+        raise RewardError(
+            f"reward {label!r} returned {len(token_rewards)} token_rewards for a response of {tokens} tokens"
+            f" (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
+            remedy="return one number per entry of response_tokens",
+        )
+    size = sum(abs(entry) for entry in token_rewards)
+    if abs(sum(token_rewards) - value) > TOLERANCE * max(size, abs(value)):
+        raise RewardError(
+            f"reward {label!r} returned the value {value:g}, but its token_rewards sum to {sum(token_rewards):g}"
+            f" (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
+            remedy="make value the sum of token_rewards",
+        )

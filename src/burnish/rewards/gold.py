@@ -1,0 +1,115 @@
+"""The gold check: score the gold answers as if they were responses, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from burnish.rewards.protocol import RewardScorer
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
+
+BATCH_SIZE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class GoldFailure:
+    """A row whose gold answer does not reach the top score: where it is, what it says, what it got."""
+
+    prompt_id: str
+    domain: str
+    gold: str
+    score: float | None
+    status: RewardStatus
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoldReport:
+    """Result of a gold check. `without_gold` names the rows that have nothing to check."""
+
+    checked: int
+    top_score: float
+    failures: tuple[GoldFailure, ...]
+    without_gold: tuple[str, ...]
+
+    @property
+    def passed_fraction(self) -> float:
+        """Fraction of the checked rows that reach the top score; 0 when there was nothing to check."""
+        return (self.checked - len(self.failures)) / self.checked if self.checked else 0.0
+
+
+def gold_response(prompt: Prompt) -> str | None:
+    """What a perfect model would say: the column `gold_response`, else `completion`, else the answer as it stands
+    (for GSM8K the whole worked solution). None when the row has none of them."""
+    for value in (prompt.columns.get("gold_response"), prompt.columns.get("completion"), prompt.answer):
+        if isinstance(value, (list, tuple)):
+            value = value[0] if value else None
+        if value is not None and str(value).strip():
+            return str(value)
+    return None
+
+
+def check_gold(
+    prompts: Iterable[Prompt],
+    scorer: RewardScorer,
+    *,
+    top_score: float = 1.0,
+    labels: Sequence[str] = (),
+    response: Callable[[Prompt], str | None] = gold_response,
+) -> GoldReport:
+    """Scores the gold response of every prompt and reports those below `top_score`.
+
+    `labels` judges by the sum of these parts of the reward instead of all of it (`ProcessRewardScorer.answer_labels`
+    are those that look at the answer, which leaves out length or format). Give the scorer a `max_failure_fraction` of
+    1, or it stops at the first bad batch instead of reporting all of it.
+    """
+    failures: list[GoldFailure] = []
+    without: list[str] = []
+    checked = 0
+    batch: list[tuple[Prompt, str]] = []
+
+    def flush() -> None:
+        scored = scorer.score([(prompt, _as_rollout(prompt, gold)) for prompt, gold in batch])
+        for (prompt, gold), rollout in zip(batch, scored, strict=True):
+            score = _judged(rollout, labels)
+            if score is None or score < top_score - 1e-9:
+                failures.append(
+                    GoldFailure(prompt.id, prompt.domain, gold, score, rollout.status, rollout.status_detail)
+                )
+        batch.clear()
+
+    for prompt in prompts:
+        gold = response(prompt)
+        if gold is None:
+            without.append(prompt.id)
+            continue
+        checked += 1
+        batch.append((prompt, gold))
+        if len(batch) == BATCH_SIZE:
+            flush()
+    flush()
+    return GoldReport(checked, top_score, tuple(failures), tuple(without))
+
+
+def _judged(rollout: Rollout, labels: Sequence[str]) -> float | None:
+    if not labels:
+        return rollout.reward
+    found = [rollout.reward_parts[label] for label in labels if label in rollout.reward_parts]
+    return sum(found) if len(found) == len(labels) else None
+
+
+def _as_rollout(prompt: Prompt, gold: str) -> Rollout:
+    """A rollout that says the gold response. It was never sampled, so it has no tokens; words stand in for them, that
+    rewards on length have something to measure."""
+    words = len(gold.split())
+    return Rollout(
+        prompt_id=prompt.id,
+        group_id=0,
+        sample_index=0,
+        prompt_tokens=(),
+        response_tokens=(0,) * words,
+        rollout_logprobs=(0.0,) * words,
+        finish_reason=FinishReason.STOP,
+        policy_version=0,
+        response=gold,
+    )

@@ -1,0 +1,185 @@
+"""What a reward may ask for by parameter name, and how the arguments of a call are put together.
+
+A function with a parameter `responses` is batched: it is called once with lists, one entry per response, and may use
+the plural or the singular name of every row value; columns keep their names and come as lists too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.errors import ConfigError, RewardError
+from burnish.types import FinishReason, Prompt, Rollout
+
+Item = tuple[Prompt, Rollout]
+
+
+def _prompt_text(prompt: Prompt) -> str:
+    """The text prompt itself; of a conversation the last message of the user (the last message if there is none)."""
+    if prompt.messages is None:
+        return prompt.text or ""
+    said = [message.content for message in prompt.messages if message.role == "user"]
+    return said[-1] if said else (prompt.messages[-1].content if prompt.messages else "")
+
+
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    """The conversation as dictionaries; a text prompt counts as one message of the user."""
+    if prompt.messages is None:
+        return [{"role": "user", "content": prompt.text or ""}]
+    return [message.to_dict() for message in prompt.messages]
+
+
+# name of a row value -> its plural name, which a batched reward may use instead, and how it is read
+ROW_VALUES: dict[str, tuple[str, Callable[[Prompt, Rollout], Any]]] = {
+    "response": ("responses", lambda prompt, rollout: rollout.response),
+    "answer": ("answers", lambda prompt, rollout: prompt.answer),
+    "prompt": ("prompts", lambda prompt, rollout: _prompt_text(prompt)),
+    "messages": ("conversations", lambda prompt, rollout: _messages(prompt)),
+    "domain": ("domains", lambda prompt, rollout: prompt.domain),
+    "prompt_id": ("prompt_ids", lambda prompt, rollout: prompt.id),
+    "group_id": ("group_ids", lambda prompt, rollout: rollout.group_id),
+    "sample_index": ("sample_indices", lambda prompt, rollout: rollout.sample_index),
+    "finish_reason": ("finish_reasons", lambda prompt, rollout: rollout.finish_reason.value),
+    "truncated": ("truncated", lambda prompt, rollout: rollout.finish_reason is FinishReason.LENGTH),
+    "response_tokens": ("response_tokens", lambda prompt, rollout: list(rollout.response_tokens)),
+    "num_tokens": ("num_tokens", lambda prompt, rollout: len(rollout.response_tokens)),
+}
+_SINGULAR = {plural: name for name, (plural, _) in ROW_VALUES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a loaded reward asks for: plain data, so that a worker can report it to the parent process."""
+
+    label: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    options: tuple[str, ...]
+    takes_columns: bool
+    batched: bool
+    asynchronous: bool
+
+    @property
+    def reads_answer(self) -> bool:
+        """Whether the reward compares with the answer (and can be tried on gold answers)."""
+        return not {"answer", "answers"}.isdisjoint((*self.required, *self.optional))
+
+    def row_value(self, name: str) -> str | None:
+        """The row value behind a parameter name, or None when the name can only be a column."""
+        if name in ROW_VALUES:
+            return name
+        return _SINGULAR.get(name) if self.batched else None
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """RewardError for a parameter that neither the row values nor these columns provide."""
+        for name in self.required:
+            if self.row_value(name) is None and name not in columns:
+                raise RewardError(
+                    f"reward {self.label!r} asks for the parameter {name!r}, which nothing provides",
+                    remedy=self._remedy(name, columns),
+                )
+
+    def _remedy(self, name: str, columns: Collection[str]) -> str:
+        rows = [plural if self.batched else singular for singular, (plural, _) in ROW_VALUES.items()]
+        near = nearest(name, [*rows, *columns])
+        hint = f"did you mean {near!r}? " if near else ""
+        return (
+            f"{hint}set it under options, give it a default, or ask for one of {', '.join(rows)}"
+            f" or the columns {', '.join(sorted(columns)) or '(none)'}"
+        )
+
+    def arguments(self, item: Item) -> dict[str, Any]:
+        """Keyword arguments for one response."""
+        prompt, rollout = item
+        given: dict[str, Any] = {}
+        for name in (*self.required, *self.optional):
+            source = self.row_value(name)
+            if source is not None:
+                given[name] = ROW_VALUES[source][1](prompt, rollout)
+            elif name in prompt.columns:
+                given[name] = prompt.columns[name]
+            elif name in self.required:
+                raise RewardError(
+                    f"reward {self.label!r} asks for the column {name!r}, which prompt {prompt.id!r} does not have",
+                    remedy="give the parameter a default for such rows",
+                )
+        if self.takes_columns:
+            rest = {name: value for name, value in prompt.columns.items() if name not in self.options}
+            given = {**rest, **given}
+        return given
+
+    def batch_arguments(self, items: Sequence[Item]) -> dict[str, Any]:
+        """Keyword arguments for one call on all responses: every value a list; None where a row lacks a column."""
+        rows = [self.arguments(item) for item in items]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+
+def read_signature(call: Callable[..., Any], label: str, options: Collection[str]) -> Signature:
+    """Reads what `call` asks for; `options` are the parameters that the run file has set already."""
+    required: list[str] = []
+    optional: list[str] = []
+    takes_columns = False
+    for name, parameter in _parameters(call, label).items():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise RewardError(
+                f"reward {label!r} takes the positional parameter {name!r}",
+                remedy="a reward is called by name: use parameters such as response, answer, **columns",
+            )
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_columns = True
+        elif name not in options:
+            (required if parameter.default is parameter.empty else optional).append(name)
+    if not required and not optional and not takes_columns:
+        raise RewardError(
+            f"reward {label!r} asks for nothing: it could only ever return a constant",
+            remedy="give it a parameter such as response",
+        )
+    return Signature(
+        label=label,
+        required=tuple(required),
+        optional=tuple(optional),
+        options=tuple(options),
+        takes_columns=takes_columns,
+        batched="responses" in (*required, *optional),
+        asynchronous=_is_async(call),
+    )
+
+
+def check_options(target: Callable[..., Any], label: str, options: Collection[str]) -> None:
+    """ConfigError for an option that `target` does not name; `**columns` takes columns, never options."""
+    named = [
+        name
+        for name, parameter in _parameters(target, label).items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    allowed = named if inspect.isclass(target) else [n for n in named if n not in ROW_VALUES and n not in _SINGULAR]
+    for name in options:
+        if name not in allowed:
+            near = nearest(name, allowed)
+            hint = f"did you mean {near!r}? " if near else ""
+            known = ", ".join(allowed) or "(none)"
+            raise ConfigError(f"reward {label!r} has no option {name!r}", remedy=f"{hint}its options are {known}")
+
+
+def nearest(word: str, known: Collection[str]) -> str | None:
+    """The known word that looks most like this one, if any does."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _parameters(call: Callable[..., Any], label: str) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(call).parameters)
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"reward {label!r} has no readable signature: {error}", remedy="wrap it in a Python function"
+        ) from error
+
+
+def _is_async(call: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)

@@ -1,0 +1,150 @@
+"""From a name in the run file to something that can be called: built-ins, files and modules, functions and classes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from burnish.config.names import MODEL_REWARD
+from burnish.errors import BurnishError, ConfigError, RewardError
+from burnish.rewards.inputs import Signature, check_options, nearest, read_signature
+from burnish.rewards.registry import BUILT_INS
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """One reward of the run file as plain data, so that worker processes need no configuration classes."""
+
+    name: str
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timeout_seconds: float = 10.0
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a reward model (`model:PATH`), which `burnish.rewards.model_reward` loads."""
+        return self.name.startswith(MODEL_REWARD)
+
+    @property
+    def runs_inline(self) -> bool:
+        """Whether it may run in the training process: only built-ins that cannot hang."""
+        return self.name in BUILT_INS and BUILT_INS[self.name].runs == "inline"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReward:
+    """A reward ready to be called with the arguments of its signature; options are bound already."""
+
+    spec: RewardSpec
+    call: Callable[..., Any]
+    signature: Signature
+
+
+def load_reward(spec: RewardSpec) -> LoadedReward:
+    """Finds, checks and (for a class) constructs a reward.
+
+    Raises RewardError for a name that leads nowhere or code that fails to import, ConfigError for a wrong option.
+    """
+    target = find_reward(spec.name)
+    check_options(target, spec.label, spec.options)
+    if inspect.isclass(target):
+        call = _construct(target, spec)
+        return LoadedReward(spec, call, read_signature(call, spec.label, ()))
+    call = functools.partial(target, **spec.options)
+    signature = read_signature(target, spec.label, tuple(spec.options))
+    return LoadedReward(spec, call, signature)
+
+
+def find_reward(name: str) -> Callable[..., Any]:
+    """The function or class behind a built-in name, `path/to/file.py:function` or `package.module:function`."""
+    if name in BUILT_INS:
+        name = BUILT_INS[name].target
+    place, separator, attribute = name.rpartition(":")
+    if not separator or not place or not attribute:
+        near = nearest(name, BUILT_INS)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise RewardError(
+            f"there is no built-in reward {name!r}",
+            remedy=f"{hint}use one of {', '.join(BUILT_INS)}, path/to/file.py:function or package.module:function",
+        )
+    module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
+    return _attribute(module, attribute, name)
+
+
+def _load_file(path: Path, name: str) -> ModuleType:
+    path = path.expanduser()
+    if not path.is_file():
+        raise RewardError(
+            f"the file of reward {name!r} does not exist: {path}", remedy=f"it was looked for from {Path.cwd()}"
+        )
+    path = path.resolve()
+    module_name = f"burnish_reward_{path.stem}_{abs(hash(str(path))):x}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise RewardError(f"the file of reward {name!r} cannot be imported: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickling look their module up there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # the file may import its neighbours
+    with _user_code(f"importing the file of reward {name!r}"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(place: str, name: str) -> ModuleType:
+    with _user_code(f"importing the module of reward {name!r}"):
+        return importlib.import_module(place)
+
+
+def _attribute(module: ModuleType, attribute: str, name: str) -> Callable[..., Any]:
+    found = vars(module).get(attribute)
+    if callable(found):
+        return found
+    callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    near = nearest(attribute, callables)
+    what = "is not a function or class" if found is not None else "does not exist"
+    raise RewardError(
+        f"reward {name!r}: {attribute!r} {what} in {module.__file__ or module.__name__}",
+        remedy=f"did you mean {near!r}?" if near else f"it has {', '.join(callables) or 'no functions'}",
+    )
+
+
+def _construct(target: type, spec: RewardSpec) -> Callable[..., Any]:
+    missing = [
+        name
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in spec.options
+    ]
+    if missing:
+        raise ConfigError(
+            f"reward {spec.label!r} needs the option {missing[0]!r}", remedy=f"set it under options: {missing[0]}"
+        )
+    with _user_code(f"constructing reward {spec.label!r} with options {dict(spec.options)}"):
+        instance = target(**spec.options)
+    if not callable(instance):
+        raise RewardError(f"reward {spec.label!r}: class {target.__name__} has no __call__ method")
+    return instance
+
+
+@contextlib.contextmanager
+def _user_code(doing: str) -> Iterator[None]:
+    """Boundary to code that is not ours: whatever it raises becomes a RewardError with its traceback."""
+    try:
+        yield
+    except BurnishError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = "".join(traceback.format_exception(error))
+        raise RewardError(f"{doing} failed: {type(error).__name__}: {error}\n{lines}") from error

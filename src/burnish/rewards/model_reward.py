@@ -1,0 +1,141 @@
+"""The reward `model:PATH`: a trained reward model that scores whole steps in micro-batches, on a device of its own.
+
+It runs in the training process, not in a worker: it holds weights, cannot hang as user code can, and needs the
+policy's own token ids. Import this only when a run names such a reward; it loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from burnish.config.names import MODEL_REWARD
+from burnish.config.schema import ModelConfig
+from burnish.data.chat import Chat, encode_bare, encode_prompt
+from burnish.errors import ConfigError, DataError, RewardError
+from burnish.models.reward_layout import PromptResponse
+from burnish.models.reward_model import RewardModel, load_reward_model
+from burnish.rewards.inputs import Item, Signature, nearest
+from burnish.rewards.loading import RewardSpec
+from burnish.rewards.outcome import Outcome, failure, read_result
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OPTIONS = ("device", "dtype", "tokens_per_microbatch", "chat")
+CHATS = ("auto", "always", "never")
+
+
+@dataclass(slots=True)
+class ModelReward:
+    """A loaded reward model. Until `attach_policy` has compared the tokenizers it reads text."""
+
+    spec: RewardSpec
+    model: RewardModel
+    tokens_per_microbatch: int
+    chat: Chat
+    shares_tokens: bool = False
+
+    @property
+    def signature(self) -> Signature:
+        """What it asks for, in the words of other rewards: every rollout has it."""
+        return Signature(self.spec.label, ("response",), (), (), takes_columns=False, batched=False, asynchronous=False)
+
+    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Score the policy's own tokens when both tokenizers give the same ids, else its text; returns a sentence
+        that says which."""
+        own = self.model.loaded.tokenizer
+        self.shares_tokens = same_tokens(own, tokenizer)
+        name = f"reward {self.spec.label!r}"
+        if self.shares_tokens:
+            return f"{name} scores the policy's own tokens on {self.model.loaded.model.device}"
+        return (
+            f"{name} has another tokenizer than the policy ({len(own):,} and {len(tokenizer):,} tokens): prompts and "
+            "responses reach it as text and are tokenised anew"
+        )
+
+    def outcomes(self, items: Sequence[Item]) -> list[Outcome]:
+        """One outcome a response, in their order. A response without a token, or one that does not fit into the
+        reward model's context, is an ERROR; so is a score that is not finite."""
+        found: dict[int, Outcome] = {}
+        pairs: dict[int, PromptResponse] = {}
+        for position, (prompt, rollout) in enumerate(items):
+            try:
+                pairs[position] = self._checked(self._tokens(prompt, rollout))
+            except DataError as error:
+                found[position] = failure(RewardStatus.ERROR, f"reward {self.spec.label!r}: {error}")
+        scores = self.model.score(list(pairs.values()), self.tokens_per_microbatch) if pairs else []
+        for position, score in zip(pairs, scores, strict=True):
+            found[position] = read_result(score, self.spec.label)
+        return [found[position] for position in range(len(items))]
+
+    def _tokens(self, prompt: Prompt, rollout: Rollout) -> PromptResponse:
+        if self.shares_tokens:
+            return rollout.prompt_tokens, rollout.response_tokens
+        tokenizer = self.model.loaded.tokenizer
+        response = encode_bare(rollout.response, tokenizer)
+        end = tokenizer.eos_token_id
+        if rollout.finish_reason is FinishReason.STOP and end is not None and response[-1:] != (end,):
+            response = (*response, end)
+        return encode_prompt(prompt, tokenizer, self.chat), response
+
+    def _checked(self, pair: PromptResponse) -> PromptResponse:
+        prompt, response = pair
+        limit, readout = self.model.loaded.context_length, self.model.readout
+        if not response:
+            raise DataError("the response has no token to be scored at")
+        if readout.score_at == "last_position" and len(response) > (readout.response_length or 0):
+            raise DataError(
+                f"the response has {len(response)} tokens, but this reward model reads position "
+                f"{readout.response_length}",
+                remedy="lower rollout.max_response_tokens to it",
+            )
+        if len(prompt) + readout.width(response) > limit:
+            raise DataError(
+                f"prompt and response have {len(prompt) + len(response):,} tokens, but its context holds {limit:,}",
+                remedy="lower rollout.max_prompt_tokens or rollout.max_response_tokens",
+            )
+        return pair
+
+
+def load_model_reward(spec: RewardSpec) -> ModelReward:
+    """The reward model that `model:PATH` names.
+
+    Raises ModelError for a folder that is no reward model, ConfigError for a wrong option.
+    """
+    options = _checked_options(spec)
+    path = spec.name.removeprefix(MODEL_REWARD)
+    if not path:
+        raise RewardError(f"reward {spec.name!r} names no folder", remedy="write model:PATH")
+    config = ModelConfig(path=path, device=options.get("device", "auto"), dtype=options.get("dtype", "float32"))
+    model = load_reward_model(config, field=f"reward {spec.name!r}: the folder")
+    budget = int(options.get("tokens_per_microbatch", 16_384))
+    return ModelReward(spec, model, budget, options.get("chat", "auto"))
+
+
+def _checked_options(spec: RewardSpec) -> Mapping[str, Any]:
+    for name, value in spec.options.items():
+        if name not in OPTIONS:
+            near = nearest(name, OPTIONS)
+            hint = f"did you mean {near!r}? " if near else ""
+            raise ConfigError(
+                f"reward {spec.label!r} has no option {name!r}", remedy=f"{hint}it takes {', '.join(OPTIONS)}"
+            )
+        allowed = {"dtype": ("float32", "bfloat16"), "chat": CHATS}.get(name)
+        if allowed is not None and value not in allowed:
+            raise ConfigError(
+                f"reward {spec.label!r}: option {name} is {value!r}", remedy=f"use one of {', '.join(allowed)}"
+            )
+    budget = spec.options.get("tokens_per_microbatch", 1)
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise ConfigError(
+            f"reward {spec.label!r}: option tokens_per_microbatch is {budget!r}", remedy="set a whole number above 0"
+        )
+    return spec.options
+
+
+def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Whether both map the same tokens to the same ids and end texts alike."""
+    return first.get_vocab() == second.get_vocab() and first.eos_token_id == second.eos_token_id

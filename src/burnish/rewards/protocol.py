@@ -1,0 +1,24 @@
+"""The scorer protocol: rollouts in, the same rollouts with reward, parts and status out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from burnish.types import Metric, Prompt, Rollout
+
+
+class RewardScorer(Protocol):
+    """Scores responses. A failed one keeps `reward=None` with its status and detail; it is never a silent 0."""
+
+    def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
+        """The rollouts in the same order with reward, reward_parts, token_rewards and status set."""
+        ...
+
+    def metrics(self) -> dict[str, Metric]:
+        """Failures by status and domain, seconds spent, since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End the worker processes."""
+        ...

@@ -1,0 +1,238 @@
+"""The scorer of a run: its rewards, their workers, the failure policy and the counts."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from burnish.config.names import MODEL_REWARD
+from burnish.errors import ConfigError, RewardError
+from burnish.rewards.calling import Caller
+from burnish.rewards.combining import Weighted, combine
+from burnish.rewards.inputs import Item, Signature
+from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
+from burnish.rewards.pool import Outcomes, Task, WorkerPool
+from burnish.types import Metric, Reduction, RewardStatus, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from burnish.config.schema import RewardConfig, ScoringConfig
+    from burnish.rewards.model_reward import ModelReward
+
+MAX_CHUNK = 32  # responses per message to a worker
+MAX_CONCURRENT = 128  # responses that an asynchronous reward awaits at once in one worker
+FAILURES = (RewardStatus.TIMEOUT, RewardStatus.ERROR, RewardStatus.MISSING)
+
+
+class ProcessRewardScorer:
+    """Scores rollouts with the rewards of a run file (the `RewardScorer` protocol).
+
+    User code and built-ins that could hang run in killable worker processes; cheap built-ins and reward models
+    (`model:PATH`) run right here. Loading
+    happens in the constructor, so a wrong name, option or (when `columns` tells what the data provides) parameter is
+    an error before anything is sampled: RewardError or ConfigError.
+    """
+
+    def __init__(
+        self, rewards: Sequence[RewardConfig], scoring: ScoringConfig, *, columns: Collection[str] | None = None
+    ) -> None:
+        if not rewards:
+            raise ConfigError("rewards is empty: nothing scores the responses", remedy="set rewards, for example: math")
+        self._scoring = scoring
+        self._weights = [reward.weight for reward in rewards]
+        self._specs = _specs(rewards)
+        self._inline: dict[int, LoadedReward] = {}
+        here = [index for index, spec in enumerate(self._specs) if spec.runs_inline or spec.is_model]
+        self._remote = [index for index in range(len(self._specs)) if index not in here]
+        for index, spec in enumerate(self._specs):
+            if spec.runs_inline:
+                self._inline[index] = load_reward(spec)
+        self._models = _load_models(self._specs)
+        self._pool = WorkerPool([self._specs[index] for index in self._remote], scoring.workers)
+        self._caller = Caller()
+        self._signatures = self._read_signatures()
+        self._counts = _Counts([spec.label for spec in self._specs])
+        if columns is not None:
+            self.check_columns(columns)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the rewards in `reward_parts`, in the order of the run file."""
+        return tuple(spec.label for spec in self._specs)
+
+    @property
+    def answer_labels(self) -> tuple[str, ...]:
+        """The rewards that compare with the answer: those that a gold answer can be tried on."""
+        return tuple(signature.label for signature in self._signatures if signature.reads_answer)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the living workers."""
+        return self._pool.pids
+
+    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Tell reward models which tokenizer wrote the rollouts; returns a sentence for each, to be shown."""
+        return [model.attach_policy(tokenizer) for model in self._models.values()]
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """RewardError when a reward asks for a parameter that neither a rollout nor these columns provide."""
+        for signature in self._signatures:
+            signature.check_columns(columns)
+
+    def score(self, items: Sequence[Item]) -> list[Rollout]:
+        """The rollouts in the same order, scored; see `RewardScorer`.
+
+        Raises RewardError when a reward breaks its contract or more than `max_failure_fraction` of the responses
+        could not be scored (a missing score counts as well).
+        """
+        if not items:
+            return []
+        self.check_columns({name for prompt, _ in items for name in prompt.columns})
+        started = time.monotonic()
+        outcomes = self._outcomes(items)
+        scored = [self._combined(position, rollout, outcomes) for position, (_, rollout) in enumerate(items)]
+        self._counts.add(items, scored, time.monotonic() - started)
+        self._check_failures(items, scored)
+        return scored
+
+    def metrics(self) -> dict[str, Metric]:
+        """Failed fraction over all, by status and by domain, and seconds, since the last call."""
+        metrics = self._counts.read()
+        for position, index in enumerate(self._remote):
+            name = f"reward/worker_seconds/{self._specs[index].label}"
+            metrics[name] = Metric(Reduction.SUM, self._pool.seconds[position])
+            self._pool.seconds[position] = 0.0
+        return metrics
+
+    def close(self) -> None:
+        """Ends the worker processes. Idempotent."""
+        self._pool.close()
+
+    def __enter__(self) -> ProcessRewardScorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_signatures(self) -> list[Signature]:
+        remote = self._pool.signatures() if self._remote else []
+        found = {**dict(zip(self._remote, remote, strict=True))}
+        found.update({index: reward.signature for index, reward in self._inline.items()})
+        found.update({index: reward.signature for index, reward in self._models.items()})
+        return [found[index] for index in range(len(self._specs))]
+
+    def _outcomes(self, items: Sequence[Item]) -> Outcomes:
+        outcomes: Outcomes = {}
+        for index, reward in self._inline.items():
+            for position, item in enumerate(items):
+                outcomes[index, position] = self._caller.one(reward, reward.signature.arguments(item))
+        tasks = [task for place, index in enumerate(self._remote) for task in self._tasks(place, index, items)]
+        for (place, position), outcome in self._pool.run(tasks).items():
+            outcomes[self._remote[place], position] = outcome
+        for index, model in self._models.items():
+            outcomes.update({(index, position): found for position, found in enumerate(model.outcomes(items))})
+        return outcomes
+
+    def _tasks(self, place: int, index: int, items: Sequence[Item]) -> list[Task]:
+        """The calls of one reward; `place` is its number among those that run in workers."""
+        signature = self._signatures[index]
+        if signature.batched:
+            return [Task(place, tuple(range(len(items))), (signature.batch_arguments(items),), batched=True)]
+        share = -(-len(items) // self._scoring.workers)
+        size = min(MAX_CONCURRENT, share) if signature.asynchronous else max(1, min(MAX_CHUNK, share // 4))
+        tasks = []
+        for start in range(0, len(items), size):
+            rows = tuple(signature.arguments(item) for item in items[start : start + size])
+            tasks.append(Task(place, tuple(range(start, start + len(rows))), rows))
+        return tasks
+
+    def _combined(self, position: int, rollout: Rollout, outcomes: Outcomes) -> Rollout:
+        results = [
+            Weighted(spec.label, weight, outcomes[index, position])
+            for index, (spec, weight) in enumerate(zip(self._specs, self._weights, strict=True))
+        ]
+        return combine(rollout, results, self._scoring.failure_score)
+
+    def _check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
+        failed = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if _failed(rollout)]
+        if len(failed) <= self._scoring.max_failure_fraction * len(items):
+            return
+        prompt, first = failed[0]
+        domains = Counter(prompt.domain for prompt, _ in failed)
+        counts = ", ".join(f"{domain}: {count}" for domain, count in sorted(domains.items()))
+        raise RewardError(
+            f"{len(failed)} of {len(items)} responses could not be scored (by domain: {counts}), more than"
+            f" scoring.max_failure_fraction {self._scoring.max_failure_fraction:g} allows."
+            f" The first one: prompt {prompt.id!r}, sample {first.sample_index}, {first.status.value}:\n"
+            f"{first.status_detail.rstrip()}",
+            remedy="mend the reward, or raise scoring.max_failure_fraction if these failures are expected",
+        )
+
+
+def _load_models(specs: Sequence[RewardSpec]) -> dict[int, ModelReward]:
+    """The reward models among the rewards. They need torch, which is imported only when there is one."""
+    if not any(spec.is_model for spec in specs):
+        return {}
+    from burnish.rewards.model_reward import load_model_reward
+
+    return {index: load_model_reward(spec) for index, spec in enumerate(specs) if spec.is_model}
+
+
+class _Counts:
+    """What has been scored and what has failed since the last reading."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self.labels = labels
+        self._reset()
+
+    def _reset(self) -> None:
+        self.seconds = 0.0
+        self.total: Counter[str] = Counter()  # by domain
+        self.failed: Counter[str] = Counter()
+        self.status: Counter[RewardStatus] = Counter()
+
+    def add(self, items: Sequence[Item], scored: Sequence[Rollout], seconds: float) -> None:
+        self.seconds += seconds
+        for (prompt, _), rollout in zip(items, scored, strict=True):
+            self.total[prompt.domain] += 1
+            self.status[rollout.status] += 1
+            self.failed[prompt.domain] += _failed(rollout)
+
+    def read(self) -> dict[str, Metric]:
+        total = self.total.total()
+        metrics = {"reward/failed_fraction": Metric(Reduction.MEAN, float(self.failed.total()), float(total))}
+        for status in FAILURES:
+            name = f"reward/{status.value}_fraction"
+            metrics[name] = Metric(Reduction.MEAN, float(self.status[status]), float(total))
+        for domain, count in sorted(self.total.items()):
+            name = f"reward/failed_fraction/{domain}"
+            metrics[name] = Metric(Reduction.MEAN, float(self.failed[domain]), float(count))
+        metrics["time/reward_seconds"] = Metric(Reduction.SUM, self.seconds)
+        self._reset()
+        return metrics
+
+
+def _failed(rollout: Rollout) -> bool:
+    return rollout.status is not RewardStatus.OK
+
+
+def _short_name(name: str) -> str:
+    """Of a reward model `model`, of a function its name, of a built-in the name itself."""
+    return "model" if name.startswith(MODEL_REWARD) else name.rpartition(":")[2]
+
+
+def _specs(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
+    """Plain specifications with a label each: the given one, the built-in's name, the function's name, or `model`."""
+    labels = [reward.label or _short_name(reward.name) for reward in rewards]
+    for label, count in Counter(labels).items():
+        if count > 1:
+            raise ConfigError(
+                f"two rewards have the label {label!r}", remedy="give each its own label: under rewards, label: ..."
+            )
+    return [
+        RewardSpec(reward.name, label, dict(reward.options), reward.timeout_seconds)
+        for reward, label in zip(rewards, labels, strict=True)
+    ]

@@ -1,0 +1,110 @@
+"""The key/value cache of the local engine: preallocated rows that end where they end.
+
+Row r holds its tokens in columns 0 .. length - 1, without left padding, so rows of any length stand beside each other,
+a new token is written in place at its own position, and a free row can be taken over at any time.
+Shapes of one layer: (rows, heads, columns, head size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+_FIRST_COLUMNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledPrompts:
+    """Keys and values of a few prompts, per layer, right-padded to the longest (what stands in padding is finite)."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @property
+    def width(self) -> int:
+        return self.keys[0].shape[2]
+
+    def prompt(self, index: int, width: int) -> PrefilledPrompts:
+        """One prompt on its own, copied so that the others can be freed."""
+        return PrefilledPrompts(
+            [tensor[index : index + 1, :, :width].clone() for tensor in self.keys],
+            [tensor[index : index + 1, :, :width].clone() for tensor in self.values],
+        )
+
+
+class RowCache(Cache):
+    """Keys and values of the rows being decoded; rows 0 .. `num_rows` - 1 are in use.
+
+    `begin` says where the next token of each row goes; the model's layers then call `update` with one token a row.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        super().__init__(layers=[])
+        self.num_rows = 0
+        self._max_rows = max_rows
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._columns = _FIRST_COLUMNS
+        self._row_index = torch.empty(0, dtype=torch.int64)
+        self._positions = torch.empty(0, dtype=torch.int64)
+        self._width = 0
+
+    def begin(self, positions: Tensor, width: int) -> None:
+        """Make room for one token in each row: positions (num_rows,) int64 columns to write, all below `width`."""
+        self._reserve(width)
+        self._positions = positions
+        self._row_index = torch.arange(self.num_rows, device=positions.device)
+        self._width = width
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple:
+        """Write (rows, heads, 1, head size) of one layer and return all the columns in use."""
+        self._ensure_layer(layer_idx, key_states, value_states)
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[self._row_index, :, self._positions] = key_states[:, :, 0]
+        values[self._row_index, :, self._positions] = value_states[:, :, 0]
+        return keys[: self.num_rows, :, : self._width], values[: self.num_rows, :, : self._width]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._width - 1 if self._width else 0
+
+    def append(self, count: int, prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
+        """Take `count` more rows; row i starts with the cache of prompt `sources[i]` (nothing when prompts is None)."""
+        first, self.num_rows = self.num_rows, self.num_rows + count
+        if prompts is None:
+            return
+        self._reserve(prompts.width)
+        index = torch.tensor(sources, device=prompts.keys[0].device)
+        for layer, (keys, values) in enumerate(zip(prompts.keys, prompts.values, strict=True)):
+            self._ensure_layer(layer, keys, values)
+            self._keys[layer][first : self.num_rows, :, : prompts.width] = keys[index]
+            self._values[layer][first : self.num_rows, :, : prompts.width] = values[index]
+
+    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
+        """Copy rows `sources` over rows `targets`, and use only the first `num_rows` from now on."""
+        if len(sources):
+            for tensor in (*self._keys, *self._values):
+                tensor[targets, :, : self._width] = tensor[sources, :, : self._width]
+        self.num_rows = num_rows
+
+    def _ensure_layer(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        while len(self._keys) <= layer:
+            self._keys.append(self._empty(keys))
+            self._values.append(self._empty(values))
+
+    def _empty(self, like: Tensor) -> Tensor:
+        # Zeros and not raw memory: a masked column has weight 0, and 0 times a stray NaN would still be NaN.
+        return like.new_zeros(self._max_rows, like.shape[1], self._columns, like.shape[3])
+
+    def _reserve(self, width: int) -> None:
+        if width <= self._columns:
+            return
+        self._columns = max(width, self._columns * 3 // 2)
+        self._keys = [self._widened(tensor) for tensor in self._keys]
+        self._values = [self._widened(tensor) for tensor in self._values]
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        return torch.nn.functional.pad(tensor, (0, 0, 0, self._columns - tensor.shape[2]))

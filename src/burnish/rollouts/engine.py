@@ -1,0 +1,43 @@
+"""The engine protocol: prompts in, rollouts out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from burnish.models.roles import Policy
+from burnish.types import Rollout, RolloutRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens. `greedy` takes the likeliest token; temperature, top_k, top_p and min_p are then unused
+    (reported log-probabilities are still those at `temperature`).
+
+    stop_token_ids end a response and stay in it; stop texts end it with the token that completes them.
+    """
+
+    max_response_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    greedy: bool = False
+
+
+class RolloutEngine(Protocol):
+    """Samples responses; the result depends on (seed, step, prompt id, sample index) and weights only, never on how
+    requests were batched."""
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int
+    ) -> list[Rollout]:
+        """One rollout per request and sample index, in the order of the requests."""
+        ...
+
+    def sync(self, policy: Policy) -> None:
+        """Take over the policy's current weights; later rollouts carry its version."""
+        ...

@@ -1,0 +1,117 @@
+"""Drawing tokens from logits, all rows at once.
+
+Order of the filters: temperature, then top-k, then top-p on what top-k left (renormalised), then min-p. Reported
+log-probabilities are those of the distribution that the token was drawn from, after all of them.
+Shapes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from burnish.errors import RolloutError
+from burnish.rollouts.engine import Sampling
+
+_BLOCK = 256
+"""Tokens per block of the two-level cumulative sum; only one block per row is summed token by token."""
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise RolloutError when a number of the sampling is out of its range."""
+    checks = (
+        ("max_response_tokens", sampling.max_response_tokens, sampling.max_response_tokens >= 1, "at least 1"),
+        (
+            "temperature",
+            sampling.temperature,
+            0.0 < sampling.temperature < math.inf,
+            "above 0 (greedy has its own switch)",
+        ),
+        ("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more"),
+        ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1 (off)"),
+        ("min_p", sampling.min_p, 0.0 <= sampling.min_p < 1.0, "at least 0 (off) and below 1"),
+        ("stop", sampling.stop, "" not in sampling.stop, "without empty texts"),
+    )
+    for name, value, good, wanted in checks:
+        if not good:
+            raise RolloutError(f"sampling.{name} is {value!r}", remedy=f"{name} must be {wanted}")
+
+
+def sample(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """One token per row: (tokens_R int64, logprobs_R float32).
+
+    logits_RV in any float type; uniforms_R float64 in [0, 1) (not used when greedy). The token is the inverse of the
+    cumulative distribution (in order of token ids, summed in float64) at the row's uniform number, so that it
+    depends on that row's logits and number alone.
+    """
+    logits_RV = logits_RV.float()
+    scaled_RV = logits_RV if sampling.temperature == 1.0 else logits_RV / sampling.temperature
+    if sampling.greedy:
+        return _likeliest(logits_RV, scaled_RV)
+    kept_RV = filter_logits(scaled_RV, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    peak_R1 = kept_RV.amax(-1, keepdim=True)
+    weights_RV = (kept_RV - peak_R1).exp()
+    tokens_R, total_R = invert_cumulative(weights_RV, uniforms_R)
+    chosen_R = (kept_RV.gather(-1, tokens_R[:, None]) - peak_R1)[:, 0]
+    return tokens_R, (chosen_R.double() - total_R.log()).float()
+
+
+def _likeliest(logits_RV: Tensor, scaled_RV: Tensor) -> tuple[Tensor, Tensor]:
+    tokens_R = logits_RV.argmax(-1)
+    chosen_R = scaled_RV.gather(-1, tokens_R[:, None])[:, 0]
+    return tokens_R, chosen_R - scaled_RV.logsumexp(-1)
+
+
+def filter_logits(logits_RV: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """The logits with every token that a filter drops set to -inf; the likeliest token always stays.
+
+    top_k keeps the k likeliest tokens, and those as likely as the k-th. top_p keeps the smallest set of likeliest
+    tokens with at least that mass (equal ones in order of their ids). min_p drops tokens less likely than that
+    fraction of the likeliest one.
+    """
+    if 0 < top_k < logits_RV.shape[-1]:
+        threshold_R1 = logits_RV.topk(top_k, dim=-1).values[:, -1:]
+        logits_RV = logits_RV.masked_fill(logits_RV < threshold_R1, -math.inf)
+    if top_p < 1.0:
+        logits_RV = logits_RV.masked_fill(_outside_nucleus(logits_RV, top_p), -math.inf)
+    if min_p > 0.0:
+        threshold_R1 = logits_RV.amax(-1, keepdim=True) + math.log(min_p)
+        logits_RV = logits_RV.masked_fill(logits_RV < threshold_R1, -math.inf)
+    return logits_RV
+
+
+def _outside_nucleus(logits_RV: Tensor, top_p: float) -> Tensor:
+    """True where the tokens before this one, in order of likelihood, already have the mass (Holtzman 2019,
+    https://arxiv.org/abs/1904.09751)."""
+    ordered_RV, order_RV = logits_RV.sort(dim=-1, descending=True, stable=True)
+    mass_RV = ordered_RV.softmax(-1)
+    before_RV = mass_RV.cumsum(-1, dtype=torch.float64) - mass_RV
+    return torch.empty_like(before_RV, dtype=torch.bool).scatter_(-1, order_RV, before_RV >= top_p)
+
+
+def invert_cumulative(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens_R, totals_R): the first token whose cumulative weight passes uniform * total, and the float64 totals.
+
+    weights_RV are not negative and need not sum to 1. A token of weight 0 is never taken.
+    """
+    rows, vocabulary = weights_RV.shape
+    blocks_RNK = torch.nn.functional.pad(weights_RV, (0, -vocabulary % _BLOCK)).view(rows, -1, _BLOCK)
+    cumulative_RN = blocks_RNK.sum(-1, dtype=torch.float64).cumsum(-1)
+    total_R = cumulative_RN[:, -1]
+    target_R = uniforms_R * total_R
+    block_R = _first_above(cumulative_RN, target_R)
+    before_RN = torch.nn.functional.pad(cumulative_RN, (1, 0))
+    rest_R = target_R - before_RN.gather(-1, block_R[:, None])[:, 0]
+    inner_RK = blocks_RNK[torch.arange(rows, device=weights_RV.device), block_R].cumsum(-1, dtype=torch.float64)
+    tokens_R = block_R * _BLOCK + _first_above(inner_RK, rest_R)
+    return tokens_R.clamp(max=vocabulary - 1), total_R
+
+
+def _first_above(cumulative_RN: Tensor, target_R: Tensor) -> Tensor:
+    """The first index whose cumulative sum exceeds the target; rounding may not carry the target to the sum itself."""
+    last_R = cumulative_RN[:, -1]
+    below_R = torch.minimum(target_R, torch.nextafter(last_R, torch.zeros_like(last_R)))
+    # Sums that are not finite sort nowhere; their index stays in range, and the caller sees it in the log-probability.
+    return torch.searchsorted(cumulative_RN, below_R[:, None], right=True)[:, 0].clamp(max=cumulative_RN.shape[-1] - 1)

@@ -1,0 +1,55 @@
+"""When a response ends, and the text it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from burnish.rollouts.engine import Sampling
+from burnish.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """Stop ids, stop texts and the decoder that turns tokens into text.
+
+    token_ids: the model's end-of-sequence ids and those of the sampling together.
+    """
+
+    token_ids: frozenset[int]
+    texts: tuple[str, ...]
+    tokenizer: Any = field(repr=False)
+
+    @staticmethod
+    def of(sampling: Sampling, eos_token_ids: Sequence[int], tokenizer: Any) -> StopConditions:
+        return StopConditions(frozenset(eos_token_ids) | frozenset(sampling.stop_token_ids), sampling.stop, tokenizer)
+
+    def finish_reason(self, response_tokens: Sequence[int], limit: int) -> FinishReason | None:
+        """Why the response ends with its last token, or None when it goes on. A stop wins over the length limit."""
+        if response_tokens[-1] in self.token_ids or (self.texts and self._completes_text(response_tokens)):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(response_tokens) >= limit else None
+
+    def response_text(self, response_tokens: Sequence[int]) -> str:
+        """The response without its trailing stop token and without special tokens; stop texts stay in it."""
+        tokens = list(response_tokens)
+        if tokens and tokens[-1] in self.token_ids:
+            tokens.pop()
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _completes_text(self, response_tokens: Sequence[int]) -> bool:
+        """Look at the last tokens only, and decode the whole response just to confirm a find.
+
+        A character takes at most four byte tokens, so the window holds every character of the longest stop text. It
+        is cut somewhere, and decoders treat a beginning specially (SentencePiece drops its space), hence the check.
+        Special tokens are kept, so that a stop text may be one.
+        """
+        window = 4 * max(len(text) for text in self.texts) + 8
+        if not self._contains_text(response_tokens[-window:]):
+            return False
+        return len(response_tokens) <= window or self._contains_text(response_tokens)
+
+    def _contains_text(self, tokens: Sequence[int]) -> bool:
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return any(stop in text for stop in self.texts)

@@ -1,0 +1,218 @@
+"""One step's experience: draw prompts, sample responses, score them, leave out or refill what teaches nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from burnish.algorithms.shaping import overlong_penalty
+from burnish.config.schema import RlConfig
+from burnish.observability.metrics import mean_of
+from burnish.rewards.protocol import RewardScorer
+from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.trainers.stopwatch import Stopwatch
+from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
+
+GREEDY_SAMPLE = -1
+"""Sample index of a greedy response: it uses no noise, the number only tells it from the sampled ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt and the tokens that the policy is given for it."""
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+
+
+class PromptFeed(Protocol):
+    """Endless prompts, a pure function of the position."""
+
+    def take(self, count: int, position: int) -> list[EncodedPrompt]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a step trains on, everything that was sampled on the way, and where the feed stands now."""
+
+    groups: tuple[RolloutGroup, ...]
+    sampled: tuple[RolloutGroup, ...]
+    position: int
+    metrics: dict[str, Metric]
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Runs the engine and the rewards for one step; holds no state of its own."""
+
+    config: RlConfig
+    feed: PromptFeed
+    engine: RolloutEngine
+    scorer: RewardScorer
+    sampling: Sampling
+    needs_greedy: bool
+
+    def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
+        """`prompts_per_step` groups, refilled where dynamic sampling is on and a group's scores are all equal."""
+        wanted = self.config.rollout.prompts_per_step
+        rounds = 1 + (self.config.algorithm.max_refills if self.config.algorithm.dynamic_sampling else 0)
+        kept: list[RolloutGroup] = []
+        sampled: list[RolloutGroup] = []
+        asked: Counter[str] = Counter()
+        for _ in range(rounds):
+            drawn = self.feed.take(wanted - len(kept), position)
+            position += len(drawn)
+            groups = self._sample(drawn, step, first_group_id=len(sampled), asked=asked, stopwatch=stopwatch)
+            sampled.extend(groups)
+            kept.extend(group for group in groups if self._teaches(group))
+            if len(kept) == wanted:
+                break
+        metrics = describe_groups(sampled) | {
+            "groups/missing": Metric(Reduction.LAST, wanted - len(kept)),
+            "groups/sampled": Metric(Reduction.LAST, len(sampled)),
+        }
+        trained = tuple(self._penalised(group) for group in kept)
+        return Collected(trained, tuple(sampled), position, metrics | _penalty_metrics(trained, self.config))
+
+    def _sample(
+        self,
+        drawn: Sequence[EncodedPrompt],
+        step: int,
+        *,
+        first_group_id: int,
+        asked: Counter[str],
+        stopwatch: Stopwatch,
+    ) -> list[RolloutGroup]:
+        requests = [self._request(encoded, first_group_id + offset, asked) for offset, encoded in enumerate(drawn)]
+        with stopwatch.phase("generate"):
+            rollouts = self.engine.generate(requests, self.sampling, seed=self.config.seed, step=step)
+            greedy = self._greedy(requests, step) if self.needs_greedy else []
+        with stopwatch.phase("reward"):
+            prompts = {request.group_id: encoded.prompt for request, encoded in zip(requests, drawn, strict=True)}
+            scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
+        return [_group(prompts[request.group_id], request.group_id, scored) for request in requests]
+
+    def _request(self, encoded: EncodedPrompt, group_id: int, asked: Counter[str]) -> RolloutRequest:
+        """A prompt drawn twice in one step takes fresh sample indices, so its two groups differ."""
+        prompt_id, size = encoded.prompt.id, self.config.rollout.group_size
+        first = asked[prompt_id]
+        asked[prompt_id] += size
+        return RolloutRequest(prompt_id, group_id, encoded.tokens, tuple(range(first, first + size)))
+
+    def _greedy(self, requests: Sequence[RolloutRequest], step: int) -> list[Rollout]:
+        one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
+        greedy = dataclasses.replace(self.sampling, greedy=True)
+        return self.engine.generate(one_each, greedy, seed=self.config.seed, step=step)
+
+    def _teaches(self, group: RolloutGroup) -> bool:
+        if all(r.reward is None for r in group.rollouts):
+            return False
+        if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
+            return False
+        return has_signal(group) or not self.config.algorithm.dynamic_sampling
+
+    def _penalised(self, group: RolloutGroup) -> RolloutGroup:
+        """Soft over-long penalty, after the filter: it must not make a group of equal answers look informative. The
+        greedy response bears it too, since it is the baseline of those that do."""
+        fraction = self.config.algorithm.overlong_buffer
+        if fraction is None:
+            return group
+        limit = self.config.rollout.max_response_tokens
+        buffer_tokens = max(1, round(fraction * limit))
+        return dataclasses.replace(
+            group,
+            rollouts=tuple(_with_penalty(r, limit, buffer_tokens) for r in group.rollouts),
+            greedy=None if group.greedy is None else _with_penalty(group.greedy, limit, buffer_tokens),
+        )
+
+
+def has_signal(group: RolloutGroup) -> bool:
+    """Two of the responses were scored differently. A group whose siblings failed has none, as a constant one."""
+    rewards = [r.reward for r in group.rollouts if r.reward is not None]
+    return len(set(rewards)) > 1
+
+
+def is_constant(group: RolloutGroup) -> bool:
+    """All responses that were scored have the same reward, and there are at least two of them."""
+    rewards = [r.reward for r in group.rollouts if r.reward is not None]
+    return len(rewards) > 1 and min(rewards) == max(rewards)
+
+
+def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
+    """Rewards, lengths and finish reasons of everything sampled, before any filter or penalty."""
+    rollouts = [r for group in groups for r in group.rollouts]
+    rewards = [r.reward for r in rollouts if r.reward is not None]
+    comparable = [group for group in groups if sum(r.reward is not None for r in group.rollouts) > 1]
+    lengths = [len(r.response_tokens) for r in rollouts]
+    metrics = {
+        "reward/mean": mean_of(rewards),
+        "reward/square_mean": mean_of([reward * reward for reward in rewards]),
+        "reward/max": Metric(Reduction.MAX, max(rewards, default=0.0), len(rewards)),
+        "reward/min": Metric(Reduction.MIN, min(rewards, default=0.0), len(rewards)),
+        "rollout/response_tokens_mean": mean_of(lengths),
+        "rollout/response_tokens_max": Metric(Reduction.MAX, max(lengths, default=0), len(lengths)),
+        "rollout/response_tokens_sum": Metric(Reduction.SUM, sum(lengths)),
+        "rollout/truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
+        "groups/constant_fraction": mean_of([is_constant(group) for group in comparable]),
+        "groups/shrunk_to_one": Metric(
+            Reduction.SUM,
+            sum(len(g.rollouts) > 1 and sum(r.reward is not None for r in g.rollouts) == 1 for g in groups),
+        ),
+    }
+    return metrics | _by_part(rollouts) | _by_domain(groups)
+
+
+def _by_part(rollouts: Sequence[Rollout]) -> dict[str, Metric]:
+    labels = sorted({label for r in rollouts for label in r.reward_parts})
+    return {
+        f"reward/part/{label}": mean_of([r.reward_parts[label] for r in rollouts if label in r.reward_parts])
+        for label in labels
+    }
+
+
+def _by_domain(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
+    domains = sorted({group.prompt.domain for group in groups})
+    if len(domains) < 2:
+        return {}
+    return {
+        f"reward/domain/{domain}": mean_of(
+            [r.reward for g in groups if g.prompt.domain == domain for r in g.rollouts if r.reward is not None]
+        )
+        for domain in domains
+    }
+
+
+def _group(prompt: Prompt, group_id: int, rollouts: Sequence[Rollout]) -> RolloutGroup:
+    own = [r for r in rollouts if r.group_id == group_id]
+    greedy = next((r for r in own if r.sample_index == GREEDY_SAMPLE), None)
+    return RolloutGroup(prompt, group_id, tuple(r for r in own if r.sample_index != GREEDY_SAMPLE), greedy)
+
+
+def _with_penalty(rollout: Rollout, limit: int, buffer_tokens: int) -> Rollout:
+    if rollout.reward is None:
+        return rollout
+    penalty = _penalty(len(rollout.response_tokens), limit, buffer_tokens)
+    dense = rollout.token_rewards
+    return dataclasses.replace(
+        rollout,
+        reward=rollout.reward + penalty,
+        reward_parts={**rollout.reward_parts, "overlong": penalty},
+        token_rewards=None if dense is None else (*dense[:-1], dense[-1] + penalty),
+    )
+
+
+def _penalty(num_tokens: int, limit: int, buffer_tokens: int) -> float:
+    lengths = torch.tensor([num_tokens])
+    return float(overlong_penalty(lengths, max_response_tokens=limit, buffer_tokens=buffer_tokens))
+
+
+def _penalty_metrics(groups: Sequence[RolloutGroup], config: RlConfig) -> dict[str, Metric]:
+    if config.algorithm.overlong_buffer is None:
+        return {}
+    penalties = [r.reward_parts["overlong"] for g in groups for r in g.rollouts if "overlong" in r.reward_parts]
+    return {"reward/overlong_penalty": mean_of(penalties)}

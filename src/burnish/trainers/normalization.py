@@ -1,0 +1,129 @@
+"""The responses that the zero and the unit of a reward model are measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+
+from burnish.config.schema_rm import NormalizationConfig, RmConfig
+from burnish.data.preferences import PreferenceSet
+from burnish.data.prompts import load_prompts
+from burnish.data.samplers import permutation
+from burnish.data.sft import load_sft_examples
+from burnish.errors import ConfigError
+from burnish.models.loading import LoadedModel, load_model
+from burnish.models.reward_layout import PromptResponse
+from burnish.rollouts.engine import Sampling
+from burnish.rollouts.registry import build_engine
+from burnish.types import RolloutRequest
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How scores are normalised: on which responses (made when they are first needed), and how they are called."""
+
+    settings: NormalizationConfig
+    pairs: Callable[[], list[PromptResponse]]
+
+    @property
+    def name(self) -> str:
+        if self.settings.on == "policy":
+            return f"{self.settings.responses} responses of the policy"
+        return f"at most {self.settings.responses} reference responses"
+
+
+def measured_pairs(
+    config: RmConfig, loaded: LoadedModel, train: PreferenceSet, console: Console
+) -> list[PromptResponse]:
+    """Prompts with the responses that rewards are normalised on. A function of the run file alone: the same before
+    training, after it and in a resumed run."""
+    if config.normalization.on == "policy":
+        return _policy_responses(config, loaded, train, console)
+    return _references(config, loaded, train)
+
+
+def _references(config: RmConfig, loaded: LoadedModel, train: PreferenceSet) -> list[PromptResponse]:
+    """Completions of `normalization.references`, else the best responses of the training comparisons."""
+    settings = config.normalization
+    if settings.references:
+        examples = load_sft_examples(
+            settings.references,
+            tokenizer=loaded.tokenizer,
+            max_tokens=min(config.max_tokens, loaded.context_length),
+            over_long=config.data.over_long,
+            chat=config.data.chat,
+        ).examples
+        firsts = [example.loss_mask.index(True) for example in examples]
+        pairs = [(e.tokens[:first], e.tokens[first:]) for e, first in zip(examples, firsts, strict=True)]
+    else:
+        pairs = [(e.prompt_tokens, e.responses_tokens[e.best]) for e in train.examples if not e.tie]
+    return [pairs[index] for index in _drawn(len(pairs), settings.responses, config.seed)]
+
+
+def _policy_responses(
+    config: RmConfig, loaded: LoadedModel, train: PreferenceSet, console: Console
+) -> list[PromptResponse]:
+    settings = config.normalization
+    prompts = _prompts(config, loaded, train)
+    path = settings.policy or config.model.path
+    policy = load_model(config.model.model_copy(update={"path": path, "lora": None}), seed=config.seed)
+    if policy.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"normalization.policy {path!r} has another tokenizer than the reward model",
+            remedy="name a policy with the same tokenizer, or set normalization.on: references",
+        )
+    console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
+    engine = build_engine(
+        "local",
+        policy.model,
+        tokenizer=policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        pad_token_id=policy.pad_token_id,
+        context_length=policy.context_length,
+        max_batch_rows=64,
+    )
+    limit = config.response_length or settings.max_response_tokens
+    sampling = Sampling(min(limit, settings.max_response_tokens), temperature=settings.temperature)
+    chosen = [prompts[i % len(prompts)] for i in _order(len(prompts), settings.responses, config.seed)]
+    requests = [RolloutRequest(f"normalization:{number}", number, tokens, (0,)) for number, tokens in enumerate(chosen)]
+    with torch.no_grad():
+        rollouts = engine.generate(requests, sampling, seed=config.seed, step=0)
+    return [(rollout.prompt_tokens, rollout.response_tokens) for rollout in rollouts]
+
+
+def _prompts(config: RmConfig, loaded: LoadedModel, train: PreferenceSet) -> Sequence[Tokens]:
+    """Prompts that leave room for a response."""
+    settings = config.normalization
+    room = min(config.max_tokens, loaded.context_length) - settings.max_response_tokens
+    if settings.prompts:
+        found: Sequence[Tokens] = load_prompts(
+            settings.prompts,
+            tokenizer=loaded.tokenizer,
+            max_prompt_tokens=max(room, 1),
+            over_long=config.data.over_long,
+            chat=config.data.chat,
+        ).prompt_tokens
+    else:
+        found = [e.prompt_tokens for e in train.examples if 0 < len(e.prompt_tokens) <= room]
+    if not found:
+        raise ConfigError(
+            f"no prompt leaves room for normalization.max_response_tokens {settings.max_response_tokens}",
+            remedy="lower normalization.max_response_tokens, or name shorter normalization.prompts",
+        )
+    return found
+
+
+def _drawn(size: int, count: int, seed: int) -> list[int]:
+    """At most `count` different indices."""
+    return permutation(size, seed, 0)[:count]
+
+
+def _order(size: int, count: int, seed: int) -> list[int]:
+    """Exactly `count` indices, pass after pass."""
+    order = permutation(size, seed, 0)
+    return [order[i % size] for i in range(count)]

@@ -1,0 +1,176 @@
+"""How good a reward model is on held-out comparisons, and whether it merely counts tokens. Plain numbers in and out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+GAP_EDGES = (0.0, 0.25, 0.5, 1.0, 2.0, math.inf)
+CALIBRATION_BINS = 10
+MAX_LABELLED_MARGINS = 10
+HISTOGRAM_BINS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredComparison:
+    """Scores and lengths (tokens) of the candidates, the best one's number, the label's margin; never a tie."""
+
+    scores: tuple[float, ...]
+    lengths: tuple[int, ...]
+    best: int
+    margin: float | None = None
+
+    @property
+    def gap(self) -> float:
+        """Lead of the candidate that the model prefers over its second."""
+        first, second = sorted(self.scores, reverse=True)[:2]
+        return first - second
+
+    @property
+    def hit(self) -> float:
+        """1 when the model prefers the best candidate, 0 when another, 1/n when n share the first place with it."""
+        return share_of_first(self.scores, self.best)
+
+    @property
+    def confidence(self) -> float:
+        """Probability that the model gives to the candidate that it prefers: softmax of the scores, its largest."""
+        top = max(self.scores)
+        return 1.0 / math.fsum(math.exp(score - top) for score in self.scores)
+
+    @property
+    def loss(self) -> float:
+        """-log of the probability that the model gives to the best candidate, nats."""
+        top = max(self.scores)
+        return math.log(math.fsum(math.exp(score - top) for score in self.scores)) + top - self.scores[self.best]
+
+
+def share_of_first(values: Sequence[float], index: int) -> float:
+    """1 when `index` alone has the largest value, 1/n when it shares it with n - 1 others, else 0."""
+    top = max(values)
+    return 1.0 / sum(value == top for value in values) if values[index] == top else 0.0
+
+
+def accuracy(comparisons: Sequence[ScoredComparison]) -> float:
+    """Share of comparisons in which the best candidate scores highest."""
+    return math.fsum(comparison.hit for comparison in comparisons) / len(comparisons)
+
+
+def wilson_interval(share: float, count: int, *, z: float = 1.959964) -> tuple[float, float]:
+    """Confidence interval (95 % by default) of a share of `count` independent trials (Wilson 1927,
+    https://doi.org/10.1080/01621459.1927.10502953)."""
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def calibration_error(comparisons: Sequence[ScoredComparison], bins: int = CALIBRATION_BINS) -> float:
+    """Expected calibration error: mean distance of confidence and accuracy over bins of equal width in confidence,
+    weighted by their comparisons (https://arxiv.org/abs/1706.04599)."""
+    binned: dict[int, list[ScoredComparison]] = defaultdict(list)
+    for comparison in comparisons:
+        binned[min(int(comparison.confidence * bins), bins - 1)].append(comparison)
+    total = math.fsum(
+        abs(math.fsum(c.hit for c in members) - math.fsum(c.confidence for c in members)) for members in binned.values()
+    )
+    return total / len(comparisons)
+
+
+def length_correlation(comparisons: Sequence[ScoredComparison]) -> float | None:
+    """Pearson correlation of score and length, both measured from the mean of their comparison, so that only
+    differences between answers to one prompt count. None when either never differs."""
+    scores = _centred(c.scores for c in comparisons)
+    lengths = _centred(c.lengths for c in comparisons)
+    spread = math.sqrt(float(scores @ scores) * float(lengths @ lengths))
+    return float(scores @ lengths) / spread if spread > 0 else None
+
+
+def _centred(rows: Iterable[Sequence[float]]) -> np.ndarray:
+    return np.concatenate([np.asarray(row, dtype=float) - np.mean(row) for row in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRule:
+    """The rule `the longest is the best` (or the shortest): what a judge who only counts tokens would say."""
+
+    prefers_longer: bool
+
+    @staticmethod
+    def learned(lengths: Sequence[tuple[Sequence[int], int]]) -> LengthRule:
+        """The better of the two rules on training comparisons, each (lengths, best)."""
+        longer = math.fsum(share_of_first(row, best) for row, best in lengths)
+        shorter = math.fsum(share_of_first([-length for length in row], best) for row, best in lengths)
+        return LengthRule(longer >= shorter)
+
+    def accuracy(self, comparisons: Sequence[ScoredComparison]) -> float:
+        """Share of comparisons that the rule gets right."""
+        sign = 1 if self.prefers_longer else -1
+        hits = (share_of_first([sign * length for length in c.lengths], c.best) for c in comparisons)
+        return math.fsum(hits) / len(comparisons)
+
+
+def gap_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
+    """Accuracy by the lead that the model gives (`0.25-0.5`, `2+`); buckets without comparisons are left out."""
+    found = {}
+    for low, high in itertools.pairwise(GAP_EDGES):
+        members = [c for c in comparisons if low <= c.gap < high]
+        if members:
+            found[f"{low:g}+" if math.isinf(high) else f"{low:g}-{high:g}"] = accuracy(members)
+    return found
+
+
+def margin_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
+    """Accuracy by the margin that the label gives, where there are at most ten different ones."""
+    by_margin: dict[float, list[ScoredComparison]] = defaultdict(list)
+    for comparison in comparisons:
+        if comparison.margin is not None:
+            by_margin[comparison.margin].append(comparison)
+    if len(by_margin) > MAX_LABELLED_MARGINS:
+        return {}
+    return {f"{margin:g}": accuracy(members) for margin, members in sorted(by_margin.items())}
+
+
+def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule) -> dict[str, float]:
+    """All numbers of an evaluation, named `eval/...`."""
+    share = accuracy(comparisons)
+    low, high = wilson_interval(share, len(comparisons))
+    scores = np.array([score for c in comparisons for score in c.scores])
+    row = {
+        "eval/comparisons": float(len(comparisons)),
+        "eval/loss": math.fsum(c.loss for c in comparisons) / len(comparisons),
+        "eval/accuracy": share,
+        "eval/accuracy_low": low,
+        "eval/accuracy_high": high,
+        "eval/calibration_error": calibration_error(comparisons),
+        "eval/length_rule_accuracy": rule.accuracy(comparisons),
+        "eval/score_mean": float(scores.mean()),
+        "eval/score_std": float(scores.std()),
+        "eval/score_gap": math.fsum(c.scores[c.best] - _best_other(c) for c in comparisons) / len(comparisons),
+    }
+    correlation = length_correlation(comparisons)
+    if correlation is not None:
+        row["eval/length_correlation"] = correlation
+    row |= {f"eval/accuracy_by_gap/{name}": value for name, value in gap_buckets(comparisons).items()}
+    row |= {f"eval/accuracy_by_margin/{name}": value for name, value in margin_buckets(comparisons).items()}
+    return row
+
+
+def histogram(comparisons: Sequence[ScoredComparison], bins: int = HISTOGRAM_BINS) -> dict[str, Any]:
+    """Counts of scores between `edges`, of the best candidates and of the others."""
+    best = [c.scores[c.best] for c in comparisons]
+    others = [score for c in comparisons for number, score in enumerate(c.scores) if number != c.best]
+    edges = np.histogram_bin_edges([*best, *others], bins=bins)
+    return {
+        "edges": edges.tolist(),
+        "best": np.histogram(best, edges)[0].tolist(),
+        "others": np.histogram(others, edges)[0].tolist(),
+    }
+
+
+def _best_other(comparison: ScoredComparison) -> float:
+    return max(score for number, score in enumerate(comparison.scores) if number != comparison.best)

@@ -1,0 +1,286 @@
+"""The loop of reinforcement learning, and nothing else: what it talks to is built in `burnish.trainers.setup`.
+
+prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and values that the algorithm needs
+-> advantages -> epochs x minibatches of updates of policy and critic -> sync the engine -> log, checkpoint, evaluate
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from burnish.algorithms.advantages import Estimator
+from burnish.algorithms.kl import KLController, k1, k3
+from burnish.config.schema import RlConfig
+from burnish.errors import DivergenceError, RolloutError
+from burnish.models.batch import Batch
+from burnish.models.roles import Critic, Objective, Policy, Reference, ValueObjective
+from burnish.observability.metrics import MetricStore
+from burnish.rollouts.engine import RolloutEngine
+from burnish.trainers.batching import build_batch, build_outcome, scored
+from burnish.trainers.collection import Collected, Collector
+from burnish.trainers.credit import assign_advantages
+from burnish.trainers.divergence import keeping_batch
+from burnish.trainers.evaluation import Evaluator
+from burnish.trainers.interrupt import StopRequest
+from burnish.trainers.journal import Journal
+from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.value_objective import derive_values, describe_values
+from burnish.types import Metric, Reduction
+
+TokenSelection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
+"""(logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially, all (B, T)."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands; everything else that is random follows from the seed and these numbers."""
+
+    step: int = 0
+    position: int = 0
+    """Prompts drawn so far."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint; None before the first."""
+
+
+@dataclass(slots=True)
+class RlRun:
+    """The parts of a run. Each is a small protocol: a local object or a handle to a remote one."""
+
+    config: RlConfig
+    policy: Policy
+    reference: Reference | None
+    engine: RolloutEngine
+    collector: Collector
+    evaluator: Evaluator | None
+    estimator: Estimator
+    objective: Callable[[float], Objective]
+    """The objective for a KL coefficient."""
+    select_tokens: TokenSelection | None
+    kl: KLController
+    reward_weights: dict[str, float]
+    pad_token_id: int
+    device: torch.device
+    journal: Journal
+    save: Callable[[RlRun], None]
+    progress: Progress = field(default_factory=Progress)
+    critic: Critic | None = None
+    value_objective: ValueObjective | None = None
+    """What a critic minimises when it is trained by itself."""
+
+
+def run_loop(run: RlRun, stop: StopRequest) -> None:
+    """Train from where `run.progress` stands to the last step, or until asked to stop; always leaves a checkpoint."""
+    config, progress = run.config, run.progress
+    # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
+    if progress.saved_step is None and config.evaluation.at_start and run.evaluator is not None:
+        run.journal.write(0, evaluate(run))
+    while progress.step < config.steps and not stop:
+        row = train_step(run)
+        last = progress.step == config.steps
+        if last or _due(progress.step, config.evaluation.every_steps):
+            row |= evaluate(run)
+        run.journal.write(progress.step, row)
+        if last or _due(progress.step, config.checkpoint.every_steps):
+            save(run)
+    if progress.saved_step != progress.step:
+        save(run)
+
+
+def save(run: RlRun) -> None:
+    """Write a checkpoint of the present step."""
+    run.save(run)
+    run.progress.saved_step = run.progress.step
+
+
+def train_step(run: RlRun) -> dict[str, float]:
+    """One step: sample, score, assign credit, update. Returns what to log."""
+    step, metrics = run.progress.step + 1, MetricStore()
+    stopwatch = Stopwatch(run.journal.display.phase)
+    collected = run.collector.collect(step, run.progress.position, stopwatch)
+    refuse_stale(collected, run.policy.version)
+    metrics.merge(collected.metrics)
+    try:
+        batch = learn(run, collected, step, stopwatch, metrics)
+    except DivergenceError:
+        run.journal.record(step, collected, None)  # what was sampled is part of the evidence
+        raise
+    run.engine.sync(run.policy)
+    run.progress.step, run.progress.position = step, collected.position
+    with stopwatch.phase("record"):
+        run.journal.record(step, collected, batch)
+    metrics.merge(run.collector.scorer.metrics())
+    metrics.merge(stopwatch.metrics())
+    return derive(metrics.row())
+
+
+def refuse_stale(collected: Collected, version: int) -> None:
+    """Synchronous: every rollout was sampled by the weights that now learn from it."""
+    stale = sorted({r.policy_version for group in collected.sampled for r in group.rollouts} - {version})
+    if stale:
+        raise RolloutError(
+            f"the engine sampled with version {stale[0]} of the policy, which is at version {version}",
+            remedy="an engine takes the policy's weights and version over in sync()",
+        )
+
+
+def learn(run: RlRun, collected: Collected, step: int, stopwatch: Stopwatch, metrics: MetricStore) -> Batch | None:
+    """From scored groups to new weights. None when no response of the step can be learned from."""
+    rows = scored(collected.groups)
+    if not rows:
+        return None
+    batch = build_batch(
+        [rollout for _, rollout in rows],
+        pad_token_id=run.pad_token_id,
+        mask_truncated=run.config.algorithm.mask_truncated,
+    ).to(run.device)
+    with stopwatch.phase("logprobs"):
+        batch = add_logprobs(run, batch)
+    if run.critic is not None:
+        with stopwatch.phase("values"):
+            batch = batch.replace(values=run.critic.values(batch))
+    batch, credit_metrics = assign_advantages(
+        batch,
+        build_outcome(rows, run.reward_weights).to(run.device),
+        algorithm=run.config.algorithm,
+        estimator=run.estimator,
+        kl_coef=run.kl.coef,
+    )
+    metrics.merge(credit_metrics)
+    metrics.merge(describe_values(batch))
+    with stopwatch.phase("update"):
+        update(run, batch, step, metrics)
+    if batch.ref_logprobs is not None:
+        metrics.merge(steer_kl(run, batch))
+    return batch
+
+
+def add_logprobs(run: RlRun, batch: Batch) -> Batch:
+    """Old log-probabilities only when an update will make them differ from the current ones (or the KL needs them);
+    the reference's only when there is a reference."""
+    config, rollout = run.config, run.config.rollout
+    several_updates = config.optimization.epochs * config.optimization.minibatches > 1
+    # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution than the policy's.
+    cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
+    if several_updates or config.algorithm.kl_in == "reward" or (cut_off and run.reference is not None):
+        batch = batch.replace(old_logprobs=run.policy.logprobs(batch).logprobs_BT)
+    if run.reference is not None:
+        batch = batch.replace(ref_logprobs=run.reference.logprobs(batch))
+    return batch
+
+
+def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
+    """epochs x minibatches optimizer steps of policy and critic, each epoch in a fresh order; ends before an epoch when
+    the one before it moved the policy further than `algorithm.max_epoch_kl`."""
+    bound, objective = run.config.algorithm.max_epoch_kl, run.objective(run.kl.coef)
+    first = True  # no weight has moved yet: a minibatch without a trained token moves none
+    for epoch in range(run.config.optimization.epochs):
+        moved = MetricStore()
+        for rows in epoch_rows(len(batch), run.config, step, epoch):
+            outcome = update_minibatch(run, batch.select(rows), step, objective)
+            deviation = outcome.pop("policy/ratio_deviation", None)
+            if first and deviation is not None:
+                metrics.add("policy/first_ratio_deviation", deviation)
+                first = False
+            metrics.merge(outcome)
+            moved.merge({name: outcome[name] for name in ("policy/approx_kl",) if name in outcome})
+        metrics.add("policy/epochs", Metric(Reduction.SUM, 1))
+        if bound is not None and moved.row().get("policy/approx_kl", 0.0) > bound:
+            break
+
+
+def update_minibatch(run: RlRun, minibatch: Batch, step: int, objective: Objective) -> dict[str, Metric]:
+    """One optimizer step of the policy (not while the critic warms up) and one of the critic."""
+    metrics: dict[str, Metric] = {}
+    warming_up = run.critic is not None and step <= run.config.critic.warmup_steps
+    if run.select_tokens is not None and not warming_up:
+        fresh = run.policy.logprobs(minibatch).logprobs_BT
+        selection = run.select_tokens(fresh, minibatch.advantages, minibatch.loss_mask)  # type: ignore[arg-type]
+        minibatch = minibatch.replace(selection=selection)
+    with keeping_batch(Path(run.config.output), step, minibatch):
+        if not warming_up:
+            metrics |= run.policy.update(minibatch, objective)
+            metrics["policy/optimizer_steps"] = Metric(Reduction.SUM, 1)
+        if run.critic is not None:
+            if warming_up or not run.critic.shares_trunk:  # the policy's update has trained a head on its trunk
+                metrics |= run.critic.update(minibatch, run.value_objective)  # type: ignore[arg-type]
+            metrics["critic/optimizer_steps"] = Metric(Reduction.SUM, 1)
+    return metrics
+
+
+def minibatch_rows(num_rows: int, config: RlConfig, step: int) -> Iterator[torch.Tensor]:
+    """Row indices of each minibatch of each epoch."""
+    for epoch in range(config.optimization.epochs):
+        yield from epoch_rows(num_rows, config, step, epoch)
+
+
+def epoch_rows(num_rows: int, config: RlConfig, step: int, epoch: int) -> tuple[torch.Tensor, ...]:
+    """Row indices of each minibatch of an epoch: a pure function of (seed, step, epoch)."""
+    minibatches = min(config.optimization.minibatches, num_rows)
+    generator = torch.Generator().manual_seed(_order_seed(config.seed, step, epoch))
+    return torch.randperm(num_rows, generator=generator).tensor_split(minibatches)
+
+
+def steer_kl(run: RlRun, batch: Batch) -> dict[str, Metric]:
+    """Log the KL of the step's responses to the reference and let the controller react to it."""
+    mask = batch.loss_mask
+    sampled_with = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    per_response = k1(sampled_with, batch.ref_logprobs, mask=mask).sum(dim=1)  # type: ignore[arg-type]
+    per_token = k3(sampled_with, batch.ref_logprobs, mask=mask)  # type: ignore[arg-type]
+    num_sequences = int(mask.any(dim=1).sum())
+    used = run.kl.coef
+    if num_sequences:
+        run.kl.update(float(per_response.sum()) / num_sequences, num_sequences)
+    return {
+        "kl/reference": Metric(Reduction.MEAN, per_response.sum(), num_sequences),
+        "kl/reference_per_token": Metric(Reduction.MEAN, per_token.sum(), mask.sum()),
+        "kl/coef": Metric(Reduction.LAST, used),
+    }
+
+
+def evaluate(run: RlRun) -> dict[str, float]:
+    """Evaluate the current policy. Returns what to log with the last finished step."""
+    if run.evaluator is None:
+        return {}
+    stopwatch = Stopwatch(run.journal.display.phase)
+    with stopwatch.phase("evaluate"):
+        metrics, groups = run.evaluator.evaluate()
+    run.evaluator.scorer.metrics()  # failures while evaluating are in eval/failed_fraction, not in the next step's
+    run.journal.record_evaluation(run.progress.step, groups)
+    store = MetricStore()
+    store.merge(metrics)
+    store.add("time/evaluate_seconds", Metric(Reduction.SUM, stopwatch.seconds("evaluate")))
+    return store.row()
+
+
+def derive(row: dict[str, float]) -> dict[str, float]:
+    """Replace the second moments that merge exactly by the spreads that people read, and add the throughputs."""
+    row = derive_values(row)
+    for name, moment in (("reward", "reward/square_mean"), ("advantage", "advantage/square_mean")):
+        if moment in row:
+            row[f"{name}/std"] = math.sqrt(max(row.pop(moment) - row[f"{name}/mean"] ** 2, 0.0))
+    if "advantage/raw_square_mean" in row:
+        spread = row.pop("advantage/raw_square_mean") - row["advantage/raw_mean"] ** 2
+        row["advantage/raw_std"] = math.sqrt(max(spread, 0.0))
+    if "rollout/weight_square_mean" in row:
+        row["rollout/effective_sample_size"] = row["rollout/weight_mean"] ** 2 / row.pop("rollout/weight_square_mean")
+    tokens = row["rollout/response_tokens_sum"]
+    for name, phase in (("response", "step"), ("generate", "generate"), ("update", "update")):
+        seconds = row.get(f"time/{phase}_seconds", 0.0)
+        if seconds > 0:
+            row[f"throughput/{name}_tokens_per_second"] = tokens / seconds
+    return row
+
+
+def _order_seed(*numbers: int) -> int:
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits
+
+
+def _due(step: int, every_steps: int | None) -> bool:
+    return every_steps is not None and step % every_steps == 0

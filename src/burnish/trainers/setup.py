@@ -1,0 +1,406 @@
+"""From a run file to the parts of a run: what the algorithm needs is loaded, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
+from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.checkpointing.encoding import read_state, write_state
+from burnish.checkpointing.lock import RunLock
+from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
+from burnish.data.prompts import PromptSet, load_prompts
+from burnish.errors import CheckpointError, ConfigError
+from burnish.models.loading import LoadedModel, load_model
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Objective
+from burnish.observability.alarms import AlarmBell
+from burnish.observability.console import Display
+from burnish.observability.recorder import RolloutRecorder
+from burnish.observability.sinks import build_sinks
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.registry import build_engine
+from burnish.trainers.collection import Collector
+from burnish.trainers.credit import estimator_numbers
+from burnish.trainers.critic_setup import (
+    build_separate_critic,
+    build_shared_critic,
+    build_value_objective,
+    with_value_loss,
+)
+from burnish.trainers.evaluation import Evaluator
+from burnish.trainers.feeds import SampledPrompts, evaluation_prompts
+from burnish.trainers.journal import Journal
+from burnish.trainers.objective import Correction, PolicyObjective
+from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
+from burnish.trainers.rl import Progress, RlRun, TokenSelection
+from burnish.types import Rollout
+
+STATE_NAME = "training_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """The folder of a run, locked, with the checkpoint that the run goes on from."""
+
+    path: Path
+    store: CheckpointStore
+    checkpoint: Checkpoint | None
+
+    @property
+    def resume_step(self) -> int | None:
+        return None if self.checkpoint is None else self.checkpoint.step
+
+
+@contextmanager
+def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
+    """Lock the run's folder, write its configuration, find the newest whole checkpoint."""
+    path = Path(config.output)
+    with RunLock(path):
+        RunDirectory(path).begin(config)
+        store = CheckpointStore(path, keep=config.checkpoint.keep)
+        store.clean()
+        found = store.latest_valid()
+        for problem in found.problems:
+            console.print(f"[yellow]checkpoint not used:[/] {problem}")
+        if found.checkpoint is None and found.problems:
+            raise CheckpointError(
+                f"{path} has checkpoints but none that is whole",
+                remedy="put one of them back, start over with --fresh, or set `output` to another folder",
+            )
+        if found.checkpoint is not None:
+            store.discard_after(found.checkpoint.step)
+            console.print(f"resuming {path} after step {found.checkpoint.step}")
+        yield Workplace(path, store, found.checkpoint)
+
+
+@contextmanager
+def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
+    """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
+    estimator, loss, numbers = resolve_algorithm(config.algorithm)
+    check_estimator(config, estimator)
+    with ExitStack() as stack:
+        workplace = stack.enter_context(open_workplace(config, console))
+        scorer = stack.enter_context(open_scorer(config))
+        loaded = load_model(config.model, seed=config.seed)
+        _say(console, loaded.notes)
+        _say(console, scorer.attach_policy(loaded.tokenizer))
+        train = load_prompt_set(config, loaded, "train", console)
+        scorer.check_columns(shared_columns(train))
+        separate = build_separate_critic(config, loaded) if estimator.needs_values else None
+        policy = build_policy(config, loaded)
+        critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
+        reference = None if config.algorithm.kl_in == "none" else policy.reference()
+        engine = build_rl_engine(config, loaded)
+        sampling = build_sampling(config)
+        collector = Collector(
+            config=config,
+            feed=SampledPrompts(train, train.sampler(seed=config.seed, shuffle=config.data.shuffle)),
+            engine=engine,
+            scorer=scorer,
+            sampling=sampling,
+            needs_greedy=estimator.needs_greedy,
+        )
+        journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
+        run = RlRun(
+            config=config,
+            policy=policy,
+            reference=reference,
+            engine=engine,
+            collector=collector,
+            evaluator=build_evaluator(config, loaded, engine, scorer, console) if _evaluates(config) else None,
+            estimator=estimator,
+            objective=partial(build_objective, config, loss, numbers),
+            select_tokens=_selection(loss, numbers),
+            kl=build_kl(config.algorithm),
+            reward_weights=dict(zip(scorer.labels, (reward.weight for reward in config.rewards), strict=True)),
+            pad_token_id=loaded.pad_token_id,
+            device=policy.model.device,
+            journal=journal,
+            save=partial(save_checkpoint, workplace.store),
+            critic=critic,
+            value_objective=None if critic is None else build_value_objective(config),
+        )
+        if workplace.checkpoint is not None:
+            restore(run, policy, workplace.checkpoint)
+        yield run
+
+
+def resolve_algorithm(algorithm: AlgorithmConfig) -> tuple[Estimator, PolicyLossSpec, dict[str, Any]]:
+    """The estimator, the loss and the loss's numbers; misspelt options fail here, before anything is loaded."""
+    estimator = resolve_estimator(algorithm.estimator)
+    if estimator.needs_values and not estimator.token_level:
+        raise ConfigError(
+            f"algorithm.estimator {algorithm.estimator!r} asks for values but gives no returns to train a critic with",
+            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
+        )
+    estimator_numbers(estimator, algorithm)
+    loss = resolve_policy_loss(algorithm.loss)
+    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    known = {*loss.options, *loss.required_options}
+    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
+    numbers |= algorithm.loss_options
+    loss.check_options(numbers)
+    return estimator, loss, numbers
+
+
+def check_estimator(config: RlConfig, estimator: Estimator) -> None:
+    """ConfigError for settings of the run that the estimator cannot use: it would ignore them, or fail in mid-run."""
+    name, algorithm = estimator.name, config.algorithm
+    if estimator.needs_groups and config.rollout.group_size == 1:
+        raise ConfigError(
+            f"rollout.group_size is 1, but the estimator {name!r} compares the responses to one prompt",
+            remedy="set rollout.group_size to 2 or more",
+        )
+    if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
+        return
+    for field, value, unused in (
+        ("algorithm.kl_in", algorithm.kl_in, algorithm.kl_in == "reward"),
+        ("algorithm.reward_clip", algorithm.reward_clip, algorithm.reward_clip is not None),
+        ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
+        ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
+        ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
+    ):
+        if unused:
+            raise ConfigError(
+                f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum",
+                remedy=f"remove {field} (a KL can stand in the loss, an over-long penalty among the rewards)",
+            )
+
+
+def build_objective(config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float) -> Objective:
+    """What an optimizer step of the policy minimises, for the KL coefficient of the moment."""
+    algorithm = config.algorithm
+    objective = PolicyObjective(
+        policy_loss=loss.function,
+        numbers=numbers,
+        aggregation=algorithm.aggregation,
+        length=config.rollout.max_response_tokens,
+        kl_coef=kl_coef if algorithm.kl_in == "loss" else 0.0,
+        kl_estimator=algorithm.kl_function,
+        kl_times_ratio=algorithm.kl_times_ratio,
+        entropy_coef=algorithm.entropy_coef,
+        correction=_correction(algorithm),
+        takes_selection=loss.needs_selection,
+    )
+    needs_values = resolve_estimator(algorithm.estimator).needs_values
+    return with_value_loss(config, objective) if needs_values else objective
+
+
+def build_kl(algorithm: AlgorithmConfig) -> KLController:
+    if algorithm.kl_target is None:
+        return FixedKL(algorithm.kl_coef)
+    return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, algorithm.kl_horizon)
+
+
+def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
+    return LocalPolicy(
+        loaded,
+        OptimizerSettings.from_config(config.optimization, total_steps=config.policy_updates),
+        temperature=config.rollout.temperature,
+        tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+        lora=config.model.lora,
+        seed=config.seed,
+    )
+
+
+def build_rl_engine(config: RlConfig, loaded: LoadedModel) -> RolloutEngine:
+    return build_engine(
+        config.rollout.engine,
+        loaded.model,
+        tokenizer=loaded.tokenizer,
+        eos_token_ids=loaded.eos_token_ids,
+        pad_token_id=loaded.pad_token_id,
+        context_length=loaded.context_length,
+        max_batch_rows=config.rollout.max_batch_rows,
+    )
+
+
+def build_sampling(config: RlConfig) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        max_response_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_p=rollout.min_p,
+        stop_token_ids=rollout.stop_token_ids,
+        stop=rollout.stop,
+    )
+
+
+def build_evaluator(
+    config: RlConfig, loaded: LoadedModel, engine: RolloutEngine, scorer: ProcessRewardScorer, console: Console
+) -> Evaluator | None:
+    """None without held-out data."""
+    settings = config.evaluation
+    if not config.data.eval:
+        return None
+    prompts = load_prompt_set(config, loaded, "eval", console)
+    scorer.check_columns(shared_columns(prompts))
+    return Evaluator(
+        prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
+        engine=engine,
+        scorer=scorer,
+        sampling=build_sampling(config),
+        samples=settings.samples,
+        temperature=settings.temperature,
+        success_score=settings.success_score,
+        seed=config.seed,
+        vote_key=vote_key(config) if settings.samples else _by_text,
+    )
+
+
+def vote_key(config: RlConfig) -> Callable[[Rollout], str]:
+    """What counts as the same answer for maj@k: the extracted answer where the reward is `math`, else the text."""
+    if not any(reward.name == "math" for reward in config.rewards):
+        return _by_text
+    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when it votes
+
+    reader = MathAnswer()
+    return lambda rollout: canonical(reader.extract(rollout.response) or rollout.response)
+
+
+def _by_text(rollout: Rollout) -> str:
+    return rollout.response.strip()
+
+
+def load_prompt_set(config: RlConfig, loaded: LoadedModel, split: str, console: Console) -> PromptSet:
+    sources = config.data.train if split == "train" else config.data.eval
+    if not sources:
+        raise ConfigError(f"data.{split} is empty", remedy=f"name at least one data set in data.{split}")
+    prompts = load_prompts(
+        sources,
+        tokenizer=loaded.tokenizer,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        over_long=config.data.over_long,
+        chat=config.data.chat,
+        context_tokens=loaded.context_length,
+    )
+    _say(console, prompts.lines())
+    return prompts
+
+
+def shared_columns(prompts: PromptSet) -> set[str]:
+    """Columns that every row has: what a reward may ask for by name."""
+    return set.intersection(*(set(prompt.columns) for prompt in prompts.prompts))
+
+
+@contextmanager
+def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
+    """The rewards of the run file, loaded now, so that a wrong name or option stops the run before a model loads."""
+    scorer = ProcessRewardScorer(config.rewards, config.scoring)
+    try:
+        yield scorer
+    finally:
+        scorer.close()
+
+
+@contextmanager
+def open_journal(
+    config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
+) -> Iterator[Journal]:
+    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from."""
+    resume_step = workplace.resume_step
+    if resume_step is not None and resume_step >= total_steps:
+        console.print(f"nothing to do: {resume_step} steps are done, {total_steps} were asked for (raise `steps`)")
+    recorder = RolloutRecorder(workplace.path / "rollouts", token_texts(loaded))
+    recorder.discard_after(-1 if resume_step is None else resume_step)
+    sinks = build_sinks(
+        config.logging.sinks,
+        workplace.path,
+        project=config.logging.project,
+        config=config.model_dump(mode="json"),
+        resume_step=resume_step,
+    )
+    plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
+    with Display(
+        console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
+    ) as display:
+        try:
+            yield Journal(
+                recorder=recorder if config.logging.record_rollouts else None,
+                sinks=sinks,
+                alarms=AlarmBell(),
+                display=display,
+            )
+        finally:
+            sinks.close()
+
+
+def save_checkpoint(store: CheckpointStore, run: RlRun) -> None:
+    """Weights that `from_pretrained` loads, and beside them all that an undisturbed run would remember."""
+
+    def write(folder: Path) -> None:
+        run.policy.save_weights(folder / WEIGHTS_FOLDER)
+        state = {
+            "step": run.progress.step,
+            "position": run.progress.position,
+            "kl": run.kl.state_dict(),
+            "alarms": run.journal.alarms.state(),
+            "policy": run.policy.training_state(),
+        }
+        if run.critic is not None:
+            run.critic.save_weights(folder / CRITIC_FOLDER)
+            state["critic"] = run.critic.training_state()
+        write_state(folder, STATE_NAME, state)
+
+    store.save(run.progress.step, write)
+
+
+def restore(run: RlRun, policy: LocalPolicy, checkpoint: Checkpoint) -> None:
+    """Put a fresh run where the checkpoint left off."""
+    state = read_state(checkpoint.folder, STATE_NAME)
+    policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
+    policy.load_training_state(state["policy"])
+    if run.critic is not None:
+        run.critic.load_weights(checkpoint.folder / CRITIC_FOLDER)
+        run.critic.load_training_state(state["critic"])
+    run.kl.load_state_dict(state["kl"])
+    run.journal.alarms.load_state(state["alarms"])
+    run.progress = Progress(step=state["step"], position=state["position"], saved_step=state["step"])
+    run.engine.sync(policy)
+
+
+def _evaluates(config: RlConfig) -> bool:
+    return config.evaluation.at_start or config.evaluation.every_steps is not None
+
+
+def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:
+    """Token ids to one text each; a token that is only part of a character shows the tokenizer's own sign for that."""
+
+    @cache
+    def text(token: int) -> str:
+        return str(loaded.tokenizer.decode([token]))
+
+    return lambda tokens: [text(token) for token in tokens]
+
+
+def _correction(algorithm: AlgorithmConfig) -> Correction | None:
+    if algorithm.mismatch_correction == "none":
+        return None
+    level, mode = algorithm.mismatch_correction.split("_")
+    return Correction(level, mode, algorithm.mismatch_low, algorithm.mismatch_high)
+
+
+def _selection(loss: PolicyLossSpec, numbers: dict[str, Any]) -> TokenSelection | None:
+    if not loss.needs_selection:
+        return None
+    return lambda logprobs, advantages, mask: loss.select(logprobs, advantages, mask, numbers)
+
+
+def _say(console: Console, lines: tuple[str, ...] | list[str]) -> None:
+    for line in lines:
+        console.print(line, highlight=False)

@@ -1,0 +1,258 @@
+"""Supervised fine-tuning: whole examples in token-budget batches, one optimizer step a batch, held-out loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from burnish.checkpointing.encoding import read_state, write_state
+from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.schema import SftConfig
+from burnish.data.batching import next_batch
+from burnish.data.samplers import PromptSampler
+from burnish.data.sft import SftExample, SftSet, load_sft_examples
+from burnish.errors import ConfigError
+from burnish.models.batch import Batch
+from burnish.models.loading import LoadedModel, load_model
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.observability.metrics import MetricStore, mean
+from burnish.trainers.divergence import keeping_batch
+from burnish.trainers.interrupt import StopRequest, graceful_stop
+from burnish.trainers.journal import Journal
+from burnish.trainers.objective import LikelihoodObjective
+from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
+from burnish.trainers.setup import STATE_NAME, open_journal, open_workplace
+from burnish.trainers.stopwatch import Stopwatch
+from burnish.types import Metric, Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which examples each optimizer step trains on: a pure function of the examples drawn before it."""
+
+    lengths: Sequence[int]
+    tokens_per_batch: int
+    sampler: PromptSampler
+
+    def batch_at(self, position: int, end: int | None = None) -> tuple[list[int], int]:
+        """Examples of the step that begins after `position` draws, and the position after it; no draw passes `end`."""
+        examples, after = next_batch(self.lengths, self.tokens_per_batch, self.sampler, position)
+        return (examples, after) if end is None else (examples[: end - position], min(after, end))
+
+    def count(self, epochs: int) -> int:
+        """Optimizer steps of that many passes over the data."""
+        position, steps, end = 0, 0, epochs * len(self.sampler)
+        while position < end:
+            _, position = self.batch_at(position, end)
+            steps += 1
+        return steps
+
+
+@dataclass(slots=True)
+class SftRun:
+    """The parts of a supervised run."""
+
+    config: SftConfig
+    policy: LocalPolicy
+    train: SftSet
+    heldout: SftSet | None
+    schedule: Schedule
+    total_steps: int
+    pad_token_id: int
+    journal: Journal
+    store: CheckpointStore
+    last_position: int | None
+    """Draws after which the run ends (a number of passes); None when it ends after a number of steps."""
+    step: int = 0
+    position: int = 0
+    """Examples drawn so far."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint; None before the first."""
+    objective: LikelihoodObjective = field(default_factory=LikelihoodObjective)
+
+
+def train_sft(config: SftConfig, *, console: Console) -> RunResult:
+    """Fine-tune and return where the run and its last checkpoint lie."""
+    with graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop, open_sft_run(config, console) as run:
+        run_sft_loop(run, stop)
+        return RunResult.of(Path(config.output), run.step, stopped=run.step < run.total_steps)
+
+
+def run_sft_loop(run: SftRun, stop: StopRequest) -> None:
+    """Train to the last step, or until asked to stop; always leaves a checkpoint."""
+    config = run.config
+    # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
+    if run.saved_step is None and config.evaluation.at_start and run.heldout is not None:
+        run.journal.write(0, evaluate_sft(run))
+    while run.step < run.total_steps and not stop:
+        row = sft_step(run)
+        last = run.step == run.total_steps
+        if last or _due(run.step, config.evaluation.every_steps):
+            row |= evaluate_sft(run)
+        run.journal.write(run.step, row)
+        if last or _due(run.step, config.checkpoint.every_steps):
+            save_sft(run)
+    if run.saved_step != run.step:
+        save_sft(run)
+
+
+def sft_step(run: SftRun) -> dict[str, float]:
+    """One optimizer step on whole examples."""
+    stopwatch, metrics = Stopwatch(run.journal.display.phase), MetricStore()
+    examples, run.position = run.schedule.batch_at(run.position, run.last_position)
+    batch = build_sft_batch([run.train.examples[i] for i in examples], pad_token_id=run.pad_token_id)
+    with stopwatch.phase("update"), keeping_batch(Path(run.config.output), run.step + 1, batch):
+        metrics.merge(run.policy.update(batch.to(run.policy.model.device), run.objective))
+    run.step += 1
+    tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
+    metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
+    metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
+    metrics.merge(stopwatch.metrics())
+    row = metrics.row()
+    row["throughput/tokens_per_second"] = tokens / max(stopwatch.seconds("update"), 1e-9)
+    return row
+
+
+def evaluate_sft(run: SftRun) -> dict[str, float]:
+    """Held-out loss in nats per trained token, and the share of those tokens that the model finds likeliest."""
+    if run.heldout is None:
+        return {}
+    stopwatch, metrics = Stopwatch(), MetricStore()
+    examples = heldout_examples(run.heldout, run.config.evaluation.max_prompts, seed=run.config.seed)
+    with stopwatch.phase("evaluate"):
+        for start in range(0, len(examples), 64):
+            batch = build_sft_batch(examples[start : start + 64], pad_token_id=run.pad_token_id)
+            scores = run.policy.logprobs(batch, correct=True)
+            mask, count = batch.loss_mask, batch.loss_mask.sum()
+            metrics.add("eval/loss", mean(-scores.logprobs_BT.cpu()[mask].sum(), count))
+            if scores.correct_BT is not None:
+                metrics.add("eval/token_accuracy", mean(scores.correct_BT.cpu()[mask].sum(), count))
+    metrics.add("time/evaluate_seconds", Metric(Reduction.SUM, stopwatch.seconds("evaluate")))
+    return metrics.row()
+
+
+def heldout_examples(heldout: SftSet, limit: int | None, *, seed: int) -> list[SftExample]:
+    """The same examples at every evaluation: all of them, or `limit` drawn from all sources by weight."""
+    if limit is None or limit >= len(heldout):
+        return list(heldout.examples)
+    return [heldout.examples[i] for i in sorted(set(heldout.sampler(seed=seed).take(limit, 0)))]
+
+
+def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Batch:
+    """Examples as rows: what stands before the first trained token is the prompt, the rest up to the last one the
+    response, in which the loss mask picks the trained tokens."""
+    spans = [_trained_span(example) for example in examples]
+    prompts = [example.tokens[:first] for example, (first, _) in zip(examples, spans, strict=True)]
+    responses = [example.tokens[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
+    masks = [example.loss_mask[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
+    return Batch(
+        prompt_tokens=_padded(prompts, pad_token_id),
+        prompt_lengths=torch.tensor([len(row) for row in prompts]),
+        response_tokens=_padded(responses, pad_token_id),
+        response_lengths=torch.tensor([len(row) for row in responses]),
+        loss_mask=_padded(masks, 0).bool(),
+        group_ids=torch.arange(len(examples)),
+    )
+
+
+@contextmanager
+def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
+    """Everything that the loop talks to."""
+    with ExitStack() as stack:
+        workplace = stack.enter_context(open_workplace(config, console))
+        loaded = load_model(config.model, seed=config.seed)
+        for note in loaded.notes:
+            console.print(note, highlight=False)
+        train = _load_examples(config, loaded, "train", console)
+        schedule = Schedule(
+            train.lengths(),
+            config.optimization.tokens_per_batch,
+            train.sampler(seed=config.seed, shuffle=config.data.shuffle),
+        )
+        total_steps = config.steps or schedule.count(config.optimization.epochs)
+        settings = OptimizerSettings.from_config(config.optimization, total_steps=total_steps)
+        policy = LocalPolicy(
+            loaded,
+            settings,
+            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+            lora=config.model.lora,
+            seed=config.seed,
+        )
+        run = SftRun(
+            config=config,
+            policy=policy,
+            train=train,
+            heldout=_load_examples(config, loaded, "eval", console) if config.data.eval else None,
+            schedule=schedule,
+            total_steps=total_steps,
+            pad_token_id=loaded.pad_token_id,
+            journal=stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=total_steps)),
+            store=workplace.store,
+            last_position=None if config.steps else config.optimization.epochs * len(train),
+        )
+        if workplace.checkpoint is not None:
+            restore_sft(run, workplace.checkpoint)
+        yield run
+
+
+def save_sft(run: SftRun) -> None:
+    """Weights, optimizer and step."""
+
+    def write(folder: Path) -> None:
+        run.policy.save_weights(folder / WEIGHTS_FOLDER)
+        state = {
+            "step": run.step,
+            "position": run.position,
+            "alarms": run.journal.alarms.state(),
+            "policy": run.policy.training_state(),
+        }
+        write_state(folder, STATE_NAME, state)
+
+    run.store.save(run.step, write)
+    run.saved_step = run.step
+
+
+def restore_sft(run: SftRun, checkpoint: Checkpoint) -> None:
+    """Put a fresh run where the checkpoint left off."""
+    state = read_state(checkpoint.folder, STATE_NAME)
+    run.policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
+    run.policy.load_training_state(state["policy"])
+    run.journal.alarms.load_state(state["alarms"])
+    run.step, run.position, run.saved_step = state["step"], state["position"], state["step"]
+
+
+def _load_examples(config: SftConfig, loaded: LoadedModel, split: str, console: Console) -> SftSet:
+    sources = config.data.train if split == "train" else config.data.eval
+    if not sources:
+        raise ConfigError(f"data.{split} is empty", remedy=f"name at least one data set in data.{split}")
+    limit = min(config.max_tokens, loaded.context_length, config.optimization.tokens_per_batch)
+    examples = load_sft_examples(
+        sources,
+        tokenizer=loaded.tokenizer,
+        max_tokens=limit,
+        over_long=config.data.over_long,
+        chat=config.data.chat,
+    )
+    for line in examples.lines():
+        console.print(line, highlight=False)
+    return examples
+
+
+def _trained_span(example: SftExample) -> tuple[int, int]:
+    trained = [index for index, on in enumerate(example.loss_mask) if on]
+    return trained[0], trained[-1] + 1
+
+
+def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *([fill] * (width - len(row)))] for row in rows], dtype=torch.int64)
+
+
+def _due(step: int, every_steps: int | None) -> bool:
+    return every_steps is not None and step % every_steps == 0

@@ -1,0 +1,192 @@
+"""Host-side data: plain frozen values that travel between the rooms. No torch here; everything is JSON-able.
+
+`Prompt` -> `RolloutRequest` -> `Rollout` (scored: `with_reward`) -> `RolloutGroup` -> `burnish.models.batch.Batch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation, as chat templates know it."""
+
+    role: str
+    content: str
+
+    def to_dict(self) -> dict[str, str]:
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the policy is asked. Exactly one of `text` and `messages` is set.
+
+    `id` is unique in its data set and stable across runs (source name and row number), so that sampling noise and
+    recorded rollouts can be keyed by it; two rows with equal text stay two prompts. `answer` is what a verifiable
+    reward compares with; `columns` are all the columns of the row, handed to rewards by name.
+    """
+
+    id: str
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    answer: Any = None
+    domain: str = "default"
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError(f"prompt {self.id!r} needs exactly one of text and messages")
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"  # a stop token or a stop string; the token that stopped it is part of the response
+    LENGTH = "length"  # cut at max_response_tokens (or at the end of the context)
+
+
+class RewardStatus(StrEnum):
+    """How the scoring of a response ended. Only `OK` carries a score."""
+
+    PENDING = "pending"  # not scored yet
+    OK = "ok"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    MISSING = "missing"  # the reward said that it cannot judge this row (returned None)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a reward function may return instead of a bare float.
+
+    `parts` are named components for logging (they do not enter the sum again). `token_rewards`, when given, holds one
+    number per response token (dense reward) and `value` must be their sum.
+    """
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    token_rewards: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One prompt to be continued `len(sample_indices)` times.
+
+    `sample_indices` number the samples of this prompt in this step; together with seed, step, `prompt_id` and token
+    position they determine the sampling noise, so a refilled or re-asked sample takes fresh indices.
+    """
+
+    prompt_id: str
+    group_id: int
+    prompt_tokens: tuple[int, ...]
+    sample_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled response. Token ids and log-probabilities are exactly those of the sampler, never re-tokenised."""
+
+    prompt_id: str
+    group_id: int
+    sample_index: int
+    prompt_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]
+    rollout_logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+    response: str = ""
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    token_rewards: tuple[float, ...] | None = None
+    status: RewardStatus = RewardStatus.PENDING
+    status_detail: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able dictionary (one line of `rollouts/step-*.jsonl`)."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All responses to one prompt of one step, and the greedy one where the estimator asked for it."""
+
+    prompt: Prompt
+    group_id: int
+    rollouts: tuple[Rollout, ...]
+    greedy: Rollout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Candidate responses to one prompt, the best of them marked. A chosen/rejected pair is k = 2 with `best` = 0."""
+
+    prompt: Prompt
+    responses: tuple[str, ...]
+    best: int
+    margin: float | None = None
+
+
+class Reduction(StrEnum):
+    """How two readings of one metric become one."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A reading that knows how it merges with others of its name, so that no mean of means is ever taken.
+
+    For MEAN `value` is the *sum* and `weight` the count behind it; for the others `weight` is the number of readings.
+    `value` and `weight` may be 0-d tensors: they are turned into floats only when the step is logged.
+    """
+
+    reduction: Reduction
+    value: Any
+    weight: Any = 1.0
+
+    def merge(self, other: Metric) -> Metric:
+        if self.reduction is not other.reduction:
+            raise ValueError(f"cannot merge a {self.reduction} metric with a {other.reduction} metric")
+        if float(other.weight) == 0.0:
+            return self
+        if float(self.weight) == 0.0:
+            return other
+        weight = self.weight + other.weight
+        match self.reduction:
+            case Reduction.MEAN | Reduction.SUM:
+                value = self.value + other.value
+            case Reduction.MAX:
+                value = max(self.value, other.value)
+            case Reduction.MIN:
+                value = min(self.value, other.value)
+            case Reduction.LAST:
+                value = other.value
+        return Metric(self.reduction, value, weight)
+
+    def result(self) -> float | None:
+        """The number to log, or None when nothing was measured."""
+        if float(self.weight) == 0.0:
+            return None
+        if self.reduction is Reduction.MEAN:
+            return float(self.value) / float(self.weight)
+        return float(self.value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

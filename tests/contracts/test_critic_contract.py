@@ -1,0 +1,159 @@
+"""What every implementation of `roles.Critic` promises. Add yours to `IMPLEMENTATIONS`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.config.schema import LoraConfig
+from burnish.errors import CheckpointError, DivergenceError
+from burnish.models.batch import Batch
+from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.trainers.value_objective import ClippedValueObjective
+
+SETTINGS = OptimizerSettings(1e-2, 10)
+LOSS = ClippedValueObjective(clip=None, aggregation="token_mean", length=6)
+
+
+def _loaded():
+    tokenizer = character_tokenizer("0123456789,:", bos="S", eos="E", pad="P", unk="U")
+    model = tiny_llama(vocab_size=16, hidden_size=16, eos_token_id=1, pad_token_id=2)
+    return LoadedModel(model, tokenizer, (1,), 2, 128)
+
+
+def _separate(lora=None):
+    loaded = _loaded()
+    critic = SeparateCritic.copy_of(loaded, SETTINGS, tokens_per_microbatch=24)
+    return LocalPolicy(loaded, SETTINGS, tokens_per_microbatch=24, lora=lora), critic
+
+
+def _shared(lora=None):
+    policy = LocalPolicy(_loaded(), SETTINGS, tokens_per_microbatch=24, lora=lora)
+    return policy, SharedCritic(policy, SETTINGS, tokens_per_microbatch=24)
+
+
+IMPLEMENTATIONS = {
+    "separate": _separate,
+    "separate beside LoRA": lambda: _separate(LoraConfig(rank=2)),
+    "shared": _shared,
+    "shared with LoRA": lambda: _shared(LoraConfig(rank=2)),
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def pair(request):
+    """A policy and its critic."""
+    return IMPLEMENTATIONS[request.param]()
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 2, 4, 1])
+    return Batch(
+        prompt_tokens=torch.randint(3, 16, (4, 3), generator=generator),
+        prompt_lengths=torch.tensor([3, 1, 2, 3]),
+        response_tokens=torch.randint(3, 16, (4, 6), generator=generator),
+        response_lengths=lengths,
+        loss_mask=torch.arange(6) < lengths[:, None],
+        group_ids=torch.arange(4),
+        values=torch.zeros(4, 6),
+        returns=torch.randn(4, 6, generator=generator) + 1,
+    )
+
+
+def weights_of(policy):
+    return {name: value.detach().clone() for name, value in policy.model.named_parameters()}
+
+
+def error(critic, batch):
+    return float((critic.values(batch) - batch.returns)[batch.loss_mask].square().mean())
+
+
+def test_values_begin_at_zero_and_have_the_batch_shape(pair, batch):
+    _, critic = pair
+    values = critic.values(batch)
+    assert values.shape == (4, 6)
+    assert values.dtype is torch.float32
+    assert not values.requires_grad
+    assert not values.any()
+
+
+def test_an_update_learns_and_never_moves_the_policy(pair, batch):
+    policy, critic = pair
+    before, policy_before = error(critic, batch), weights_of(policy)
+    for _ in range(5):
+        metrics = critic.update(batch, LOSS)
+    assert {"critic/loss", "critic/grad_norm", "critic/learning_rate", "critic/clip_fraction"} <= metrics.keys()
+    assert error(critic, batch) < before
+    assert all(torch.equal(value, policy_before[name]) for name, value in weights_of(policy).items())
+
+
+def test_values_stay_zero_past_the_end_and_padding_is_not_read(pair, batch):
+    _, critic = pair
+    critic.update(batch, LOSS)
+    values = critic.values(batch)
+    assert values[batch.loss_mask].all()
+    assert not values[~batch.loss_mask].any()
+    spoilt = batch.replace(response_tokens=torch.where(batch.loss_mask, batch.response_tokens, 3))
+    assert torch.equal(critic.values(spoilt), values)
+
+
+def test_a_value_belongs_to_the_state_before_its_token(pair, batch):
+    """Changing response token t changes the values after it, never the one at it or before it."""
+    _, critic = pair
+    critic.update(batch, LOSS)
+    values = critic.values(batch)
+    for t in range(5):
+        tokens = batch.response_tokens.clone()
+        tokens[0, t] = 3 + (tokens[0, t] - 2) % 13
+        changed = critic.values(batch.replace(response_tokens=tokens))
+        torch.testing.assert_close(changed[0, : t + 1], values[0, : t + 1], atol=1e-6, rtol=0)
+        if t < 4:
+            assert (changed[0, t + 1 : 5] != values[0, t + 1 : 5]).all()
+
+
+def test_divergence_leaves_the_weights(pair, batch):
+    _, critic = pair
+    critic.update(batch, LOSS)
+    values = critic.values(batch)
+    with pytest.raises(DivergenceError, match="critic"):
+        critic.update(batch.replace(returns=batch.returns * float("inf")), LOSS)
+    assert torch.equal(critic.values(batch), values)
+
+
+def test_a_batch_without_trained_tokens_moves_nothing(pair, batch):
+    _, critic = pair
+    critic.update(batch, LOSS)
+    values = critic.values(batch)
+    metrics = critic.update(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)), LOSS)
+    assert metrics["critic/empty_updates"].result() == 1
+    assert torch.equal(critic.values(batch), values)
+
+
+def test_state_and_weights_make_a_twin(pair, batch, tmp_path, request):
+    policy, critic = pair
+    critic.update(batch, LOSS)
+    policy.save_weights(tmp_path / "policy")
+    critic.save_weights(tmp_path / "critic")
+    twin_policy, twin = IMPLEMENTATIONS[request.node.callspec.params["pair"]]()
+    twin_policy.load_weights(tmp_path / "policy")
+    twin.load_weights(tmp_path / "critic")
+    twin.load_training_state(critic.training_state())
+    assert torch.equal(twin.values(batch), critic.values(batch))
+    critic.update(batch, LOSS)
+    twin.update(batch, LOSS)
+    assert twin.version == critic.version == 2
+    assert torch.equal(twin.values(batch), critic.values(batch))
+
+
+def test_a_folder_without_a_head_is_refused(pair, batch, tmp_path):
+    _, critic = pair
+    critic.save_weights(tmp_path)
+    (tmp_path / "value_head.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no value head"):
+        critic.load_weights(tmp_path)

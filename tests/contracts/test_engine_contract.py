@@ -1,0 +1,115 @@
+"""What every RolloutEngine must keep. Add an engine to ENGINES to hold it to the same rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from burnish.errors import RolloutError
+from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.registry import build_engine
+from burnish.types import FinishReason, Rollout, RolloutRequest
+
+ENGINES = ["local"]
+EOS, CONTEXT = 1, 32
+REQUESTS = [
+    RolloutRequest("data/7", 4, (5, 9, 2), (0, 1, 2)),
+    RolloutRequest("data/1", 2, (8,), (3,)),
+    RolloutRequest("data/3", 9, (11, 12, 13, 14, 15, 16, 17), (0, 5)),
+]
+SAMPLING = Sampling(8, temperature=0.9)
+
+
+class Letters:
+    """The least that an engine may ask of a tokenizer."""
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        return "".join(chr(ord("a") + t) for t in tokens if not (skip_special_tokens and t <= EOS))
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> RolloutEngine:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
+    arguments: dict[str, Any] = {"eos_token_ids": [EOS], "pad_token_id": 0, "context_length": CONTEXT}
+    return build_engine(request.param, LlamaForCausalLM(config), tokenizer=Letters(), max_batch_rows=4, **arguments)
+
+
+def contents(rollouts: list[Rollout]) -> dict[tuple[str, int], tuple[int, ...]]:
+    return {(r.prompt_id, r.sample_index): r.response_tokens for r in rollouts}
+
+
+def test_one_rollout_per_request_and_index_in_their_order(engine: RolloutEngine) -> None:
+    rollouts = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
+    asked = [(r.prompt_id, r.group_id, i, r.prompt_tokens) for r in REQUESTS for i in r.sample_indices]
+    assert [(r.prompt_id, r.group_id, r.sample_index, r.prompt_tokens) for r in rollouts] == asked
+
+
+def test_tokens_logprobs_reason_and_text_agree(engine: RolloutEngine) -> None:
+    for rollout in engine.generate(REQUESTS, SAMPLING, seed=0, step=0):
+        tokens = rollout.response_tokens
+        assert 1 <= len(tokens) == len(rollout.rollout_logprobs) <= 8
+        assert all(math.isfinite(value) and value <= 0 for value in rollout.rollout_logprobs)
+        assert EOS not in tokens[:-1]
+        assert rollout.finish_reason is (FinishReason.STOP if tokens[-1] == EOS else FinishReason.LENGTH)
+        shown = [token for token in tokens if token != EOS]
+        assert rollout.response == Letters().decode(shown, skip_special_tokens=True)
+        assert rollout.reward is None
+
+
+def test_the_same_call_gives_the_same_rollouts(engine: RolloutEngine) -> None:
+    first = engine.generate(REQUESTS, SAMPLING, seed=2, step=3)
+    assert contents(engine.generate(REQUESTS, SAMPLING, seed=2, step=3)) == contents(first)
+    assert contents(engine.generate(REQUESTS, SAMPLING, seed=2, step=4)) != contents(first)
+    assert contents(engine.generate(REQUESTS, SAMPLING, seed=3, step=3)) != contents(first)
+
+
+def test_how_requests_are_batched_changes_nothing(engine: RolloutEngine) -> None:
+    together = contents(engine.generate(REQUESTS, SAMPLING, seed=2, step=3))
+    assert contents(engine.generate(REQUESTS[::-1], SAMPLING, seed=2, step=3)) == together
+    apart = [engine.generate([request], SAMPLING, seed=2, step=3) for request in REQUESTS]
+    assert contents([rollout for part in apart for rollout in part]) == together
+
+
+def test_greedy_ignores_the_noise(engine: RolloutEngine) -> None:
+    greedy = Sampling(8, greedy=True)
+    first = engine.generate(REQUESTS, greedy, seed=0, step=0)
+    assert contents(engine.generate(REQUESTS, greedy, seed=5, step=6)) == contents(first)
+    assert len({r.response_tokens for r in first if r.prompt_id == "data/7"}) == 1
+
+
+def test_rollouts_carry_the_version_of_the_last_sync(engine: RolloutEngine) -> None:
+    policy: Any = SimpleNamespace(version=17)
+    engine.sync(policy)
+    assert {r.policy_version for r in engine.generate(REQUESTS, SAMPLING, seed=0, step=0)} == {17}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda engine: engine.generate(REQUESTS, Sampling(0), seed=0, step=0),
+        lambda engine: engine.generate(REQUESTS, Sampling(4, temperature=-1.0), seed=0, step=0),
+        lambda engine: engine.generate([RolloutRequest("p", 0, (5,) * CONTEXT, (0,))], SAMPLING, seed=0, step=0),
+        lambda engine: engine.generate([RolloutRequest("p", 0, (), (0,))], SAMPLING, seed=0, step=0),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused(engine: RolloutEngine, ask: Callable[[RolloutEngine], Any]) -> None:
+    with pytest.raises(RolloutError):
+        ask(engine)

@@ -1,0 +1,157 @@
+"""What every reward keeps, built-in or user code, in whatever form: order, statuses, and the same scores however the
+responses were ordered, chunked or spread over workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import RewardConfig, ScoringConfig
+from burnish.rewards import BUILT_INS, ProcessRewardScorer
+from burnish.rewards.protocol import RewardScorer
+from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout
+
+FORMS = """
+import asyncio
+
+def function(response, answer):
+    return value(response, answer)
+
+async def asynchronous(response, answer):
+    await asyncio.sleep(0.001 * (len(response) % 3))
+    return value(response, answer)
+
+def batched(responses, answers):
+    return [value(response, answer) for response, answer in zip(responses, answers)]
+
+async def asynchronous_batched(responses, answers):
+    await asyncio.sleep(0)
+    return tuple(value(response, answer) for response, answer in zip(responses, answers))
+
+class Stateful:
+    def __init__(self, offset=0.0):
+        self.offset, self.calls = offset, 0
+    def __call__(self, response, answer):
+        self.calls += 1
+        return value(response, answer)
+
+class AsynchronousStateful(Stateful):
+    async def __call__(self, response, answer):
+        await asyncio.sleep(0)
+        return value(response, answer)
+
+def value(response, answer):
+    return len(response) + (response == answer)
+"""
+FORM_NAMES = ["function", "asynchronous", "batched", "asynchronous_batched", "Stateful", "AsynchronousStateful"]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "regex": {"pattern": r"\d"},
+    "length": {"target": 20},
+    "overlong": {"max_tokens": 30, "buffer_tokens": 20},
+}
+
+RESPONSES = [
+    "",
+    "7",
+    "The answer is 7.",
+    "#### 8",
+    "so \\boxed{\\frac{14}{2}}",
+    "<think>three and four</think><answer>7</answer>",
+    "word word word word word word",
+    "She was so happy. They loved it!",
+    "He was sad and cried.",
+    "ünïcode ☃ \u0000 \n\n end",
+    "x" * 500,
+]
+
+
+def _items() -> list[tuple[Prompt, Rollout]]:
+    items = []
+    for index, response in enumerate(RESPONSES * 3):
+        tokens = tuple(range(len(response) % 40))
+        prompt = Prompt(id=f"row-{index}", text="3+4?", answer="7", domain=f"domain-{index % 2}", columns={"level": 1})
+        noise = (0.0,) * len(tokens)
+        rollout = Rollout(prompt.id, index, 0, (1, 2), tokens, noise, FinishReason.STOP, 0, response)
+        items.append((prompt, rollout))
+    return items
+
+
+@pytest.fixture(params=[*BUILT_INS, *FORM_NAMES])
+def reward(request: pytest.FixtureRequest, tmp_path: Path) -> RewardConfig:
+    name = request.param
+    if name == "sentiment":
+        pytest.importorskip("vaderSentiment")
+    if name in BUILT_INS:
+        return RewardConfig(name=name, options=OPTIONS.get(name, {}), timeout_seconds=60)
+    path = tmp_path / "forms.py"
+    path.write_text(FORMS)
+    return RewardConfig(name=f"{path}:{name}", timeout_seconds=60)
+
+
+@pytest.fixture
+def scorer(reward: RewardConfig) -> Iterator[ProcessRewardScorer]:
+    with ProcessRewardScorer([reward], ScoringConfig(workers=1), columns=["level"]) as made:
+        yield made
+
+
+def test_contract(reward: RewardConfig, scorer: ProcessRewardScorer) -> None:
+    protocol: RewardScorer = scorer
+    items = _items()
+    scored = protocol.score(items)
+
+    # the same rollouts in the same order, every one scored, nothing else about them changed
+    assert [r.prompt_id for r in scored] == [prompt.id for prompt, _ in items]
+    assert all(r.status is RewardStatus.OK and r.reward is not None for r in scored)
+    assert all(r.response == rollout.response for r, (_, rollout) in zip(scored, items, strict=True))
+    (label,) = scorer.labels
+    assert all(dict(r.reward_parts)[label] == r.reward for r in scored)
+
+    # the same input gives the same score: again, in another order, and cut into single calls
+    scores = [r.reward for r in scored]
+    shuffled = list(range(len(items)))
+    random.Random(1).shuffle(shuffled)
+    again = protocol.score([items[index] for index in shuffled])
+    assert [r.reward for r in again] == [scores[index] for index in shuffled]
+    assert [protocol.score([item])[0].reward for item in items[: len(RESPONSES)]] == scores[: len(RESPONSES)]
+    assert len(set(scores)) > 1, "these responses must not all score alike, or the comparisons above show nothing"
+
+    metrics = protocol.metrics()
+    assert all(isinstance(metric, Metric) for metric in metrics.values())
+    assert metrics["reward/failed_fraction"].result() == 0.0
+    protocol.close()
+    protocol.close()
+
+
+@pytest.mark.parametrize("name", ["regex", *FORM_NAMES])
+def test_two_workers_give_the_scores_of_one(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "forms.py"
+    path.write_text(FORMS)
+    built_in = name in BUILT_INS
+    config = RewardConfig(
+        name=name if built_in else f"{path}:{name}", options=OPTIONS.get(name, {}), timeout_seconds=60
+    )
+    scores = []
+    for workers in (1, 2):
+        with ProcessRewardScorer([config], ScoringConfig(workers=workers)) as scorer:
+            scores.append([(r.reward, r.status, dict(r.reward_parts)) for r in scorer.score(_items())])
+    assert scores[0] == scores[1]
+
+
+def test_built_ins_keep_to_their_table() -> None:
+    """Every option in the table is one the reward takes, and the other way round; no score lies above the top score."""
+    import inspect
+
+    from burnish.rewards.loading import find_reward
+
+    for name, row in BUILT_INS.items():
+        assert set(inspect.signature(find_reward(name)).parameters) == set(row.options), name
+        if name == "sentiment":
+            pytest.importorskip("vaderSentiment")
+        config = RewardConfig(name=name, options=OPTIONS.get(name, {}), timeout_seconds=60)
+        with ProcessRewardScorer([config], ScoringConfig(workers=1)) as scorer:
+            assert max(r.reward or 0.0 for r in scorer.score(_items())) <= row.top_score, name

@@ -1,0 +1,149 @@
+"""Numbers worked out by hand or published: if one of these moves, the mathematics has changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from burnish.algorithms import kl, shaping
+from burnish.algorithms.advantages import dr_grpo, gae, grpo, rloo
+from burnish.algorithms.masking import masked_var, whiten
+from burnish.algorithms.policy_losses import ppo_clip, reinforce, sapo, sapo_gate
+
+REWARDS = torch.arange(1.2, 2.05, 0.1).reshape(3, 3)
+ALL = torch.ones(3, 3, dtype=torch.bool)
+
+
+def close(actual: Tensor, expected: object, atol: float = 5e-5) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), atol=atol, rtol=0)
+
+
+def test_whitening_with_the_biased_variance():
+    close(masked_var(REWARDS, ALL), 0.0666667, atol=1e-6)
+    close(
+        whiten(REWARDS, ALL, shift_mean=False),
+        [[0.0508, 0.4381, 0.8254], [1.2127, 1.6, 1.9873], [2.3746, 2.7619, 3.1492]],
+    )
+
+
+def test_whitening_with_the_unbiased_variance():
+    close(masked_var(REWARDS, ALL, unbiased=True), 0.075, atol=1e-6)
+    close(
+        whiten(REWARDS, ALL, shift_mean=False, unbiased=True),
+        [[0.1394, 0.5046, 0.8697], [1.2349, 1.6, 1.9651], [2.3303, 2.6954, 3.0606]],
+    )
+
+
+def test_gae():
+    rewards, values = torch.tensor([[-0.05, 0.02, 0.4]]), torch.tensor([[0.1, 0.2, 0.3]])
+    advantages, returns = gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), gamma=1.0, lam=0.95)
+    close(advantages, [[0.25425, 0.215, 0.1]], atol=1e-6)
+    close(returns, [[0.35425, 0.415, 0.4]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "size"),
+    [
+        (lambda r, g: grpo(r, g), 0.8660),
+        (lambda r, g: grpo(r, g, unbiased=False), 1.0),
+        (rloo, 0.6667),
+        (dr_grpo, 0.5),
+    ],
+    ids=["grpo", "grpo biased", "rloo", "dr_grpo"],
+)
+def test_one_group_of_four(estimate, size):
+    advantages = estimate(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, dtype=torch.long))
+    close(advantages, [size, -size, -size, size])
+
+
+def test_one_group_of_eight():
+    scores, ids = torch.tensor([1.0, 0, 0, 1, 1, 0, 0, 0]), torch.full((8,), 5)
+    high, low = 1.2073814, -0.7244289
+    close(grpo(scores, ids, eps=1e-4), [high, low, low, high, high, low, low, low], atol=1e-6)
+    high, low = 0.7142857, -0.4285714
+    close(rloo(scores, ids), [high, low, low, high, high, low, low, low], atol=1e-6)
+
+
+def test_rloo_of_four_samples_for_three_prompts():
+    scores_KP = torch.tensor([[1.0, 2, 3], [2, 3, 4], [5, 6, 7], [8, 9, 10]])
+    ids_KP = torch.arange(3).expand(4, 3)
+    advantages = rloo(scores_KP.flatten(), ids_KP.flatten()).reshape(4, 3)
+    close(advantages[0, 0], -4.0, atol=1e-6)
+    close(advantages[2, 1], 1.3333)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "gradient"),
+    [("k1", 0.5, 1.0), ("k2", 0.125, 0.5), ("k3", 0.10653, 0.39347), ("k3+", 0.10653, 0.5)],
+)
+def test_kl_estimators_at_half_a_nat(name, value, gradient):
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    estimate = kl.resolve_kl(name).function(logprobs, torch.tensor([-1.5]))
+    estimate.sum().backward()
+    close(estimate.detach(), [value])
+    close(logprobs.grad, [gradient])
+
+
+def test_kl_estimators_on_three_tokens():
+    d = torch.tensor([-0.3315, -0.0426, 0.6351])
+    zero = torch.zeros(3)
+    close(kl.k3(d, zero), [0.0615561, 0.0009204, 0.1649825], atol=1e-6)
+    close(kl.k2(d, zero), [0.0549461, 0.0009074, 0.2016760], atol=1e-6)
+
+
+def ppo_of(advantage: float, ratio: float, **numbers: float) -> Tensor:
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    old = torch.full((1, 1), -4.0)
+    return ppo_clip(old + torch.tensor(ratio).log(), old, torch.full((1, 1), advantage), mask, **numbers).per_token_BT
+
+
+def test_ppo_clip_and_dual_clip():
+    close(ppo_of(-1.0, 10.0), [[10.0]])
+    close(ppo_of(-1.0, 10.0, dual_clip=3.0), [[3.0]])
+
+
+def test_ppo_clip_higher():
+    close(ppo_of(1.0, 1.5), [[-1.2]])
+    close(ppo_of(1.0, 1.5, clip_high=0.28), [[-1.28]])
+
+
+@pytest.mark.parametrize("loss", [ppo_clip, reinforce])
+def test_ppo_gradient_at_ratio_one_is_the_reinforce_gradient(loss):
+    logits = torch.tensor([1.0, 2.0, 1.0, 1.0], requires_grad=True)
+    logprob = torch.log_softmax(logits, dim=0)[1].reshape(1, 1)
+    one = torch.ones(1, 1)
+    (-loss(logprob, logprob.detach(), one, one.bool()).per_token_BT.sum()).backward()
+    close(logits.grad, [-0.1749, 0.5246, -0.1749, -0.1749])
+
+
+def test_sapo_gate_at_ratio_one():
+    close(sapo_gate(torch.tensor(1.0), 1.0), 2.0)
+    logprobs = torch.full((1, 1), -2.0)
+    close(sapo(logprobs, logprobs, torch.ones(1, 1), torch.ones(1, 1).bool()).per_token_BT, [[-2.0]])
+
+
+def test_overlong_penalty():
+    penalty = shaping.overlong_penalty(torch.tensor([50, 90, 110]), max_response_tokens=100, buffer_tokens=20)
+    close(penalty, [0.0, -0.5, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("measured", "coef"), [(0.0, 0.148464), (6.0, 0.15), (6.6, 0.150768), (7.2, 0.151536), (50.0, 0.151536)]
+)
+def test_adaptive_kl_of_the_2019_recipe(measured, coef):
+    assert kl.AdaptiveKL(0.15, 6.0, 10_000).update(measured, 512) == pytest.approx(coef, abs=1e-12)
+
+
+def test_adaptive_kl_at_twice_the_target():
+    assert kl.AdaptiveKL(0.001, 0.1, 10_000).update(0.2, 1000) == pytest.approx(0.00102, abs=1e-12)
+
+
+def test_reward_normalisation():
+    scores = torch.tensor([1.0, 2.0, 3.0, 6.0])  # mean 3, biased variance 3.5
+    gain, bias = shaping.reward_normalisation(scores)
+    close(gain, 3.5**-0.5, atol=1e-6)
+    close(bias, -3.0 * 3.5**-0.5, atol=1e-6)
+    normal = gain * scores + bias
+    close(normal.mean(), 0.0, atol=1e-6)
+    close(normal.std(correction=0), 1.0, atol=1e-6)

@@ -1,0 +1,274 @@
+"""A policy of a few thousand parameters and a task it can learn something of, built in a second."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.checkpointing.run import dump_config
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.models.characters import character_tokenizer, tiny_llama
+
+SERVER = """
+import json, os, sys
+import burnish.trainers.run, burnish.trainers.sft, peft, datasets, transformers
+from burnish.cli import main
+from burnish.cli.app import build_app
+build_app()
+transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+for line in sys.stdin:
+    request = json.loads(line)
+    if "poll" in request:
+        done, status = os.waitpid(request["poll"], os.WNOHANG)
+        print(json.dumps(os.waitstatus_to_exitcode(status) if done else None), flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        exec(request["before"], {})
+        sys.exit(main(request["words"]))
+    print(pid, flush=True)
+"""
+
+REWARD = """
+def digits(response: str, answer: str) -> float:
+    return sum(a == b for a, b in zip(response, answer)) / 2
+"""
+
+
+class CommandServer:
+    """A process that has imported everything and loaded a model once, and forks one child a command."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self._folder = folder
+        self._started = 0
+        environment = {**os.environ, "COLUMNS": "200", "TOKENIZERS_PARALLELISM": "false"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(model)], stdin=pipe, stdout=pipe, text=True, env=environment
+        )
+
+    def start(self, *words: str, before: str = "") -> Command:
+        """`burnish WORDS` in a process of its own, which first runs the code `before`."""
+        self._started += 1
+        log = self._folder / f"{self._started:03d}.log"
+        return Command(self, int(self.ask({"words": words, "log": str(log), "before": before})), log)
+
+    def run(self, *words: str, before: str = "") -> Command:
+        """The same, finished."""
+        command = self.start(*words, before=before)
+        command.wait()
+        return command
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass
+class Command:
+    """One `burnish ...`; `code` is its exit status once it has ended (minus the signal that killed it)."""
+
+    server: CommandServer
+    pid: int
+    log: Path
+    code: int | None = None
+
+    @property
+    def output(self) -> str:
+        """What it has said so far, standard output and error together, as one line of words."""
+        return " ".join(self.log.read_text().split()) if self.log.exists() else ""
+
+    def ended(self) -> bool:
+        if self.code is None:
+            self.code = self.server.ask({"poll": self.pid})
+        return self.code is not None
+
+    def wait(self, seconds: float = 120.0) -> int:
+        self.wait_for(self.ended, seconds)
+        assert self.code is not None
+        return self.code
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 120.0) -> bool:
+        """True when the condition came true, False when the command ended before."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.ended():
+                return False
+            assert time.monotonic() < deadline, f"nothing after {seconds} s; said so far: {self.output}"
+            time.sleep(0.0005)
+        return True
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, if it still lives (an ended child keeps its number until it is polled)."""
+        if not self.ended():
+            self.send(signal.SIGKILL)
+            self.wait()
+
+
+CLOCKED = ("time/", "throughput/", "reward/worker_seconds/")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All that a run leaves behind and that must not depend on time, place or interruptions."""
+
+    metrics: list[dict[str, float]]
+    rollouts: dict[str, str]
+    """Every rollout file, as a hash."""
+    state: dict[str, str]
+    """Weights, optimizer, controllers and positions in the newest checkpoint, as hashes of their files."""
+
+    @staticmethod
+    def of(folder: Path) -> Trace:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        newest = max((folder / "checkpoints").glob("step-??????"))
+        kept = [*newest.rglob("*.safetensors"), newest / "training_state.json"]
+        return Trace(
+            [{name: value for name, value in row.items() if not name.startswith(CLOCKED)} for row in rows],
+            {path.name: _hash(path) for path in sorted(folder.glob("rollouts/*"))},
+            {str(path.relative_to(folder)): _hash(path) for path in sorted(kept)},
+        )
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="session")
+def trace() -> Callable[[Path], Trace]:
+    """Reads what a run left behind, to be compared with `==`."""
+    return Trace.of
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Callable[[RunConfig], str]:
+    """Writes a configuration down for the command line."""
+
+    def write(config: RunConfig) -> str:
+        path = tmp_path / "run.yaml"
+        path.write_text(dump_config(config))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random character-level Llama."""
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tokenizer = character_tokenizer("0123456789+=", eos="$", pad="_")
+    model = tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=64,
+        context_length=32,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        seed=1,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with train.jsonl, eval.jsonl and a reward that counts right digits."""
+    folder = tmp_path_factory.mktemp("tiny-task")
+    rows = [{"prompt": f"{a}+{b}=", "answer": f"{a + b:02d}"} for a in range(10) for b in range(10)]
+    for name, part in (("train", rows[:80]), ("eval", rows[80:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+@pytest.fixture
+def tiny_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., RlConfig]:
+    """An RL configuration on the tiny task; overrides as on the command line."""
+
+    def build(*overrides: str, **fields: Any) -> RlConfig:
+        data = {
+            "output": str(tmp_path / "run"),
+            "model": str(tiny_model),
+            "data": {"train": str(tiny_task / "train.jsonl"), "eval": str(tiny_task / "eval.jsonl")},
+            "rewards": [{"name": f"{tiny_task / 'reward.py'}:digits", "label": "digits"}],
+            "scoring": {"workers": 1},
+            "algorithm": "grpo",
+            "steps": 3,
+            "rollout": {
+                "prompts_per_step": 4,
+                "group_size": 4,
+                "max_prompt_tokens": 8,
+                "max_response_tokens": 4,
+            },
+            "optimization": {"learning_rate": 1e-3},
+            "evaluation": {"every_steps": None, "at_start": False},
+            "checkpoint": {"every_steps": None},
+            "logging": {"sinks": []},
+            **fields,
+        }
+        return load_run_data(data, list(overrides), "rl").rl
+
+    return build
+
+
+@pytest.fixture
+def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., SftConfig]:
+    """A supervised configuration on the same sums: about six optimizer steps a pass."""
+
+    def build(*overrides: str, **fields: Any) -> SftConfig:
+        for name in ("train", "eval"):
+            rows = [json.loads(line) for line in (tiny_task / f"{name}.jsonl").read_text().splitlines()]
+            pairs = [{"prompt": row["prompt"], "completion": row["answer"] + "$"} for row in rows]
+            (tmp_path / f"sft-{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        data = {
+            "output": str(tmp_path / "run"),
+            "model": str(tiny_model),
+            "data": {"train": str(tmp_path / "sft-train.jsonl"), "eval": str(tmp_path / "sft-eval.jsonl")},
+            "max_tokens": 16,
+            "optimization": {"learning_rate": 1e-2, "tokens_per_batch": 128, "epochs": 2},
+            "evaluation": {"every_steps": 4},
+            "checkpoint": {"every_steps": 2},
+            "logging": {"sinks": []},
+            **fields,
+        }
+        return load_run_data(data, list(overrides), "sft").sft
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def commands(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer]:
+    """Starts the command line in processes of its own, that can be killed."""
+    server = CommandServer(tmp_path_factory.mktemp("commands"), tiny_model)
+    yield server
+    server.close()

@@ -1,0 +1,127 @@
+"""A Llama with random weights learns to continue sequences from a dense reward alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from rich.console import Console
+
+from burnish.config.loading import load_run_file
+from burnish.config.schema import RlConfig
+from burnish.models.loading import load_model
+from burnish.observability.recorder import read_rollouts
+from burnish.trainers.run import train_rl
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "arithmetic_sequence"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"arithmetic_{name}", EXAMPLE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reward = load("reward")
+
+
+def tokens(text: str) -> list[int]:
+    return [reward.VOCABULARY.index(character) for character in text]
+
+
+@pytest.fixture(scope="module")
+def task(shared_dir: Path) -> Path:
+    folder = shared_dir / "data" / "arithmetic_sequence"
+    if not folder.is_dir():
+        pytest.skip(f"no arithmetic sequences at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_folder(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arithmetic-model")
+    load("prepare").build_model_folder(task / "model", folder)
+    return folder
+
+
+@pytest.fixture
+def config(task: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlConfig:
+    """The example's run file on the real data."""
+    monkeypatch.chdir(EXAMPLE.parents[1])  # the run file names the reward from the repository's root
+    given = [
+        f"model.path={model_folder}",
+        f"data.train={task / 'data' / 'train.parquet'}",
+        f"data.eval={task / 'data' / 'test.parquet'}",
+        f"output={tmp_path / 'run'}",
+        "logging.sinks=[]",
+    ]
+    return load_run_file(EXAMPLE / "run.yaml", given).rl
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """So small a model is slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"), [("8,3:9,4", "7,2,6,1E"), ("0,0:9,2", "0,0E"), ("9,1:9,1", "2E"), ("3,1:9,0", "E")]
+)
+def test_the_right_answer_earns_one(prompt: str, answer: str) -> None:
+    score = reward.prefix(prompt, tokens(answer))
+    assert score.value == pytest.approx(1.0)
+    assert score.token_rewards == pytest.approx([1 / len(answer)] * len(answer))
+    assert score.parts["solved"] == 1.0
+    assert score.parts["fraction_without_end"] == pytest.approx((len(answer) - 1) / len(answer))
+
+
+@pytest.mark.parametrize(
+    ("given", "right"), [("7,2,6,1", 7), ("7,2,5,1E", 4), ("E", 0), ("7E", 1), ("7,2,6,1,5E", 7), ("7SPU", 1)]
+)
+def test_nothing_is_earned_from_the_first_mistake_on(given: str, right: int) -> None:
+    """Of 8 tokens, `7,2,6,1E`."""
+    shares = reward.prefix("8,3:9,4", tokens(given))
+    counted = reward.prefix("8,3:9,4", tokens(given), per_token=0.1)
+    expected = [1.0] * right + [0.0] * (len(given) - right)
+    assert shares.token_rewards == pytest.approx([value / 8 for value in expected])
+    assert counted.token_rewards == pytest.approx([value / 10 for value in expected])
+    assert shares.value == pytest.approx(right / 8) == shares.parts["fraction"] == counted.parts["fraction"]
+    assert counted.value == pytest.approx(right / 10)
+    assert counted.parts["solved"] == 0.0
+
+
+def test_the_model_folder_reads_as_its_source_describes(config: RlConfig) -> None:
+    """Ids as the given embedding has them, the prompt closed by the separator, weights in float32."""
+    loaded = load_model(config.model)
+    text = loaded.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "8,3:9,4"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "8,3:9,4S"
+    assert loaded.tokenizer(text, add_special_tokens=False)["input_ids"] == tokens(text)
+    assert loaded.eos_token_ids == (1,)
+    assert loaded.pad_token_id == 2
+    assert sum(p.numel() for p in loaded.model.parameters()) == 795_776
+    assert loaded.model.dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_random_model_begins_to_learn_the_sequences(config: RlConfig, one_thread: None) -> None:
+    """The first 225 steps: 0.29 of the held-out answers right, where guessing the likeliest token earns 0.1."""
+    result = train_rl(config.model_copy(update={"steps": 225}), console=Console(quiet=True))
+    rows = {step: read_rollouts(result.folder / "rollouts" / f"eval-{step:06d}.jsonl") for step in (0, result.step)}
+    fractions = {
+        step: sum(row["reward_parts"]["prefix/fraction"] for row in given) / len(given) for step, given in rows.items()
+    }
+    assert fractions[0] < 0.05
+    assert fractions[result.step] >= 0.22, fractions

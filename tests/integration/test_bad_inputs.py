@@ -1,0 +1,307 @@
+"""Bad inputs, one a row: each ends with exit code 2 and one message that names the place, the value and the remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from burnish.cli import main
+
+BASE = """\
+output: run
+model: model
+data:
+  train: train.jsonl
+rewards: "reward.py:digits"
+scoring: {workers: 1}
+steps: 2
+rollout: {prompts_per_step: 2, group_size: 2, max_prompt_tokens: 8, max_response_tokens: 4}
+evaluation: {at_start: false}
+logging: {sinks: []}
+"""
+SFT = "output: run\nmodel: model\ndata: {train: train.jsonl}\nmax_tokens: 16\nlogging: {sinks: []}\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is wrong (`text` after the base file, `words` after the command, `files` beside it), what must be said."""
+
+    name: str
+    says: tuple[str, ...]
+    text: str = ""
+    words: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    base: str = BASE
+    command: tuple[str, ...] = ("rl", "run.yaml")
+
+
+def case(name: str, *says: str, text: str = "", words: str = "", **more: object) -> Case:
+    return Case(name, says, text=text, words=tuple(words.split()), **more)  # type: ignore[arg-type]
+
+
+def check(name: str, *says: str, **more: object) -> Case:
+    """A case for `burnish check`, which reads data and rewards but no model."""
+    return case(name, *says, command=("check", "run.yaml"), **more)
+
+
+CONFIG = [
+    case("misspelt key", "run.yaml:11", "optimization.learing_rate", "did you mean optimization.learning_rate?",
+         text="optimization: {learing_rate: 1e-3}"),
+    case("unknown top-level key", "run.yaml:11", "stepz is not a known key", "did you mean steps?", text="stepz: 3"),
+    case("misspelt section", "rollot", "did you mean rollout?", words="rollot.group_size=4"),
+    case("key of another system", "num_generations", "rollout.group_size", text="num_generations: 8"),
+    case("key in the wrong section", "learning_rate", "optimization.learning_rate", text="learning_rate: 1e-5"),
+    case("key inside a list entry", "rewards.0.wieght", "did you mean rewards.0.weight?", words="rewards.0.wieght=2"),
+    case("text for a number", "steps is 'many'", "whole number, at least 1", words="steps=many"),
+    case("too small", "steps is 0", "at least 1", words="steps=0"),
+    case("boolean for a number", "steps is True", "whole number", words="steps=true"),
+    case("number in quotes", "seed is '8'", "without quotes", text='seed: "8"'),
+    case("negative seed", "seed is -1", "at least 0", text="seed: -1"),
+    case("fraction for a count", "rollout.group_size is 2.5", "whole number", words="rollout.group_size=2.5"),
+    case("number with a unit", "'1e-5x'", "expected: number, above 0", words="optimization.learning_rate=1e-5x"),
+    case("learning rate of zero", "optimization.learning_rate is 0", "above 0", words="optimization.learning_rate=0"),
+    case("not a number", "optimization.eps is nan", "not a finite number", words="optimization.eps=.nan"),
+    case("infinite", "optimization.learning_rate is inf", "not a finite number",
+         words="optimization.learning_rate=.inf"),
+    case("fraction above one", "rollout.top_p is 1.5", "at most 1", words="rollout.top_p=1.5"),
+    case("empty value", "steps is empty (null)", "whole number", words="steps="),
+    case("number for text", "model.revision is 12", "in quotes", words="model.revision=12"),
+    case("word for a boolean", "data.shuffle is 'maybe'", "true or false", words="data.shuffle=maybe"),
+    case("number for a section", "rollout is 5", "a section with keys such as prompts_per_step", words="rollout=5"),
+    case("unknown choice", "algorithm.kl_in is 'rewards'", "did you mean 'reward'?", words="algorithm.kl_in=rewards"),
+    case("unknown number type", "model.dtype is 'float8'", "one of float32, bfloat16", words="model.dtype=float8"),
+    case("unknown aggregation", "algorithm.aggregation is 'token_means'", "did you mean 'token_mean'?",
+         words="algorithm.aggregation=token_means"),
+    case("unknown sink", "logging.sinks.0 is 'tensorbord'", "did you mean 'tensorboard'?",
+         words="logging.sinks=tensorbord"),
+    case("one beta", "optimization.betas", "list of 2", words="optimization.betas=[0.9]"),
+    case("weight of zero for a source", "data.train.0.weight is 0", "above 0", words="data.train.0.weight=0"),
+    case("rank of zero", "model.lora.rank is 0", "at least 1", words="model.lora.rank=0"),
+    case("unknown preset", "algorithm.preset 'gropo'", "did you mean 'grpo'?", words="algorithm=gropo"),
+    case("unknown estimator", "algorithm.estimator 'rlo'", "did you mean 'rloo'?", words="algorithm.estimator=rlo"),
+    case("unknown loss", "algorithm.loss 'ppo_clipp'", "did you mean 'ppo_clip'?", words="algorithm.loss=ppo_clipp"),
+    case("critic that nothing reads", "critic.kind is shared", "'grpo' has no critic", "algorithm.estimator: gae",
+         words="critic.kind=shared"),
+    case("unknown kind of critic", "critic.kind is 'seperate'", "did you mean 'separate'?",
+         words="algorithm=ppo critic.kind=seperate"),
+    case("start of a shared critic", "critic.init is 'a'", "the policy's own trunk", "critic.kind: separate",
+         words="algorithm=ppo critic.kind=shared critic.init=a"),
+    case("weight of a separate critic's loss", "critic.coef is 0.5", "a loss of its own", "critic.kind: shared",
+         words="algorithm=ppo critic.coef=0.5"),
+    case("critic that only warms up", "critic.warmup_steps is 2", "never be trained", "below steps",
+         words="algorithm=ppo critic.warmup_steps=2"),
+    case("bound on the KL of a single epoch", "algorithm.max_epoch_kl is 0.1", "only one epoch",
+         words="algorithm.max_epoch_kl=0.1"),
+    case("group of one", "rollout.group_size is 1", "'grpo' compares", "2 or more", words="rollout.group_size=1"),
+    case("group of one for rloo", "rollout.group_size is 1", "'rloo'", "2 or more",
+         words="algorithm=rloo rollout.group_size=1"),
+    case("refilling groups of one", "rollout.group_size is 1", "dynamic_sampling",
+         words="algorithm=reinforce_plus_plus rollout.group_size=1 algorithm.dynamic_sampling=true"),
+    case("more minibatches than responses", "optimization.minibatches is 9", "only 4 responses", "at most 4",
+         words="optimization.minibatches=9"),
+    case("warm-up longer than the run", "optimization.warmup_steps is 50", "makes 2 optimizer steps", "at most 2",
+         words="optimization.warmup_steps=50"),
+    case("KL weight without KL", "algorithm.kl_coef is 0.1", "kl_in is none", "set algorithm.kl_in",
+         words="algorithm=dr_grpo algorithm.kl_coef=0.1"),
+    case("KL without weight", "algorithm.kl_coef is 0", "kl_in is loss", "set kl_coef",
+         words="algorithm=dr_grpo algorithm.kl_in=loss"),
+    case("KL target without KL", "algorithm.kl_target is 6", "kl_in is none",
+         words="algorithm=dr_grpo algorithm.kl_target=6"),
+    case("gradient form of the KL in the reward", "algorithm.kl_estimator is k3+", "use k3",
+         words="algorithm=rloo algorithm.kl_estimator=k3+"),
+    case("horizon of no controller", "algorithm.kl_horizon is 99", "set kl_target", words="algorithm.kl_horizon=99"),
+    case("clip for a loss without one", "algorithm.clip_low is 0.3", "'reinforce' does not take it",
+         words="algorithm=rloo algorithm.clip_low=0.3"),
+    case("no clip for a loss that clips", "algorithm.clip_low is null", "'ppo_clip' clips",
+         words="algorithm.clip_low=null"),
+    case("default clip for a loss of another kind", "algorithm.clip_low is left at its default", "0.0003",
+         words="algorithm.loss=gspo"),
+    case("discount that nothing reads", "algorithm.gamma is 0.9", "'grpo' has no discount",
+         words="algorithm.gamma=0.9"),
+    case("bounds upside down", "algorithm.mismatch_low is 3", "mismatch_high 2", "low < high",
+         words="algorithm.mismatch_correction=token_mask algorithm.mismatch_low=3"),
+    case("bounds that nothing reads", "algorithm.mismatch_low is 0.1", "mismatch_correction",
+         words="algorithm.mismatch_low=0.1"),
+    case("top-k without correction", "rollout.top_k is 50", "mismatch_correction", words="rollout.top_k=50"),
+    case("top-p without correction", "rollout.top_p is 0.9", "mismatch_correction", words="rollout.top_p=0.9"),
+    case("min-p without correction", "rollout.min_p is 0.1", "mismatch_correction", words="rollout.min_p=0.1"),
+    case("staleness", "max_staleness is 2", "only 0", words="max_staleness=2"),
+    case("no rewards", "rewards is empty", "rewards: math", words="rewards=[]"),
+    case("no training data", "data.train is empty", "train.jsonl", words="data.train=[]"),
+    case("no model", "model is missing", "path/to/model", base="data: {train: a.jsonl}\nrewards: math\n"),
+    case("evaluation of nothing", "evaluation.every_steps is 5", "data.eval is empty", "set data.eval",
+         words="evaluation.every_steps=5"),
+    case("training data as held-out data", "data.eval.0.path 'train.jsonl'", "not be held out",
+         words="data.eval=train.jsonl"),
+    case("score of failures without the policy", "scoring.failure_score is 0", "on_failure is exclude",
+         words="scoring.failure_score=0"),
+    case("policy without the score of failures", "scoring.failure_score is not set", "on_failure is score",
+         words="scoring.on_failure=score"),
+    case("two rewards of one name", "rewards.1.label 'math'", "own label", words="rewards=[math,math]"),
+    case("all weights zero", "rewards.0.weight is 0", "give one a weight", words="rewards.0.weight=0"),
+    case("repeated key", "run.yaml:11", "steps: the key stands twice, first on line 7", "keep one", text="steps: 3"),
+    case("broken YAML", "run.yaml", "line 12", "not readable as YAML", "indentation", text="a: [1, 2\nb: 3"),
+    case("tab in YAML", "line 12", "not readable as YAML", "no tabs", text="algorithm:\n\tpreset: grpo"),
+    case("YAML that would run code", "line 11", "python/object/apply:os.system", "remove the tag",
+         text='seed: !!python/object/apply:os.system ["true"]'),
+    case("empty run file", "run.yaml is empty", "model", base=""),
+    case("run file that is a list", "not keys with values", "model", base="- a\n- b\n"),
+    case("missing run file", "nowhere.yaml does not exist", "check the path", command=("rl", "nowhere.yaml")),
+    case("folder as run file", "is a folder", ".yaml", command=("rl", ".")),
+    case("override without a value", "'steps' is not of the form key.path=value", words="steps"),
+    case("override outside of a list", "data.train.7.limit=3", "has 1 entries", words="data.train.7.limit=3"),
+    case("override that is no YAML", "rollout.stop=[a", "not readable", words="rollout.stop=[a"),
+]  # fmt: skip
+
+ROW = '{"prompt": "1+2=", "answer": "03"}\n'
+
+DATA = [
+    check("missing data file", "trian.jsonl", "no such file", "did you mean 'train.jsonl'?",
+          words="data.train=trian.jsonl"),
+    check("malformed line", "train.jsonl:2", "JSON", files={"train.jsonl": ROW + '{"prompt": "1+1=\n'}),
+    check("row that is no object", "train.jsonl:2", files={"train.jsonl": ROW + "[1, 2]\n"}),
+    check("empty data set", "train.jsonl", "is empty", files={"train.jsonl": ""}),
+    check("missing column", "anser", "answer", words="data.train.0.columns.answer=anser"),
+    check("no prompt column", "train.jsonl", "columns", files={"train.jsonl": '{"x": 1, "y": 2}\n'}),
+    check("prompt that is a number", "train.jsonl:2", "prompt",
+          files={"train.jsonl": ROW + '{"prompt": 5, "answer": 1}\n'}),
+    check("template with an unknown column", "qestion", words="data.train.0.prompt_template={qestion}"),
+    check("messages without a role", "train.jsonl:1", "role",
+          files={"train.jsonl": '{"messages": [{"content": "1+1="}], "answer": "2"}\n'}),
+    check("unknown kind of file", "train.xyz", words="data.train=train.xyz", files={"train.xyz": "x"}),
+    case("prompt longer than the context", "train.jsonl:1", "40 tokens", "context is 32",
+         words="rollout.max_prompt_tokens=64", files={"train.jsonl": json.dumps({"prompt": "1" * 40, "answer": "1"})}),
+    case("over-long prompt as an error", "train.jsonl:2", "max_prompt_tokens 8", "data.over_long",
+         words="data.over_long=error", files={"train.jsonl": ROW + json.dumps({"prompt": "1" * 12, "answer": "1"})}),
+    case("every prompt too long", "train.jsonl", "no row is left", words="rollout.max_prompt_tokens=2"),
+    case("tokenizer without chat template", "chat template", "model.chat_template",
+         files={"train.jsonl": '{"messages": [{"role": "user", "content": "1+1="}], "answer": "2"}\n'}),
+]  # fmt: skip
+
+MODEL = [
+    case("missing model folder", "'./modle' does not exist", "did you mean", words="model=./modle"),
+    case("model path that is a file", "is a file", "folder", words="model=./train.jsonl"),
+    case("folder without config.json", "no config.json", "model.path", words="model=./other",
+         files={"other/x.txt": ""}),
+    case("pickle weights", "pickle weights (pytorch_model.bin)", "convert it", words="model=./pickled",
+         files={"pickled/config.json": '{"model_type": "llama"}', "pickled/pytorch_model.bin": "x"}),
+    case("folder without weights", "no weights", "from_scratch", words="model=./bare",
+         files={"bare/config.json": '{"model_type": "llama"}'}),
+    case("unknown device", "model.device", "'gpu'", words="model.device=gpu"),
+    case("pad token that ends responses", "pad_token", "$", words="model.pad_token=$"),
+    case("unknown pad token", "pad_token", "PAD", words="model.pad_token=<PAD>"),
+    case("unknown engine", "rollout.engine", "loca", "local", words="rollout.engine=loca"),
+    case("unknown option of the loss", "'ppo_clip' has no option 'dual_klip'", "dual_clip",
+         words="algorithm.loss_options.dual_klip=3"),
+    case("unknown option of the estimator", "'grpo' has no option 'epsilon'", "eps",
+         words="algorithm.estimator_options.epsilon=3"),
+    case("loss from a missing module", "no_such_module", words="algorithm.loss=no_such_module:loss"),
+]  # fmt: skip
+
+
+def reward(body: str) -> dict[str, str]:
+    return {"reward.py": body}
+
+
+REWARD = [
+    check("unknown reward", "mathh", "did you mean", words="rewards=mathh"),
+    check("missing reward file", "nofile.py", words="rewards=nofile.py:score"),
+    check("missing function", "digit", "digits", words="rewards=reward.py:digit"),
+    check("reward with a syntax error", "reward.py", "line 1", files=reward("def digits(:\n")),
+    check("reward with an unknown parameter", "anwser", "answer",
+          files=reward("def digits(response, anwser): return 1.0")),
+    check("unknown option of a reward", "targte", "target", words="rewards=length rewards.0.options.targte=3"),
+    check("reward without parameters", "digits", files=reward("def digits(): return 1.0")),
+    case("reward that raises", "ZeroDivisionError", "digits", files=reward("def digits(response): return 1 / 0")),
+    case("reward that returns text", "digits", "'good'", files=reward("def digits(response): return 'good'")),
+    case("reward that returns NaN", "digits", "nan", files=reward("def digits(response): return float('nan')")),
+    case("reward of the wrong length", "digits", "returned", files=reward("def digits(responses): return [1.0]")),
+    case("reward that never ends", "digits", "0.3", words="rewards.0.timeout_seconds=0.3",
+         files=reward("def digits(response):\n    while True: pass\n")),
+    case("reward that kills its worker", "digits", files=reward("import os\ndef digits(response): os._exit(3)\n")),
+]  # fmt: skip
+
+COMMANDS = [
+    case("unknown command", "No such command 'rll'", "rl", command=("rll",)),
+    case("command without a file", "FILE", command=("rl",)),
+    case("unknown algorithm", "'ppoo'", "known:", command=("algorithms", "ppoo")),
+    case("report of no run", "nowhere", "does not exist", command=("report", "nowhere")),
+    case("report of an empty folder", "metrics.jsonl", command=("report", "empty"), files={"empty/x": ""}),
+    case("evaluation of a folder that is no run", "no run", "config.yaml", command=("eval", "empty"),
+         files={"empty/x": ""}),
+    case("evaluation without held-out data", "data.eval is empty", "held-out", command=("eval", "run.yaml")),
+    case("check without a file", "no run file is named", "--list", command=("check",)),
+    case("rl file for sft", "rewards is not a known key", command=("sft", "run.yaml")),
+    case("sft without data", "data.train is empty", base=SFT, words="data.train=[]", command=("sft", "run.yaml")),
+    case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base=SFT,
+         words="steps=3 optimization.warmup_steps=9", command=("sft", "run.yaml")),
+    case("sft with minibatches", "optimization.minibatches is 2", base=SFT,
+         words="optimization.minibatches=2", command=("sft", "run.yaml")),
+    case("output that is a file", "train.jsonl", words="output=train.jsonl"),
+]  # fmt: skip
+
+CASES = [*CONFIG, *DATA, *MODEL, *REWARD, *COMMANDS]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a model, data and a reward that would all work."""
+    (tmp_path / "model").symlink_to(tiny_model)
+    shutil.copy(tiny_task / "train.jsonl", tmp_path)
+    shutil.copy(tiny_task / "reward.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def refuse(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], str]:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(case: Case) -> str:
+        (folder / "run.yaml").write_text(case.base + case.text + "\n", encoding="utf-8")
+        for name, text in case.files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        code = main([*case.command, *case.words])
+        captured = capsys.readouterr()
+        assert code == 2, captured.out + captured.err
+        remedies = ("-> ", "Usage: ", "SyntaxError")  # the last: the user's own code, shown where it is wrong
+        assert any(word in captured.err for word in remedies), f"no remedy: {captured.err}"
+        return captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], str]) -> None:
+    message = refuse(case)
+    for part in case.says:
+        assert part in message, message
+
+
+def test_the_table_is_long_enough() -> None:
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names))
+    assert len(names) >= 60
+
+
+def test_debug_shows_the_traceback(folder: Path) -> None:
+    from burnish.errors import ConfigError
+
+    with pytest.raises(ConfigError):
+        main(["rl", "nowhere.yaml", "--debug"])
+
+
+def test_a_run_with_another_configuration_is_not_resumed(refuse: Callable[[Case], str], folder: Path) -> None:
+    (folder / "run.yaml").write_text(BASE, encoding="utf-8")
+    assert main(["rl", "run.yaml"]) == 0
+    message = refuse(case("changed", words="rollout.temperature=0.5"))
+    assert "rollout.temperature: 1.0 before, 0.5 now" in message
+    assert "--fresh" in message
+    assert main(["rl", "run.yaml", "rollout.temperature=0.5", "--fresh"]) == 0
+    assert (folder / "run.old-1" / "metrics.jsonl").is_file()

@@ -1,0 +1,292 @@
+"""Full disks, damaged files and losses that are not numbers: a clear error, and nothing that was good is lost."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.errors import BurnishError, CheckpointError, DataError, DivergenceError
+from burnish.trainers.interrupt import StopRequest
+from burnish.trainers.rl import run_loop
+from burnish.trainers.run import train_rl
+from burnish.trainers.setup import open_rl_run
+from burnish.trainers.sft import train_sft
+
+ReadTrace = Callable[[Path], Any]
+Build = Callable[..., RlConfig]
+
+EVERY_STEP = {"steps": 4, "checkpoint": {"every_steps": 1}, "optimization": {"learning_rate": 1e-2}}
+
+
+def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
+    """The folder of the run, and what it said."""
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
+    return result.folder, " ".join(said.getvalue().split())
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the undisturbed run and the one of 2 steps are kept, once the first test has made them."""
+    return tmp_path_factory.mktemp("prepared")
+
+
+@pytest.fixture
+def halfway(tiny_run: Build, trace: ReadTrace, prepared: Path, tmp_path: Path) -> tuple[Path, Callable[[], str], Any]:
+    """A run that has done 2 of 4 steps, what finishes it and returns what was said, and the undisturbed run's trace."""
+    if not (prepared / "half").exists():
+        train(tiny_run(f"output={prepared}/calm", **EVERY_STEP))
+        train(tiny_run(f"output={prepared}/half", "steps=2", **EVERY_STEP))
+    folder = tmp_path / "run"
+    shutil.copytree(prepared / "half", folder)
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-000001", "step-000002"]
+    return folder, lambda: train(tiny_run(f"output={folder}", **EVERY_STEP))[1], trace(prepared / "calm")
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("step-??????"))
+
+
+@pytest.mark.parametrize(
+    "file", ["policy/model.safetensors", "training_state.json", "training_state.safetensors", "manifest.json"]
+)
+def test_of_a_truncated_checkpoint_the_older_one_is_used(
+    halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, file: str
+) -> None:
+    folder, finish, expected = halfway
+    damaged = newest(folder) / file
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    said = finish()
+    assert "checkpoint not used:" in said
+    assert "step-000002" in said
+    assert "after step 1" in said
+    assert trace(folder) == expected
+
+
+def test_a_flipped_bit_and_an_empty_folder_are_noticed(
+    halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace
+) -> None:
+    folder, finish, expected = halfway
+    weights = newest(folder) / "policy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    (folder / "checkpoints" / "step-000003").mkdir()
+    said = finish()
+    assert "step-000003 has no manifest.json" in said
+    assert "another content than the one that was saved" in said
+    assert "after step 1" in said
+    assert trace(folder) == expected
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(halfway: tuple[Path, Callable[[], str], Any]) -> None:
+    folder, finish, _ = halfway
+    for checkpoint in (folder / "checkpoints").iterdir():
+        (checkpoint / "policy" / "model.safetensors").unlink()
+    metrics = (folder / "metrics.jsonl").read_text()
+    with pytest.raises(CheckpointError, match=r"none that is whole\n.*--fresh"):
+        finish()
+    assert (folder / "metrics.jsonl").read_text() == metrics
+    # Two are kept; a third where the disk refused after the newest was in place and before the oldest was removed.
+    assert len(list((folder / "checkpoints").iterdir())) in (2, 3)
+
+
+@pytest.mark.parametrize("left", ["no folder", "empty folder"])
+def test_without_any_checkpoint_the_run_starts_over(
+    halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, left: str
+) -> None:
+    folder, finish, expected = halfway
+    (folder / "checkpoints").rename(folder.parent / "elsewhere")
+    if left == "empty folder":
+        (folder / "checkpoints").mkdir()
+    assert "resuming" not in finish()
+    assert trace(folder) == expected
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 3, "rew', b"\x00\x00\x00\x00", b'{"step": 3}'])
+def test_a_torn_last_line_of_metrics_is_left_out(
+    halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, tail: bytes
+) -> None:
+    folder, finish, expected = halfway
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(tail)
+    finish()
+    assert trace(folder) == expected
+
+
+def test_a_foreign_line_in_metrics_is_named(halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace) -> None:
+    folder, finish, expected = halfway
+    path = folder / "metrics.jsonl"
+    good = path.read_text()
+    path.write_text(good + "what is this\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl:3 is not a row of metrics"):
+        finish()
+    path.write_text(good)
+    finish()
+    assert trace(folder) == expected
+
+
+def full_disk(patch: pytest.MonkeyPatch, after: int) -> None:
+    """The disk is full from the (after + 1)-th time on that data is forced to it."""
+    real, calls = os.fsync, [0]
+
+    def fsync(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] > after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    patch.setattr(os, "fsync", fsync)
+
+
+def check_full_disk(halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, after: int) -> bool:
+    """Whether the disk was full before the run was done."""
+    folder, finish, expected = halfway
+    refusal: BurnishError | None = None
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk(patch, after)
+        try:
+            finish()
+        except BurnishError as error:
+            refusal = error
+    if refusal is not None:
+        assert "No space left on device" in refusal.message
+        assert "free space on the disk" in str(refusal.remedy)
+    assert not list((folder / "checkpoints").glob("*.writing"))
+    # Two are kept; a third where the disk refused after the newest was in place and before the oldest was removed.
+    assert len(list((folder / "checkpoints").iterdir())) in (2, 3)
+    finish()
+    assert trace(folder) == expected
+    return refusal is not None
+
+
+@pytest.mark.parametrize("after", [0, 4, 14, 30])
+def test_on_a_full_disk_the_run_stops_and_can_be_finished_later(
+    halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, after: int
+) -> None:
+    assert check_full_disk(halfway, trace, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", range(70))
+def test_the_disk_may_be_full_at_any_write(
+    halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, after: int
+) -> None:
+    check_full_disk(halfway, trace, after)
+
+
+LIMIT = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes}, {bytes}))
+"""
+
+
+def test_a_file_that_the_system_refuses_to_write_ends_the_command_with_one_message(
+    commands: Any,
+    run_file: Callable[[RunConfig], str],
+    tiny_run: Build,
+    halfway: tuple[Path, Callable[[], str], Any],
+    trace: ReadTrace,
+) -> None:
+    """A real refusal in the middle of the weights file, by a limit on the size of files."""
+    folder, finish, expected = halfway
+    size = (newest(folder) / "policy" / "model.safetensors").stat().st_size
+    before = LIMIT.format(bytes=size // 2)
+    command = commands.run("rl", run_file(tiny_run(f"output={folder}", **EVERY_STEP)), before=before)
+    assert command.code == 2, command.output
+    assert "error: cannot write the checkpoint of step 3" in command.output
+    assert "older checkpoints are untouched" in command.output
+    assert "Traceback" not in command.output
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-000001", "step-000002"]
+    finish()
+    assert trace(folder) == expected
+
+
+def test_a_folder_that_cannot_be_made_is_named(tiny_run: Build, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(CheckpointError, match="file"):
+        train(tiny_run(f"output={tmp_path}/file/run"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_named(tiny_run: Build, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(CheckpointError, match="writable"):
+            train(tiny_run(f"output={tmp_path}/run"))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+NAN_LOSS = """
+import torch
+from burnish.algorithms.policy_losses.result import PolicyLoss
+
+CALLS = [0]
+BROKEN_FROM = 2
+
+def broken(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
+    CALLS[0] += 1
+    per_token = -advantages_BT * logprobs_BT
+    return PolicyLoss(per_token * (float("nan") if CALLS[0] > BROKEN_FROM else 1.0), {})
+"""
+
+
+@pytest.fixture
+def broken_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Module with a loss that is not a number from its third call on."""
+    (tmp_path / "nan_losses.py").write_text(NAN_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("nan_losses")
+    module.CALLS[0] = 0
+    yield module
+    del sys.modules["nan_losses"]
+
+
+def test_a_loss_that_is_no_number_stops_before_the_step_and_keeps_its_batch(
+    tiny_run: Build, broken_loss: Any, trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run(algorithm={"preset": "dr_grpo", "loss": "nan_losses:broken", "clip_low": None, "clip_high": None})
+    with open_rl_run(config, Console(quiet=True)) as run:
+        model = run.policy.model  # type: ignore[attr-defined]
+        seen: dict[int, list[torch.Tensor]] = {}
+
+        def keep(step: int, row: dict[str, float]) -> None:
+            seen[step] = [p.detach().clone() for p in model.parameters()]
+
+        monkeypatch.setattr(run.journal.display, "update", keep)
+        with pytest.raises(DivergenceError) as stopped:
+            run_loop(run, StopRequest())
+        assert list(seen) == [1, 2]
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), seen[2], strict=True))
+    kept = tmp_path / "run" / "diverged" / "step-000003.safetensors"
+    assert "loss is nan" in str(stopped.value)
+    assert "weights have not been changed" in str(stopped.value)
+    assert str(kept) in str(stopped.value)
+    batch, told = load_file(kept), json.loads(kept.with_suffix(".json").read_text())
+    assert batch["response_tokens"].shape[0] == len(told["rows"]) == 16
+    assert {"prompt_tokens", "loss_mask", "advantages", "rollout_logprobs"} <= batch.keys()
+    assert told["step"] == 3
+    assert "loss is nan" in told["message"]
+    recorded = [json.loads(line) for line in (tmp_path / "run/rollouts/step-000003.jsonl").read_text().splitlines()]
+    assert sorted(r["response_tokens"] for r in recorded) == sorted(r["response_tokens"] for r in told["rows"])
+    broken_loss.CALLS[0], broken_loss.BROKEN_FROM = 0, 1000
+    folder, _ = train(config)
+    assert [row["step"] for row in trace(folder).metrics] == [1, 2, 3]

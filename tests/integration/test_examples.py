@@ -1,0 +1,192 @@
+"""The lessons under examples/ run as they stand; only sizes, data folders and the big model are swapped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from burnish.cli import main
+from burnish.config.loading import load_run_file
+from burnish.models.characters import tiny_llama
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CUSTOM = "examples/custom_reward/run.yaml"
+GSM8K = "examples/gsm8k_grpo/run.yaml"
+
+
+@pytest.fixture(autouse=True)
+def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{Path(path).stem}", REPOSITORY / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "rollouts" / "step-000001.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def custom_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs the lesson's script; the overrides that point its run file there."""
+    folder = tmp_path / "task"
+    monkeypatch.setattr(sys, "argv", ["prepare.py", str(folder)])
+    load("examples/custom_reward/prepare.py").main()
+    return [
+        f"model.path={folder / 'model'}",
+        f"data.train.0.path={folder / 'train.jsonl'}",
+        f"data.eval.0.path={folder / 'heldout.jsonl'}",
+        f"output={tmp_path / 'run'}",
+    ]
+
+
+def test_custom_reward_gold_answers(custom_task: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", CUSTOM, *custom_task]) == 0
+    said = capsys.readouterr().out
+    assert "52 of 52 gold answers" in said
+    assert "12 of 12 gold answers" in said
+
+
+def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
+    words = ["steps=2", "rollout.prompts_per_step=8", "evaluation.max_prompts=4"]
+    assert main(["rl", CUSTOM, *custom_task, *words]) == 0
+    weights = {r.name.partition(":")[2]: r.weight for r in load_run_file(CUSTOM).rl.rewards}
+    assert set(weights) == {"solved", "overlap", "judged", "Brief", "prefix", "details"}
+    for line in recorded(tmp_path / "run"):
+        parts = line["reward_parts"]
+        assert line["status"] == "ok"
+        assert line["reward"] == pytest.approx(sum(weight * parts[name] for name, weight in weights.items()))
+        assert len(line["token_rewards"]) == len(line["response_tokens"])  # the dense one made the sum dense
+        assert sum(line["token_rewards"]) == pytest.approx(line["reward"])
+        assert parts["Brief"] == pytest.approx(-0.1 * max(0, len(line["response_tokens"]) - 3))
+    last = rows(tmp_path / "run")[-1]
+    assert {f"reward/part/{name}" for name in weights} | {"reward/part/details/length"} <= last.keys()
+
+
+@pytest.mark.slow
+def test_custom_reward_learns(custom_task: list[str], tmp_path: Path) -> None:
+    assert main(["rl", CUSTOM, *custom_task]) == 0
+    measured = rows(tmp_path / "run")
+    assert measured[-1]["eval/reward_mean"] > measured[0]["eval/reward_mean"] + 0.8
+    assert measured[-1]["reward/mean"] > measured[1]["reward/mean"] + 0.8
+
+
+def test_custom_reward_functions() -> None:
+    reward = load("examples/custom_reward/reward.py")
+    assert reward.solved("ad", "ad") == 1.0
+    assert reward.overlap(["da", "d", "add", ""], ["ad"] * 4) == pytest.approx([1.0, 0.5, 2 / 3, 0.0])
+    assert reward.Brief(longest=3, cost=0.5)(num_tokens=5) == -1.0
+    assert reward.prefix("da>", "ad", 3).token_rewards == (0.5, 0.5, 0.0)
+    assert reward.prefix("da>", "aa", 3).token_rewards == (0.5, 0.0, 0.0)
+    assert reward.prefix("da>", "", 2).value == 0.0
+    assert reward.details("da", "ad", truncated=True).parts == {"length": 1.0, "letters": 1.0, "ended": 0.0}
+
+
+@pytest.fixture
+def gsm8k(shared_dir: Path) -> list[str]:
+    folder = shared_dir / "data" / "gsm8k"
+    if not folder.is_dir():
+        pytest.skip(f"no GSM8K at {folder}")
+    return [f"data.train.0.path={folder / 'train.jsonl'}", f"data.eval.0.path={folder / 'test.jsonl'}"]
+
+
+@pytest.fixture
+def small_chat_model(shared_dir: Path, tmp_path: Path) -> Path:
+    """A tiny random Llama with a real tokenizer that has a chat template."""
+    tokenizer_folder = shared_dir / "models" / "minimind_tokenizer"
+    if not tokenizer_folder.is_dir():
+        pytest.skip(f"no tokenizer at {tokenizer_folder}")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    model = tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        context_length=1024,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    folder = tmp_path / "small-chat-model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_gsm8k_check(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", GSM8K, *gsm8k, "data.train.0.limit=200", "data.eval.0.limit=50"]) == 0
+    said = capsys.readouterr().out
+    assert "200 of 200 gold answers reach the top score 1" in said
+    assert "50 of 50 gold answers reach the top score 1" in said
+
+
+@pytest.mark.slow
+def test_gsm8k_check_of_every_row(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", GSM8K, *gsm8k]) == 0
+    said = capsys.readouterr().out
+    assert "7,473 of 7,473 gold answers reach the top score 1" in said
+    assert "1,319 of 1,319 gold answers reach the top score 1" in said
+
+
+def test_gsm8k_plan_says_what_the_page_says(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", GSM8K, *gsm8k]) == 0
+    said = capsys.readouterr().out
+    page = (REPOSITORY / "examples/gsm8k_grpo/README.md").read_text()
+    for number in ("262,144", "102,400", "1.71"):
+        assert number in said
+        assert number in page
+    assert "Qwen/Qwen2.5-0.5B-Instruct" in said
+
+
+def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, tmp_path: Path) -> None:
+    words = [
+        f"model.path={small_chat_model}",
+        "model.dtype=float32",
+        "steps=2",
+        "optimization.warmup_steps=0",
+        "rollout.prompts_per_step=2",
+        "rollout.max_response_tokens=8",
+        "evaluation.max_prompts=2",
+        "data.train.0.limit=50",
+        "data.eval.0.limit=20",
+        "logging.sinks=[]",
+        f"output={tmp_path / 'run'}",
+    ]
+    assert main(["rl", GSM8K, *gsm8k, *words]) == 0
+    measured = rows(tmp_path / "run")
+    assert [row["step"] for row in measured] == [0, 1, 2]
+    assert "eval/accuracy" in measured[0]
+    assert measured[1]["kl/reference"] == pytest.approx(0.0, abs=1e-5)
+    lines = recorded(tmp_path / "run")
+    assert len(lines) == 2 * 8
+    assert {line["status"] for line in lines} == {"ok"}
+
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small_chat_model)
+    for line in lines:
+        asked = tokenizer.decode(line["prompt_tokens"])
+        assert asked.startswith("<|im_start|>user\n")
+        assert "put the final answer in \\boxed{}.<|im_end|>" in asked
+        assert asked.rstrip().endswith("</think>")  # this template opens the answer with an empty thought
+        assert "####" in line["answer"]
+    assert (tmp_path / "run" / "checkpoints" / "step-000002" / "policy" / "model.safetensors").is_file()

@@ -1,0 +1,176 @@
+"""Ctrl-C: the first finishes the step and saves, the second stops at once; neither loses or leaves anything."""
+
+from __future__ import annotations
+
+import io
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.trainers.run import train_rl
+from burnish.trainers.sft import train_sft
+
+ReadTrace = Callable[[Path], Any]
+WriteRunFile = Callable[[RunConfig], str]
+
+SLOW_REWARD = """
+import time
+def digits(response: str, answer: str) -> float:
+    time.sleep(0.01)
+    return sum(a == b for a, b in zip(response, answer)) / 2
+"""
+
+NOTE_WORKERS = """
+import burnish.rewards.process as process
+real = process.WorkerProcess.__init__
+def init(self, specs):
+    real(self, specs)
+    with open({path!r}, "a") as file:
+        file.write(str(self.pid) + "\\n")
+process.WorkerProcess.__init__ = init
+"""
+"""Writes the process id of every reward worker to a file."""
+
+
+def lines(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (one that has ended and was not yet asked for its status does not)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+@pytest.fixture
+def slow_run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> RlConfig:
+    """Five steps of about 0.2 seconds."""
+    (tmp_path / "slow.py").write_text(SLOW_REWARD)
+    return tiny_run(
+        steps=5,
+        rewards=[{"name": f"{tmp_path}/slow.py:digits", "label": "digits"}],
+        evaluation={"every_steps": 2, "max_prompts": 5},
+        optimization={"learning_rate": 1e-2},
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_the_first_signal_finishes_the_step_and_saves(
+    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path, number: signal.Signals
+) -> None:
+    words, run = ("rl", run_file(slow_run)), tmp_path / "stopped"
+    calm = commands.run(*words, f"output={tmp_path}/calm")
+    assert calm.code == 0, calm.output
+    command = commands.start(*words, f"output={run}")
+    assert command.wait_for(lambda: lines(run) >= 2)
+    command.send(number)
+    assert command.wait() == 0, command.output
+    assert "stopping after this step, then saving (once more to stop now)" in command.output
+    assert "stopped at step" in command.output
+    assert "run the same command again" in command.output
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert lines(run) == 1 + int(checkpoint.name.removeprefix("step-")) < 6
+    resumed = commands.run(*words, f"output={run}")
+    assert "resuming" in resumed.output
+    assert "finished at step 5" in resumed.output
+    assert trace(run) == trace(tmp_path / "calm")
+
+
+def test_supervised_fine_tuning_stops_and_goes_on_as_well(
+    commands: Any, run_file: WriteRunFile, tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path
+) -> None:
+    words, run = ("sft", run_file(tiny_sft())), tmp_path / "stopped"
+    assert commands.run(*words, f"output={tmp_path}/calm").code == 0
+    command = commands.start(*words, f"output={run}")
+    assert command.wait_for(lambda: lines(run) >= 2)
+    command.send(signal.SIGINT)
+    assert command.wait() == 0, command.output
+    assert "stopped at step" in command.output
+    assert "finished" in commands.run(*words, f"output={run}").output
+    assert trace(run) == trace(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_stopped_before_the_first_step_it_goes_on(
+    tiny_run: Callable[..., RlConfig], tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, kind: str
+) -> None:
+    """Asked to stop while everything is still being loaded: a checkpoint of step 0, and the same run after it."""
+
+    def train(name: str, stop_at_once: bool) -> tuple[Path, str]:
+        said = io.StringIO()
+
+        class Hasty(Console):
+            """Asks to stop as soon as anything is said."""
+
+            def print(self, *what: Any, **how: Any) -> None:
+                super().print(*what, **how)
+                if stop_at_once and "stopping" not in said.getvalue():
+                    signal.raise_signal(signal.SIGINT)
+
+        console = Hasty(file=said, width=200)
+        if kind == "sft":
+            result = train_sft(tiny_sft(f"output={tmp_path}/{name}"), console=console)
+        else:
+            config = tiny_run(f"output={tmp_path}/{name}", evaluation={"every_steps": 2, "max_prompts": 5})
+            result = train_rl(config, console=console)
+        assert result.weights.is_dir()
+        return result.folder, said.getvalue()
+
+    calm, _ = train("calm", False)
+    stopped, said = train("run", True)
+    assert "stopping" in said
+    assert lines(stopped) == 1  # the evaluation at the start
+    resumed, said = train("run", False)
+    assert "after step 0" in said
+    assert trace(resumed) == trace(calm)
+
+
+def test_the_second_signal_stops_at_once_and_leaves_no_process(
+    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path
+) -> None:
+    """The reward sleeps for a minute: nothing but the second signal ends this step."""
+    words = ("rl", run_file(slow_run), "checkpoint.every_steps=1")
+    assert commands.run(*words, f"output={tmp_path}/calm").code == 0
+    run, pids = tmp_path / "run", tmp_path / "pids"
+    assert commands.run(*words, f"output={run}", "steps=2").code == 0
+    reward = (tmp_path / "slow.py").read_text()
+    asleep = f"open({str(tmp_path / 'asleep')!r}, 'w').close(); time.sleep(60)"
+    (tmp_path / "slow.py").write_text(reward.replace("time.sleep(0.01)", asleep))
+    command = commands.start(*words, f"output={run}", before=NOTE_WORKERS.format(path=str(pids)))
+    assert command.wait_for((tmp_path / "asleep").exists)
+    command.send(signal.SIGINT)
+    assert command.wait_for(lambda: "stopping after this step" in command.output)
+    command.send(signal.SIGINT)
+    assert command.wait(seconds=30) == 130
+    assert "stopped; the same command goes on from the newest checkpoint" in command.output
+    assert "Traceback" not in command.output
+    workers = [int(line) for line in pids.read_text().split()]
+    assert workers
+    assert not any(alive(pid) for pid in workers)
+    (tmp_path / "slow.py").write_text(reward)
+    assert "finished at step 5" in commands.run(*words, f"output={run}").output
+    assert trace(run) == trace(tmp_path / "calm")
+
+
+def test_a_killed_run_leaves_no_worker_behind(
+    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, tmp_path: Path
+) -> None:
+    run, pids = tmp_path / "run", tmp_path / "pids"
+    command = commands.start("rl", run_file(slow_run), f"output={run}", before=NOTE_WORKERS.format(path=str(pids)))
+    assert command.wait_for(lambda: lines(run) >= 1)
+    command.kill()
+    (worker,) = [int(line) for line in pids.read_text().split()]
+    deadline = time.monotonic() + 30
+    while alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(worker)

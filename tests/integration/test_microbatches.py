@@ -1,0 +1,285 @@
+"""How a minibatch is cut, padded and ordered changes no gradient: real rollouts, real policy, whole update path."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from burnish.algorithms.aggregation import AGGREGATIONS
+from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.config.loading import load_run_data
+from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
+from burnish.models.batch import Batch
+from burnish.models.microbatches import microbatches_by_tokens
+from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Denominators, Objective, ObjectiveValue, TokenScores
+from burnish.observability.metrics import MetricStore
+from burnish.trainers.batching import build_batch, build_outcome, scored
+from burnish.trainers.collection import Collected
+from burnish.trainers.credit import assign_advantages
+from burnish.trainers.rl import RlRun, update
+from burnish.trainers.run import train_rl
+from burnish.trainers.setup import build_kl, build_objective, open_rl_run, resolve_algorithm
+from burnish.trainers.sft import train_sft
+from burnish.trainers.stopwatch import Stopwatch
+from burnish.types import Rollout, RolloutGroup
+
+CUTS = (1, 2, 7)
+WHOLE = 1_000_000
+TOLERANCE = 1e-6
+"""Of the largest component of the gradient."""
+
+
+@pytest.fixture(scope="module")
+def sampled(
+    tiny_model: Path, tiny_task: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RlRun, Collected]]:
+    """A run with a reference and the rollouts of one step: 16 responses of several lengths."""
+    config = load_run_data(
+        {
+            "output": str(tmp_path_factory.mktemp("cuts") / "run"),
+            "model": str(tiny_model),
+            "data": {"train": str(tiny_task / "train.jsonl")},
+            "rewards": [{"name": f"{tiny_task}/reward.py:digits", "label": "digits"}],
+            "scoring": {"workers": 1},
+            "algorithm": "grpo",
+            "rollout": {"prompts_per_step": 2, "group_size": 8, "max_prompt_tokens": 8, "max_response_tokens": 16},
+            "evaluation": {"at_start": False, "every_steps": None},
+            "logging": {"sinks": [], "record_rollouts": False},
+        },
+        [],
+        "rl",
+    ).rl
+    with ExitStack() as stack:
+        run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
+        yield run, run.collector.collect(1, 0, Stopwatch())
+
+
+class GradientCatcher:
+    """Stands in for the optimizer: keeps the gradient of the step and moves no weight."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self.caught: list[Tensor] = []
+
+    def clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def grad_norm(self) -> Tensor:
+        return torch.stack([p.grad.norm() for p in self._parameters if p.grad is not None]).norm()
+
+    def step(self, step: int, grad_norm: Tensor) -> float:
+        self.caught = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self._parameters]
+        self.clear()
+        return 0.0
+
+
+@dataclasses.dataclass
+class Counted:
+    """An objective that counts the micro-batches it is asked about."""
+
+    inner: Objective
+    calls: int = 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.inner.needs_entropy
+
+    def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        self.calls += 1
+        return self.inner(scores, batch, denominators)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one optimizer step came to."""
+
+    gradient: Tensor
+    metrics: dict[str, float]
+    microbatches: int
+
+
+def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
+    config: RlConfig = run.config.model_copy(update={"algorithm": algorithm})
+    estimator, loss, numbers = resolve_algorithm(algorithm)
+    return dataclasses.replace(
+        run,
+        config=config,
+        estimator=estimator,
+        objective=lambda coef: build_objective(config, loss, numbers, coef),
+        select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
+        kl=build_kl(algorithm),
+    )
+
+
+def ready_batch(run: RlRun, collected: Collected) -> Batch:
+    """The step's batch with advantages, and old and reference log-probabilities somewhat off the current ones."""
+    rows = divisible(scored(collected.groups))
+    batch = build_batch([r for _, r in rows], pad_token_id=run.pad_token_id, mask_truncated=False)
+    logprobs = run.policy.logprobs(batch).logprobs_BT
+    noise = torch.randn(2, *logprobs.shape, generator=torch.Generator().manual_seed(3))
+    batch = batch.replace(old_logprobs=logprobs + 0.2 * noise[0], ref_logprobs=logprobs + 0.3 * noise[1])
+    outcome = build_outcome(rows, run.reward_weights)
+    settings = run.config.algorithm
+    return assign_advantages(batch, outcome, algorithm=settings, estimator=run.estimator, kl_coef=run.kl.coef)[0]
+
+
+def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
+    """The real update path with a micro-batch budget; only the optimizer at its end is replaced."""
+    policy = run.policy
+    assert isinstance(policy, LocalPolicy)
+    catcher, counted = GradientCatcher(policy.model), Counted(run.objective(run.kl.coef))
+    metrics = MetricStore()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "_optimizer", catcher)
+        patch.setattr(policy, "_tokens_per_microbatch", budget)
+        update(dataclasses.replace(run, objective=lambda coef: counted), batch, 1, metrics)
+    return Step(torch.cat([g.flatten() for g in catcher.caught]), metrics.row(), counted.calls)
+
+
+def budgets(lengths: list[int]) -> dict[int, int]:
+    """Number of micro-batches to a token budget that cuts rows of these lengths into so many."""
+    return {
+        len(microbatches_by_tokens(lengths, budget)): budget for budget in range(1, len(lengths) * max(lengths) + 1)
+    }
+
+
+def budget_for(batch: Batch, count: int) -> int:
+    return budgets(batch.sequence_lengths())[count]
+
+
+def divisible(rows: list[tuple[RolloutGroup, Rollout]]) -> list[tuple[RolloutGroup, Rollout]]:
+    """As many of the rows, in an order that mixes the groups, as can be cut into 1, 2 and 7 micro-batches."""
+    rows = rows[::2] + rows[1::2]
+    lengths = [len(r.prompt_tokens) + len(r.response_tokens) for _, r in rows]
+    return rows[: next(n for n in range(len(rows), 0, -1) if set(CUTS) <= budgets(lengths[:n]).keys())]
+
+
+def assert_same(step: Step, other: Step) -> None:
+    assert bool(step.gradient.isfinite().all())
+    largest = float(step.gradient.abs().max())
+    assert largest > 0
+    assert float((step.gradient - other.gradient).abs().max()) <= TOLERANCE * largest
+    assert step.metrics.keys() == other.metrics.keys()
+    for name, value in step.metrics.items():
+        assert math.isclose(value, other.metrics[name], rel_tol=1e-5, abs_tol=1e-6), name
+
+
+def algorithms(loss: str) -> Iterator[AlgorithmConfig]:
+    """Every aggregation, with and without the KL in the loss and the entropy bonus."""
+    for aggregation, (kl_coef, entropy_coef) in product(AGGREGATIONS, ((0.0, 0.0), (0.3, 0.1))):
+        yield AlgorithmConfig(
+            loss=loss,
+            aggregation=aggregation,
+            kl_in="loss" if kl_coef else "none",
+            kl_coef=kl_coef,
+            entropy_coef=entropy_coef,
+        )
+
+
+@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
+def test_gradients_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], loss: str) -> None:
+    for algorithm in algorithms(loss):
+        run = with_algorithm(sampled[0], algorithm)
+        batch = ready_batch(run, sampled[1])
+        steps = [one_step(run, batch, budget_for(batch, count)) for count in CUTS]
+        assert tuple(step.microbatches for step in steps) == CUTS
+        for step, other in pairwise(steps):
+            assert_same(step, other)
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], correction: str) -> None:
+    algorithm = AlgorithmConfig(mismatch_correction=correction, mismatch_low=0.8, mismatch_high=1.2)  # type: ignore[arg-type]
+    run = with_algorithm(sampled[0], algorithm)
+    batch = ready_batch(run, sampled[1])
+    whole = one_step(run, batch, WHOLE)
+    assert_same(whole, one_step(run, batch, budget_for(batch, 7)))
+    uncorrected = one_step(with_algorithm(run, AlgorithmConfig()), batch, WHOLE)
+    assert not torch.equal(whole.gradient, uncorrected.gradient)
+
+
+def padded(batch: Batch, columns: int) -> Batch:
+    """Wider by so many columns of garbage: tokens of the vocabulary, NaN in the numbers, masked."""
+    widened = {
+        name: torch.nn.functional.pad(value, (0, columns), value=math.nan if value.is_floating_point() else 5)
+        for name, value in vars_of(batch)
+        if value.dim() == 2 and name != "loss_mask"
+    }
+    return dataclasses.replace(batch, **widened, loss_mask=torch.nn.functional.pad(batch.loss_mask, (0, columns)))
+
+
+def vars_of(batch: Batch) -> list[tuple[str, Tensor]]:
+    fields = ((f.name, getattr(batch, f.name)) for f in dataclasses.fields(batch))
+    return [(name, value) for name, value in fields if value is not None]
+
+
+def shuffled(batch: Batch) -> Batch:
+    return batch.select(torch.randperm(len(batch), generator=torch.Generator().manual_seed(5)))
+
+
+def masked_rows_added(batch: Batch) -> Batch:
+    """With rows at the end that are not trained on at all."""
+    extra = batch.select([0, 3])
+    extra = extra.replace(loss_mask=torch.zeros_like(extra.loss_mask))
+    return Batch.cat([batch, extra], pad_token_id=0)
+
+
+@pytest.mark.parametrize("change", [partial(padded, columns=9), shuffled, masked_rows_added])
+@pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "clip_cov", "reinforce"])
+def test_padding_order_and_masked_rows_change_no_gradient(
+    sampled: tuple[RlRun, Collected], loss: str, change: Callable[[Batch], Batch]
+) -> None:
+    for algorithm in algorithms(loss):
+        run = with_algorithm(sampled[0], algorithm)
+        batch = ready_batch(run, sampled[1])
+        changed = change(batch)
+        for budget in (WHOLE, budget_for(batch, 7)):
+            assert_same(one_step(run, batch, WHOLE), one_step(run, changed, budget))
+
+
+def curves_agree(rows: Sequence[dict[str, float]], others: Sequence[dict[str, float]]) -> None:
+    assert len(rows) == len(others) > 0
+    for row, other in zip(rows, others, strict=True):
+        assert row.keys() == other.keys()
+        for name, value in row.items():
+            if not name.startswith("rollout/logprob_"):  # these are rounding itself
+                assert math.isclose(value, other[name], rel_tol=1e-3, abs_tol=1e-5), name
+
+
+def test_the_curves_of_a_run_do_not_depend_on_the_cut(
+    tiny_run: Callable[..., RlConfig], trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    rows = []
+    for budget in (WHOLE, 70, 20):
+        config = tiny_run(
+            f"output={tmp_path}/{budget}",
+            optimization={"learning_rate": 1e-3, "tokens_per_microbatch": budget, "epochs": 2, "minibatches": 2},
+        )
+        rows.append(trace(train_rl(config, console=Console(quiet=True)).folder).metrics)
+    curves_agree(rows[0], rows[1])
+    curves_agree(rows[0], rows[2])
+
+
+def test_supervised_curves_do_not_depend_on_the_cut(
+    tiny_sft: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    rows = []
+    for budget in (WHOLE, 70, 20):
+        overrides = (f"output={tmp_path}/{budget}", f"optimization.tokens_per_microbatch={budget}")
+        config = tiny_sft(*overrides)
+        rows.append(trace(train_sft(config, console=Console(quiet=True)).folder).metrics)
+    curves_agree(rows[0], rows[1])
+    curves_agree(rows[0], rows[2])

@@ -1,0 +1,193 @@
+"""PPO from run file to checkpoint: real optimizer steps, warm-up, early stop, resume, dense and several rewards."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from burnish.config.schema import RlConfig
+from burnish.trainers.interrupt import StopRequest
+from burnish.trainers.rl import RlRun, run_loop, train_step
+from burnish.trainers.run import train_rl
+from burnish.trainers.setup import open_rl_run
+
+QUIET = Console(quiet=True)
+KINDS = ("separate", "shared")
+PPO = {"preset": "ppo"}
+FAST = {"learning_rate": 1e-2, "epochs": 3, "minibatches": 2}
+
+DENSE = """
+from burnish.types import Score
+
+def graded(response_tokens: list, response: str) -> Score:
+    rewards = tuple(0.25 if token % 2 else -0.5 for token in response_tokens)
+    return Score(sum(rewards), token_rewards=rewards)
+
+def long(response: str) -> float:
+    return len(response) / 4
+"""
+
+
+FIRST = """
+def small_first_digit(response: str) -> float:
+    return float(response[:1] in "01234")
+"""
+
+
+class StopAt(StopRequest):
+    """Asks to stop once the run stands at a step."""
+
+    def __init__(self, run: RlRun, step: int) -> None:
+        super().__init__()
+        self._run, self._step = run, step
+
+    def __bool__(self) -> bool:
+        return self._run.progress.step >= self._step
+
+
+def rows_of(config: RlConfig) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def rollouts_of(config: RlConfig, step: int) -> list[dict[str, Any]]:
+    file = Path(config.output) / "rollouts" / f"step-{step:06d}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def optimizer_steps() -> Iterator[Counter[int]]:
+    """Steps of every torch optimizer, counted by PyTorch itself; keys are the optimizers' numbers of weights."""
+    counted: Counter[int] = Counter()
+
+    def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        counted[sum(len(group["params"]) for group in optimizer.param_groups)] += 1
+
+    handle = register_optimizer_step_post_hook(count)
+    yield counted
+    handle.remove()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_optimizer_steps(tiny_run: Callable[..., RlConfig], optimizer_steps: Counter[int], kind: str) -> None:
+    """3 steps x 3 epochs x 2 minibatches, of which the policy sits out the first step."""
+    config = tiny_run(algorithm=PPO, critic={"kind": kind, "warmup_steps": 1}, optimization=FAST)
+    with open_rl_run(config, QUIET) as run:
+        before = [p.detach().clone() for p in run.policy.model.parameters()]  # type: ignore[attr-defined]
+        weights = len(before)
+        while run.progress.step < 3:
+            row = train_step(run)
+            if run.progress.step == 1:
+                after = list(run.policy.model.parameters())  # type: ignore[attr-defined]
+                assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+                assert "policy/optimizer_steps" not in row
+                assert row["critic/value_mean"] == 0
+            else:
+                assert row["policy/optimizer_steps"] == row["critic/optimizer_steps"] == 6
+                assert row["policy/epochs"] == 3
+                assert row["critic/value_mean"] != 0
+        assert run.policy.version == config.policy_updates == 12
+        assert run.critic.version == 18  # type: ignore[union-attr]
+        critic_weights = 2 + (len(list(run.critic.trunk.parameters())) if kind == "separate" else 0)  # type: ignore[union-attr]
+    assert optimizer_steps == {weights: 12, critic_weights: 18}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
+def test_resuming_is_exact_to_the_bit(
+    tiny_run: Callable[..., RlConfig],
+    trace: Callable[[Path], Any],
+    tiny_model: Path,
+    tmp_path: Path,
+    kind: str,
+    lora: dict[str, int] | None,
+) -> None:
+    """Critic, its optimizer, the adaptive KL and the order of minibatches all go on where they stopped."""
+    fields = {
+        "model": {"path": str(tiny_model), "lora": lora},
+        "algorithm": {**PPO, "kl_target": 0.05, "kl_horizon": 100},
+        "critic": {"kind": kind, "warmup_steps": 1, "learning_rate": 1e-2},
+        "optimization": {**FAST, "schedule": "linear", "optimizer": "adam_tf"},
+    }
+    whole = tiny_run(f"output={tmp_path}/whole", "steps=4", **fields)
+    train_rl(whole, console=QUIET)
+    parts = tiny_run(f"output={tmp_path}/parts", "steps=4", **fields)
+    for stop_at in (1, 3):
+        with open_rl_run(parts, QUIET) as run:
+            run_loop(run, StopAt(run, stop_at))
+            assert run.progress.step == stop_at
+    train_rl(parts, console=QUIET)
+    assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
+    newest = tmp_path / "parts" / "checkpoints" / "step-000004"
+    assert (newest / "critic" / "value_head.safetensors").is_file()
+    assert (newest / "critic" / "model.safetensors").is_file() is (kind == "separate")
+
+
+def test_epochs_end_early_past_the_bound(tiny_run: Callable[..., RlConfig]) -> None:
+    """Epoch 1 starts at the sampling policy (KL 0), epoch 2 sees what it did, epochs 3 and 4 are not made."""
+    fast = {**FAST, "epochs": 4, "minibatches": 1}
+    config = tiny_run("steps=2", algorithm={**PPO, "max_epoch_kl": 1e-6}, optimization=fast)
+    train_rl(config, console=QUIET)
+    assert [(row["policy/epochs"], row["policy/optimizer_steps"]) for row in rows_of(config)] == [(2, 2), (2, 2)]
+    loose = tiny_run(
+        "steps=1", f"output={config.output}-loose", algorithm={**PPO, "max_epoch_kl": 1e6}, optimization=fast
+    )
+    train_rl(loose, console=QUIET)
+    assert rows_of(loose)[0]["policy/epochs"] == 4
+
+
+def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
+    """With gamma = lam = 1 a return is the sum of the rewards from its token on: dense ones at their tokens, the score
+    of a whole response on its last token."""
+    (tmp_path / "dense.py").write_text(DENSE)
+    config = tiny_run(
+        "steps=2",
+        algorithm={**PPO, "kl_in": "none", "lam": 1.0},
+        rewards=[{"name": f"{tmp_path}/dense.py:graded"}, {"name": f"{tmp_path}/dense.py:long", "weight": 2.0}],
+        optimization=FAST,
+    )
+    train_rl(config, console=QUIET)
+    for line in rollouts_of(config, 2):
+        rewards = [0.25 if token % 2 else -0.5 for token in line["response_tokens"]]
+        rewards[-1] += 2.0 * len(line["response"]) / 4
+        expected = [sum(rewards[t:]) for t in range(len(rewards))]
+        assert line["token_returns"] == pytest.approx(expected, abs=1e-5)
+        assert any(line["token_values"])
+        assert line["reward"] == pytest.approx(sum(rewards))
+
+
+def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConfig]) -> None:
+    config = tiny_run("steps=3", algorithm={**PPO, "lam": 1.0, "kl_coef": 0.5}, optimization=FAST)
+    train_rl(config, console=QUIET)
+    moved = 0.0
+    for line in rollouts_of(config, 3):
+        rewards = [-0.5 * (a - b) for a, b in zip(line["old_logprobs"], line["ref_logprobs"], strict=True)]
+        moved = max(moved, *map(abs, rewards))
+        rewards[-1] += line["reward"]
+        expected = [sum(rewards[t:]) for t in range(len(rewards))]
+        assert line["token_returns"] == pytest.approx(expected, abs=1e-4)
+    assert moved > 1e-3
+
+
+def test_a_critic_comes_to_explain_the_returns(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
+    """The first token decides: from the second on the state tells the return. The policy sits still meanwhile."""
+    (tmp_path / "first.py").write_text(FIRST)
+    config = tiny_run(
+        "steps=25",
+        rewards=[{"name": f"{tmp_path}/first.py:small_first_digit"}],
+        algorithm={**PPO, "kl_in": "none"},
+        critic={"warmup_steps": 24, "learning_rate": 1e-2, "clip": None},
+        optimization=FAST,
+        rollout={"prompts_per_step": 16, "group_size": 2, "max_prompt_tokens": 8, "max_response_tokens": 4},
+    )
+    train_rl(config, console=QUIET)
+    explained = [row["critic/explained_variance"] for row in rows_of(config)]
+    assert explained[0] == pytest.approx(0)
+    assert sum(explained[-5:]) / 5 > 0.15

@@ -1,0 +1,195 @@
+"""Every registered estimator x loss x aggregation x KL mode makes one real optimizer step that changes the weights.
+
+The rollouts are sampled once with the real engine and scored by the real reward; each combination then assigns credit
+and updates a real policy, so an estimator or loss whose inputs nobody provides cannot hide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+import torch
+from rich.console import Console
+
+from burnish.algorithms.advantages import ESTIMATORS
+from burnish.algorithms.aggregation import AGGREGATIONS
+from burnish.algorithms.kl import KL_ESTIMATORS
+from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.config.loading import load_run_data
+from burnish.config.presets import PRESETS
+from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig
+from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Critic
+from burnish.observability.metrics import MetricStore
+from burnish.trainers.collection import Collected
+from burnish.trainers.critic_setup import build_value_objective, critic_settings
+from burnish.trainers.rl import RlRun, learn
+from burnish.trainers.setup import build_kl, build_objective, open_rl_run, resolve_algorithm
+from burnish.trainers.stopwatch import Stopwatch
+
+CRITICS = ("separate", "shared")
+WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]
+CRITIC_FREE = [name for name, row in ESTIMATORS.items() if not row.needs_values]
+KL_MODES = ("none", "reward", "loss")
+
+
+@pytest.fixture(scope="module")
+def sampled(
+    tiny_model: object, tiny_task: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RlRun, Collected]]:
+    """One run with everything that any algorithm may ask for (reference, greedy responses), and one step's rollouts."""
+    config = load_run_data(
+        {
+            "output": str(tmp_path_factory.mktemp("reach") / "run"),
+            "model": str(tiny_model),
+            "data": {"train": f"{tiny_task}/train.jsonl"},
+            "rewards": [{"name": f"{tiny_task}/reward.py:digits", "label": "digits"}],
+            "scoring": {"workers": 1},
+            "algorithm": "grpo",
+            "rollout": {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 4},
+            "optimization": {"learning_rate": 1e-3, "epochs": 2},
+            "evaluation": {"at_start": False, "every_steps": None},
+            "logging": {"sinks": [], "record_rollouts": False},
+        },
+        [],
+        "rl",
+    ).rl
+    with ExitStack() as stack:
+        run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
+        collector = dataclasses.replace(run.collector, needs_greedy=True)
+        yield run, collector.collect(1, 0, Stopwatch())
+
+
+@pytest.fixture(scope="module", params=CRITICS)
+def with_critic(request: pytest.FixtureRequest, sampled: tuple[RlRun, Collected]) -> Iterator[tuple[RlRun, Collected]]:
+    """The same run and rollouts with a critic of each kind."""
+    run, collected = sampled
+    config = run.config.model_copy(update={"critic": CriticConfig(kind=request.param, learning_rate=1e-3)})
+    settings = critic_settings(config)
+    policy: LocalPolicy = run.policy  # type: ignore[assignment]
+    separate = request.param == "separate"
+    critic: Critic = SeparateCritic.copy_of(policy.loaded, settings) if separate else SharedCritic(policy, settings)
+    yield dataclasses.replace(run, config=config, critic=critic), collected
+    policy.share_trunk(None, None)
+
+
+def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
+    """The same parts under another algorithm."""
+    config: RlConfig = run.config.model_copy(update={"algorithm": algorithm})
+    estimator, loss, numbers = resolve_algorithm(algorithm)
+    return dataclasses.replace(
+        run,
+        config=config,
+        estimator=estimator,
+        objective=lambda coef: build_objective(config, loss, numbers, coef),
+        select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
+        kl=build_kl(algorithm),
+        value_objective=build_value_objective(config),
+        reference=None if algorithm.kl_in == "none" else run.reference,
+    )
+
+
+def step_changes_weights(run: RlRun, collected: Collected, algorithm: AlgorithmConfig) -> dict[str, float]:
+    one = with_algorithm(run, algorithm)
+    model = run.policy.model  # type: ignore[attr-defined]
+    before = [p.detach().clone() for p in model.parameters()]
+    metrics = MetricStore()
+    batch = learn(one, collected, 1, Stopwatch(), metrics)
+    row = metrics.row()
+    moved = any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    with torch.no_grad():
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            parameter.copy_(old)
+    assert batch is not None
+    assert batch.advantages is not None
+    assert bool(torch.isfinite(batch.advantages).all())
+    assert all(math.isfinite(value) for value in row.values()), row
+    assert row["policy/grad_norm"] > 0
+    assert moved
+    assert row["policy/optimizer_steps"] == 2
+    return row
+
+
+@pytest.mark.parametrize("estimator", CRITIC_FREE)
+@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
+def test_every_combination_makes_a_real_step(sampled: tuple[RlRun, Collected], estimator: str, loss: str) -> None:
+    for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
+        algorithm = AlgorithmConfig(
+            estimator=estimator,
+            loss=loss,
+            aggregation=aggregation,
+            kl_in=kl_in,
+            kl_coef=0.0 if kl_in == "none" else 0.05,
+            kl_estimator="k1" if kl_in == "reward" else "k3",
+        )
+        step_changes_weights(*sampled, algorithm)
+
+
+@pytest.mark.parametrize("estimator", WITH_CRITIC)
+@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
+def test_every_combination_with_a_critic_makes_a_real_step(
+    with_critic: tuple[RlRun, Collected], estimator: str, loss: str
+) -> None:
+    run, collected = with_critic
+    for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
+        algorithm = AlgorithmConfig(
+            estimator=estimator,
+            loss=loss,
+            aggregation=aggregation,
+            kl_in=kl_in,
+            kl_coef=0.0 if kl_in == "none" else 0.05,
+            kl_estimator="k1" if kl_in == "reward" else "k3",
+            whiten_advantages=True,
+        )
+        critic: SeparateCritic | SharedCritic = run.critic  # type: ignore[assignment]
+        before = [parameter.detach().clone() for parameter in critic.head.parameters()]
+        row = step_changes_weights(run, collected, algorithm)
+        assert all(not torch.equal(old, new) for old, new in zip(before, critic.head.parameters(), strict=True))
+        assert row["critic/grad_norm"] > 0
+        assert row["critic/optimizer_steps"] == 2
+
+
+@pytest.mark.parametrize("kl_estimator", list(KL_ESTIMATORS))
+@pytest.mark.parametrize("kl_in", ["reward", "loss"])
+def test_every_kl_estimator_works_in_both_places(
+    sampled: tuple[RlRun, Collected], kl_estimator: str, kl_in: str
+) -> None:
+    algorithm = AlgorithmConfig(kl_in=kl_in, kl_coef=0.1, kl_estimator=kl_estimator, kl_target=1.0)
+    step_changes_weights(*sampled, algorithm)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reward_clip": 0.4},
+        {"whiten_rewards": True},
+        {"whiten_advantages": True},
+        {"advantage_clip": 0.5},
+        {"entropy_coef": 0.01},
+        {"mask_truncated": True},
+        {"mismatch_correction": "token_truncate"},
+        {"mismatch_correction": "token_mask"},
+        {"mismatch_correction": "sequence_truncate"},
+        {"mismatch_correction": "sequence_mask"},
+    ],
+    ids=lambda options: "-".join(map(str, *options.items())),
+)
+def test_every_option_makes_a_real_step(sampled: tuple[RlRun, Collected], options: dict[str, object]) -> None:
+    step_changes_weights(*sampled, AlgorithmConfig(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_every_preset_trains_from_a_run_file(tiny_run: Callable[..., RlConfig], preset: str) -> None:
+    """The whole path, run file to checkpoint, for two steps."""
+    from burnish.trainers.run import train_rl
+
+    result = train_rl(tiny_run(algorithm=preset, steps=2), console=Console(quiet=True))
+    assert result.step == 2
+    assert (result.weights / "model.safetensors").is_file()

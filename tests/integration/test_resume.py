@@ -1,0 +1,269 @@
+"""Killed at any instant and started again, a run ends as if nothing had happened: every metric, every bit."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.errors import CheckpointError
+from burnish.trainers.run import train_rl
+from burnish.trainers.sft import train_sft
+
+ReadTrace = Callable[[Path], Any]
+WriteRunFile = Callable[[RunConfig], str]
+BuildRl = Callable[..., RlConfig]
+BuildSft = Callable[..., SftConfig]
+
+BUSY = {
+    "steps": 5,
+    "optimization": {"learning_rate": 1e-2, "epochs": 2, "minibatches": 2},
+    "evaluation": {"every_steps": 2, "max_prompts": 5},
+    "checkpoint": {"every_steps": 2},
+}
+ADAPTIVE = {"preset": "reinforce_plus_plus", "kl_target": 0.05, "kl_horizon": 100}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": {"preset": "grpo", "dynamic_sampling": True}},
+    "reinforce_plus_plus": {"algorithm": ADAPTIVE},
+    "lora": {"algorithm": "grpo", "lora": True},
+}
+
+DIE_AT_FSYNC = """
+import os, signal
+calls, real = [0], os.fsync
+def fsync(descriptor):
+    calls[0] += 1
+    if calls[0] == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
+os.fsync = fsync
+"""
+"""Dies when it asks for its n-th piece of data to be forced to disk: metrics, rollouts or a checkpoint's files."""
+
+
+def rl_config(tiny_run: BuildRl, kind: str, *overrides: str) -> RlConfig:
+    fields = {**BUSY, **ALGORITHMS[kind]}
+    lora = ("model.lora={rank: 4, alpha: 8}",) if fields.pop("lora", False) else ()
+    return tiny_run(*lora, *overrides, **fields)
+
+
+def undisturbed(commands: Any, words: tuple[str, ...], folder: Path, trace: ReadTrace) -> tuple[Any, float]:
+    """What the run leaves behind when nothing happens to it, and how many seconds it takes."""
+    started = time.monotonic()
+    command = commands.run(*words, f"output={folder}")
+    assert command.code == 0, command.output
+    return trace(folder), time.monotonic() - started
+
+
+def finish(commands: Any, words: tuple[str, ...], folder: Path) -> Any:
+    """The same command again, to its end."""
+    command = commands.run(*words, f"output={folder}")
+    assert command.code == 0, command.output
+    assert not list((folder / "checkpoints").glob("*.*"))
+    return command
+
+
+def metric_lines(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill_when(commands: Any, words: tuple[str, ...], folder: Path, condition: Callable[[], bool]) -> bool:
+    """Whether the condition came true, and the kill came, before the run was done."""
+    command = commands.start(*words, f"output={folder}")
+    came = command.wait_for(condition)
+    command.kill()
+    return came and command.code == -signal.SIGKILL
+
+
+def check_kills_at_progress(commands: Any, words: tuple[str, ...], folder: Path, trace: ReadTrace) -> None:
+    """Killed in the middle of writing its first checkpoint, then in the fourth step."""
+    expected, _ = undisturbed(commands, words, folder / "calm", trace)
+    run = folder / "run"
+    writing = run / "checkpoints"
+    assert kill_when(commands, words, run, lambda: any(writing.glob("*.writing")))
+    assert kill_when(commands, words, run, lambda: metric_lines(run) >= 4)
+    resumed = finish(commands, words, run)
+    assert f"resuming {run} after step" in resumed.output
+    assert trace(run) == expected
+
+
+@pytest.mark.parametrize("kind", ["grpo", "reinforce_plus_plus", pytest.param("lora", marks=pytest.mark.slow)])
+def test_a_killed_run_ends_like_an_undisturbed_one(
+    commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path, kind: str
+) -> None:
+    words = ("rl", run_file(rl_config(tiny_run, kind)))
+    check_kills_at_progress(commands, words, tmp_path, trace)
+
+
+def test_killed_supervised_fine_tuning_ends_like_an_undisturbed_one(
+    commands: Any, run_file: WriteRunFile, tiny_sft: BuildSft, trace: ReadTrace, tmp_path: Path
+) -> None:
+    check_kills_at_progress(commands, ("sft", run_file(tiny_sft())), tmp_path, trace)
+
+
+def check_deaths_at_fsync(
+    commands: Any, words: tuple[str, ...], folder: Path, trace: ReadTrace, numbers: list[int]
+) -> int:
+    """One death at each of the numbers, each time in a fresh run; returns how many the run lived long enough for."""
+    expected, _ = undisturbed(commands, words, folder / "calm", trace)
+    deaths = 0
+    for number in numbers:
+        run = folder / f"run-{number}"
+        dying = commands.run(*words, f"output={run}", before=DIE_AT_FSYNC.format(number=number))
+        deaths += dying.code == -signal.SIGKILL
+        assert dying.code in (0, -signal.SIGKILL), dying.output
+        finish(commands, words, run)
+        assert trace(run) == expected, f"died at fsync {number}"
+    return deaths
+
+
+def test_a_run_may_die_whenever_it_writes(
+    commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path
+) -> None:
+    words = ("rl", run_file(rl_config(tiny_run, "reinforce_plus_plus")), "steps=2", "checkpoint.every_steps=1")
+    assert check_deaths_at_fsync(commands, words, tmp_path, trace, [6, 25]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("first", "kind"), list(enumerate(ALGORITHMS, start=1)))
+def test_a_run_may_die_at_every_single_write(
+    commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path, first: int, kind: str
+) -> None:
+    """Each kind of run at every third write, one further on than the kind before: together they meet all of them."""
+    words = ("rl", run_file(rl_config(tiny_run, kind)), "steps=2", "checkpoint.every_steps=1")
+    numbers = list(range(first, 111, len(ALGORITHMS)))
+    deaths = check_deaths_at_fsync(commands, words, tmp_path, trace, numbers)
+    assert 10 < deaths < len(numbers)  # the last numbers are past the end, so all writes were met
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_supervised_fine_tuning_may_die_at_every_single_write(
+    commands: Any, run_file: WriteRunFile, tiny_sft: BuildSft, trace: ReadTrace, tmp_path: Path
+) -> None:
+    words = ("sft", run_file(tiny_sft()), "steps=3", "checkpoint.every_steps=1")
+    numbers = list(range(1, 120, 3))
+    deaths = check_deaths_at_fsync(commands, words, tmp_path, trace, numbers)
+    assert 10 < deaths < len(numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", list(ALGORITHMS))
+def test_several_kills_at_random_instants(
+    commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path, kind: str, seed: int
+) -> None:
+    words = ("rl", run_file(rl_config(tiny_run, kind)), "steps=12")
+    expected, seconds = undisturbed(commands, words, tmp_path / "calm", trace)
+    randomness, run = random.Random(seed), tmp_path / "run"
+    for lines in [0, *sorted(randomness.sample(range(1, 9), 5))]:  # counted in steps: machines differ in speed
+
+        def far_enough(lines: int = lines) -> bool:
+            return metric_lines(run) >= lines
+
+        def some_time_later(due: float = randomness.uniform(0.0, seconds / 24)) -> bool:
+            time.sleep(due)
+            return True
+
+        assert kill_when(commands, words, run, lambda: far_enough() and some_time_later())
+    finish(commands, words, run)
+    assert trace(run) == expected
+
+
+def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
+    """In this process: the folder of the run, and what it said."""
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
+    return result.folder, " ".join(said.getvalue().split())
+
+
+def test_the_position_in_the_data_is_kept(tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path) -> None:
+    """Over several passes through the data, with refills that draw an uneven number of prompts a step."""
+
+    def run(name: str, steps: int) -> tuple[Path, str]:
+        quiet = ("evaluation.every_steps=null", "evaluation.at_start=false", "data.train.0.limit=7")
+        return train(rl_config(tiny_run, "grpo", f"output={tmp_path}/{name}", f"steps={steps}", *quiet))
+
+    expected = trace(run("calm", 5)[0])
+    drawn = [int(row["groups/sampled"]) for row in expected.metrics]
+    assert len(set(drawn)) > 1
+    assert sum(drawn) > 2 * 7
+    for step in range(1, 6):
+        folder, _ = run("run", step)
+        (state,) = (folder / "checkpoints" / f"step-{step:06d}").glob("training_state.json")
+        assert json.loads(state.read_text())["position"] == sum(drawn[:step])
+    assert trace(folder) == expected
+
+
+def test_every_optimizer_step_is_made_and_counted(tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path) -> None:
+    """epochs x minibatches a step, refills or not; an interruption loses and repeats none."""
+
+    def run(name: str, steps: int) -> Path:
+        return train(rl_config(tiny_run, "grpo", f"output={tmp_path}/{name}", f"steps={steps}"))[0]
+
+    run("run", 2)
+    folder = run("run", 5)
+    assert [row["policy/optimizer_steps"] for row in trace(folder).metrics[1:]] == [4.0] * 5
+    state = json.loads((folder / "checkpoints/step-000005/training_state.json").read_text())
+    assert state["policy"]["version"] == 5 * 4
+
+
+def test_more_steps_go_on_where_a_finished_run_ended(tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path) -> None:
+    def run(name: str, steps: int) -> tuple[Path, str]:
+        quiet = ("evaluation.every_steps=null", "evaluation.at_start=false")
+        return train(rl_config(tiny_run, "reinforce_plus_plus", f"output={tmp_path}/{name}", f"steps={steps}", *quiet))
+
+    calm, _ = run("calm", 5)
+    run("run", 3)
+    folder, said = run("run", 5)
+    assert "after step 3" in said
+    assert trace(folder) == trace(calm)
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_a_finished_run_started_again_says_so_and_changes_nothing(
+    tiny_run: BuildRl, tiny_sft: BuildSft, trace: ReadTrace, kind: str
+) -> None:
+    config = rl_config(tiny_run, "grpo") if kind == "rl" else tiny_sft()
+    folder, first = train(config)
+    assert "nothing to do" not in first
+    before, metrics = trace(folder), (folder / "metrics.jsonl").read_text()
+    _, said = train(config)
+    assert "nothing to do" in said
+    assert trace(folder) == before
+    assert (folder / "metrics.jsonl").read_text() == metrics
+
+
+def test_fewer_steps_than_done_do_no_harm(tiny_run: BuildRl, trace: ReadTrace) -> None:
+    folder, _ = train(rl_config(tiny_run, "grpo"))
+    before = trace(folder)
+    _, said = train(rl_config(tiny_run, "grpo", "steps=2"))
+    assert "nothing to do: 5 steps are done, 2 were asked for" in said
+    assert trace(folder) == before
+
+
+def test_a_changed_configuration_is_refused_by_name(tiny_run: BuildRl, trace: ReadTrace) -> None:
+    folder, _ = train(rl_config(tiny_run, "grpo", "steps=2"))
+    before = trace(folder)
+    changed = ("seed=4", "optimization.learning_rate=0.5", "logging.project=other", "steps=3")
+    with pytest.raises(CheckpointError) as refused:
+        train(rl_config(tiny_run, "grpo", *changed))
+    message = str(refused.value)
+    assert "optimization.learning_rate: 0.01 before, 0.5 now" in message
+    assert "seed: 0 before, 4 now" in message
+    assert "--fresh" in message
+    assert "logging" not in message
+    assert "steps" not in message
+    assert trace(folder) == before

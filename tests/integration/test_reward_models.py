@@ -1,0 +1,90 @@
+"""From comparisons to a reward model to a policy that it rewards; real human preferences (slow)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig
+from burnish.models.characters import tiny_llama
+from burnish.trainers.reward_model import train_reward_model
+from burnish.trainers.run import train_rl
+
+QUIET = Console(quiet=True)
+
+
+def rows_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_policy_learns_from_a_reward_model(
+    tiny_model: Path, tmp_path: Path, tiny_run: Callable[..., RlConfig]
+) -> None:
+    """The better response begins with 7; the policy, rewarded by the model alone, comes to write more of them."""
+    pairs = [
+        {"prompt": f"{a}+{b}=", "chosen": f"7{a}", "rejected": f"{d}{b}"}
+        for a in range(10)
+        for b in range(10)
+        for d in (a, b)
+        if d != 7
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data = {
+        "output": str(tmp_path / "rm"),
+        "model": {"path": str(tiny_model), "device": "cpu"},
+        "data": {"train": str(tmp_path / "pairs.jsonl")},
+        "held_out_fraction": 0.2,
+        "max_tokens": 16,
+        "optimization": {"learning_rate": 1e-2, "comparisons_per_batch": 16},
+        "normalization": {"kind": "gain_bias", "responses": 32, "max_response_tokens": 4},
+        "logging": {"sinks": []},
+    }
+    learned = train_reward_model(load_run_data(data, (), "rm").rm, console=QUIET)
+    assert rows_of(learned.folder)[-1]["eval/accuracy"] > 0.9
+    reward = {"name": f"model:{learned.weights}", "label": "learned", "options": {"device": "cpu"}}
+    config = tiny_run("steps=25", "rollout.prompts_per_step=8", "optimization.learning_rate=1e-2", rewards=[reward])
+    rewards = [row["reward/mean"] for row in rows_of(train_rl(config, console=QUIET).folder)]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.5
+
+
+@pytest.mark.slow
+def test_human_preferences_are_told_apart_better_than_by_chance(shared_dir: Path, tmp_path: Path) -> None:
+    """2,308 real pairs, split by conversation, a transformer of one layer from scratch, one pass."""
+    tokenizer = AutoTokenizer.from_pretrained(shared_dir / "models/minimind_tokenizer")
+    tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=64,
+        context_length=512,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        seed=0,
+    ).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = {
+        "output": str(tmp_path / "rm"),
+        "model": {"path": str(tmp_path / "model"), "device": "cpu"},
+        "data": {
+            "train": str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"),
+            "over_long": "truncate",
+            "chat": "never",
+        },
+        "held_out_fraction": 0.25,
+        "max_tokens": 96,
+        "bad_rows": "drop",
+        "optimization": {"learning_rate": 3e-3, "tokens_per_microbatch": 8192},
+        "evaluation": {"every_steps": None},
+        "logging": {"sinks": []},
+    }
+    result = train_reward_model(load_run_data(data, (), "rm").rm, console=QUIET)
+    last = rows_of(result.folder)[-1]
+    assert last["eval/comparisons"] > 400
+    assert last["eval/accuracy_low"] > 0.52

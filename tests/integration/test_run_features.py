@@ -1,0 +1,248 @@
+"""What a run file can switch on, each in a run of a few steps: the feature shows in what the run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError
+from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.trainers.evaluation import pass_at_k
+from burnish.trainers.run import evaluate_run, train_rl
+
+TinyRun = Callable[..., RlConfig]
+Row = dict[str, float]
+
+CHAT = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}{% if add_generation_prompt %}({% endif %}"
+
+
+def trained(config: RlConfig) -> list[Row]:
+    """Metrics of a run, step by step."""
+    train_rl(config, console=Console(quiet=True))
+    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def rollouts(config: RlConfig, name: str = "step-000001") -> list[dict[str, Any]]:
+    text = (Path(config.output) / "rollouts" / f"{name}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def policy_folder(config: RlConfig) -> Path:
+    return max((Path(config.output) / "checkpoints").glob("step-*")) / "policy"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+
+
+def test_lora_trains_the_adapter_against_the_base(tiny_run: TinyRun, tiny_model: Path) -> None:
+    config = tiny_run("model.lora.rank=4", "algorithm.kl_coef=0.1", "optimization.learning_rate=1e-2", "steps=2")
+    first, second = trained(config)
+    assert first["kl/reference"] == pytest.approx(0.0, abs=1e-6)  # the adapter begins as nothing
+    assert first["policy/grad_norm"] > 0
+    assert second["kl/reference_per_token"] > 1e-6  # and the reference is the base with the adapter off
+
+    before, merged = weights(tiny_model), weights(policy_folder(config))  # loads without peft
+    changed = {name for name, old in before.items() if not torch.equal(old, merged[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight")}
+
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    adapted = peft.PeftModel.from_pretrained(base, policy_folder(config) / "adapter")
+    plain = AutoModelForCausalLM.from_pretrained(policy_folder(config))
+    tokens = torch.tensor([[3, 4, 5, 6]])
+    torch.testing.assert_close(adapted(tokens).logits, plain(tokens).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_a_lora_run_goes_on_where_it_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
+    words = ("model.lora.rank=2", "optimization.learning_rate=1e-2", "checkpoint.every_steps=1")
+    whole = tiny_run(*words, "steps=3", f"output={tmp_path / 'whole'}")
+    trained(whole)
+    parts = tiny_run(*words, "steps=2", f"output={tmp_path / 'parts'}")
+    trained(parts)
+    longer = tiny_run(*words, "steps=3", f"output={tmp_path / 'parts'}")
+    trained(longer)
+    expected, found = weights(policy_folder(whole)), weights(policy_folder(longer))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(tiny_run: TinyRun, tiny_model: Path) -> None:
+    from safetensors.torch import load_file
+
+    config = tiny_run("model.dtype=bfloat16", "optimization.learning_rate=1e-5", "steps=3")
+    assert all(math.isfinite(value) for row in trained(config) for value in row.values())
+    saved = load_file(policy_folder(config) / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+    given = load_file(tiny_model / "model.safetensors")
+    moved = [not torch.equal(saved[name], given[name].bfloat16()) for name in saved]
+    assert any(moved)  # only float32 masters can collect steps of 1e-5
+
+
+def test_gradient_checkpointing_changes_no_number(tiny_run: TinyRun, tmp_path: Path) -> None:
+    plain = trained(tiny_run("optimization.epochs=2", f"output={tmp_path / 'plain'}"))
+    saving = trained(
+        tiny_run("optimization.epochs=2", "model.gradient_checkpointing=true", f"output={tmp_path / 'saving'}")
+    )
+    assert len(plain) == len(saving) == 3
+    for one, other in zip(plain, saving, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            if not name.startswith(("time/", "throughput/", "reward/worker_seconds/")):
+                assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+
+
+def test_weighted_sources_show_by_domain(tiny_run: TinyRun, tiny_task: Path) -> None:
+    train, held_out = str(tiny_task / "train.jsonl"), str(tiny_task / "eval.jsonl")
+    config = tiny_run(
+        "steps=1",
+        "rollout.prompts_per_step=8",
+        "evaluation.every_steps=1",
+        data={
+            "train": [
+                {"path": train, "domain": "often", "weight": 3.0},
+                {"path": train, "domain": "seldom", "weight": 1.0},
+            ],
+            "eval": [{"path": held_out, "domain": "left"}, {"path": held_out, "domain": "right", "limit": 5}],
+        },
+    )
+    (row,) = trained(config)
+    lines = rollouts(config)
+    for domain, prompts in (("often", 6), ("seldom", 2)):
+        rewards = [line["reward"] for line in lines if line["domain"] == domain]
+        assert len(rewards) == prompts * config.rollout.group_size
+        assert row[f"reward/domain/{domain}"] == pytest.approx(sum(rewards) / len(rewards))
+    assert {"eval/domain/left/accuracy", "eval/domain/right/accuracy"} <= row.keys()
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> Path:
+    """A random character-level model with a chat template, whose generation config names two end tokens."""
+    folder = tmp_path / "chat-model"
+    tokenizer = character_tokenizer("0123456789+=[]()", eos="$", pad="_", chat_template=CHAT)
+    model = tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        context_length=32,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(")")]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_conversations_go_through_the_template_and_end_at_any_end_token(
+    tiny_run: TinyRun, chat_model: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    data = tmp_path / "chat.jsonl"
+    turns = [{"role": "system", "content": "0"}, {"role": "user", "content": "1+2="}]
+    data.write_text(json.dumps({"messages": turns, "answer": "03"}) + "\n")
+    config = tiny_run(
+        "steps=1",
+        "rollout.prompts_per_step=16",
+        "rollout.max_prompt_tokens=16",
+        "rollout.max_response_tokens=12",
+        model=str(chat_model),
+        data={"train": str(data)},
+    )
+    trained(config)
+    lines = rollouts(config)
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    assert {tokenizer.decode(line["prompt_tokens"]) for line in lines} == {"[0][1+2=]("}
+    stopped = [line["token_texts"] for line in lines if line["finish_reason"] == "stop"]
+    assert {texts[-1] for texts in stopped} == {"$", ")"}
+    assert not any(text in ("$", ")") for texts in stopped for text in texts[:-1])
+
+
+def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
+    config = tiny_run("steps=1", rollout={"max_prompt_tokens": 8, "max_response_tokens": 12, "stop": ["7", "1+"]})
+    trained(config)
+    texts = ["".join(line["token_texts"]) for line in rollouts(config)]
+    assert {"7", "+", "$"} <= {text[-1] for text in texts}
+    for text in texts:
+        assert text.find("7") in (-1, len(text) - 1)
+        assert text.find("1+") in (-1, len(text) - 2)
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_top_p_with_a_correction_of_the_mismatch(tiny_run: TinyRun, correction: str) -> None:
+    """The sampler's distribution is cut at top_p, the trainer's is not: each weight is below 1 by the mass cut off."""
+    rows = trained(tiny_run("rollout.top_p=0.7", f"algorithm.mismatch_correction={correction}", "steps=2"))
+    for row in rows:
+        assert row["rollout/logprob_diff_mean"] > 0.1
+        assert 0.5 < row["rollout/weight_mean"] < 0.95
+        assert row["policy/grad_norm"] > 0
+
+
+def test_without_top_p_sampler_and_trainer_agree(tiny_run: TinyRun) -> None:
+    (row,) = trained(tiny_run("steps=1"))
+    assert row["rollout/logprob_diff_max"] < 1e-4
+    assert row["rollout/weight_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_dapo_refills_constant_groups(tiny_run: TinyRun) -> None:
+    config = tiny_run("steps=1", "algorithm.max_refills=20", algorithm="dapo")
+    (row,) = trained(config)
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for line in rollouts(config):
+        groups.setdefault(line["group_id"], []).append(line)
+    constant = {number for number, lines in groups.items() if len({line["reward"] for line in lines}) == 1}
+    assert row["groups/sampled"] == len(groups) > 4  # some were thrown away,
+    assert len(groups) - len(constant) == 4  # and four teach
+    assert row["groups/missing"] == 0
+    assert row["groups/constant_fraction"] == pytest.approx(len(constant) / len(groups))
+    for number, lines in groups.items():
+        assert all((line["advantage"] is None) == (number in constant) for line in lines)
+
+
+def test_dapo_says_when_refills_run_out(tiny_run: TinyRun, tmp_path: Path) -> None:
+    (tmp_path / "flat.py").write_text("def flat(response):\n    return 1.0\n")
+    config = tiny_run("steps=2", "algorithm.max_refills=1", algorithm="dapo", rewards=f"{tmp_path / 'flat.py'}:flat")
+    for row in trained(config):
+        assert row["groups/missing"] == 4
+        assert row["groups/sampled"] == 8
+        assert "policy/grad_norm" not in row  # nothing to learn, and nothing made up
+
+
+def test_evaluation_with_samples(tiny_run: TinyRun) -> None:
+    config = tiny_run("evaluation.samples=4", "evaluation.success_score=0.5")
+    report = evaluate_run(config, console=Console(quiet=True))
+    lines = [json.loads(line) for line in report.rollouts_file.read_text().splitlines()]
+    sampled: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["sample_index"] >= 0:
+            sampled.setdefault(line["group_id"], []).append(line)
+    assert len(sampled) == 20
+    for k in (1, 2, 4):
+        expected = [pass_at_k(4, sum(line["reward"] >= 0.5 for line in group), k) for group in sampled.values()]
+        assert report.metrics[f"eval/pass@{k}"] == pytest.approx(sum(expected) / 20)
+    assert 0 < report.metrics["eval/pass@1"] < report.metrics["eval/pass@4"]
+    voted = [most_voted(group)["reward"] >= 0.5 for group in sampled.values()]
+    assert report.metrics["eval/maj@4"] == pytest.approx(sum(voted) / 20)
+
+
+def most_voted(group: list[dict[str, Any]]) -> dict[str, Any]:
+    texts = [line["response"].strip() for line in group]
+    return max(group, key=lambda line: (texts.count(line["response"].strip()), -line["sample_index"]))
+
+
+def test_staleness_is_refused(tiny_run: TinyRun) -> None:
+    with pytest.raises(ConfigError, match="max_staleness"):
+        tiny_run("max_staleness=1")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.algorithms.masking import fill_masked, masked_mean, masked_var, whiten
+
+NAN = float("nan")
+
+
+def test_mean_and_variance_of_the_unmasked_values_only():
+    values, mask = torch.tensor([[1.0, NAN], [3.0, 5.0]]), torch.tensor([[True, False], [True, True]])
+    assert masked_mean(values, mask).item() == 3.0
+    assert masked_var(values, mask).item() == pytest.approx(8 / 3)
+    assert masked_var(values, mask, unbiased=True).item() == pytest.approx(4.0)
+
+
+def test_a_denominator_from_outside_replaces_the_count():
+    assert masked_mean(torch.tensor([1.0, 3.0]), torch.tensor([True, True]), denominator=8).item() == 0.5
+
+
+@pytest.mark.parametrize("denominator", [None, 0, 4])
+def test_nothing_unmasked_gives_zero(denominator):
+    mask = torch.zeros(3, dtype=torch.bool)
+    values = torch.full((3,), NAN, requires_grad=True)
+    mean = masked_mean(values, mask, denominator=denominator)
+    mean.backward()
+    assert mean.item() == 0.0
+    assert values.grad.tolist() == [0.0, 0.0, 0.0]
+    assert masked_var(values, mask, unbiased=True).item() == 0.0
+    assert whiten(values, mask).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_denominator_of_zero_is_not_hidden_when_there_are_values():
+    assert masked_mean(torch.tensor([2.0]), torch.tensor([True]), denominator=0).isinf()
+
+
+def test_unbiased_variance_of_one_value_is_zero_not_nan():
+    assert masked_var(torch.tensor([2.0]), torch.tensor([True]), unbiased=True).item() == 0.0
+
+
+def test_whitening_moves_the_mean_or_keeps_it():
+    values, mask = torch.tensor([2.0, 4.0, 6.0, NAN]), torch.tensor([True, True, True, False])
+    white = whiten(values, mask)
+    assert masked_mean(white, mask).item() == pytest.approx(0.0, abs=1e-6)
+    assert masked_var(white, mask).item() == pytest.approx(1.0, abs=1e-5)
+    assert masked_mean(whiten(values, mask, shift_mean=False), mask).item() == pytest.approx(4.0, abs=1e-6)
+    assert white[3].item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "computed"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)],
+)
+def test_arithmetic_is_in_float32_at_least(given, computed):
+    mask = torch.ones(2, dtype=torch.bool)
+    assert fill_masked(torch.ones(2, dtype=given), mask).dtype == computed
+    assert whiten(torch.ones(2, dtype=given), mask).dtype == computed
+
+
+def test_bfloat16_sums_do_not_stall():
+    ones = torch.ones(4096, dtype=torch.bfloat16)
+    assert masked_mean(ones, torch.ones(4096, dtype=torch.bool), denominator=1).item() == 4096.0
+
+
+def test_a_mask_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match="mask has shape"):
+        masked_mean(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from burnish.algorithms.mismatch import (
+    correction_weights,
+    effective_sample_size,
+    mismatch_metrics,
+    ratio_deviation,
+)
+from burnish.errors import ConfigError
+
+NAN = float("nan")
+ROLLOUT = torch.tensor([[-2.0, -2.0, NAN], [-1.0, -1.0, -1.0]])
+RATIOS = torch.tensor([[4.0, 0.5, 1.0], [0.5, 0.5, 0.5]])
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+OLD = torch.where(MASK, ROLLOUT + RATIOS.log(), torch.full_like(ROLLOUT, NAN))
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "expected"),
+    [
+        ("token", "truncate", [[2.0, 0.5, 0.0], [0.5, 0.5, 0.5]]),
+        ("token", "mask", [[0.0, 0.5, 0.0], [0.5, 0.5, 0.5]]),
+        ("sequence", "truncate", [[2.0, 2.0, 0.0], [0.25, 0.25, 0.25]]),
+        ("sequence", "mask", [[2.0, 2.0, 0.0], [0.0, 0.0, 0.0]]),
+    ],
+)
+def test_weights_by_level_and_mode(level, mode, expected):
+    weights = correction_weights(OLD, ROLLOUT, MASK, level=level, mode=mode, low=0.25, high=2.0)
+    torch.testing.assert_close(weights, torch.tensor(expected))
+
+
+def test_weights_carry_no_gradient_and_never_leave_the_bounds():
+    old = torch.tensor([[500.0, -500.0]], requires_grad=True)
+    for level in ("token", "sequence"):
+        weights = correction_weights(old, torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), level=level, low=0.1)
+        assert not weights.requires_grad
+        assert ((weights >= 0.1) & (weights <= 2.0)).all()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"level": "tokens"}, "did you mean 'token'"),
+        ({"mode": "trunc"}, "did you mean 'truncate'"),
+        ({"low": 1.5}, "bounds are"),
+        ({"high": 0.5}, "bounds are"),
+        ({"high": math.inf}, "bounds are"),
+    ],
+)
+def test_corrections_that_cannot_be_meant_are_refused(numbers, words):
+    with pytest.raises(ConfigError, match=words):
+        correction_weights(OLD, ROLLOUT, MASK, **numbers)
+
+
+def test_metrics_of_trained_tokens_only():
+    metrics = {name: metric.result() for name, metric in mismatch_metrics(OLD, ROLLOUT, MASK).items()}
+    d = [math.log(4), *[math.log(0.5)] * 4]
+    assert metrics["logprob_diff_mean"] == pytest.approx(sum(map(abs, d)) / 5)
+    assert metrics["logprob_diff_max"] == pytest.approx(math.log(4))
+    assert metrics["k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in d) / 5)
+    assert metrics["effective_sample_size"] == pytest.approx(36 / (5 * 17))
+
+
+def test_effective_sample_size():
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    assert effective_sample_size(torch.ones(1, 4), mask).item() == pytest.approx(1.0)
+    assert effective_sample_size(torch.tensor([[1.0, 0, 0, 0]]), mask).item() == pytest.approx(0.25)
+    huge = torch.tensor([[1e30, 1e30, 1e30, NAN]])
+    assert effective_sample_size(huge, torch.tensor([[True, True, True, False]])).item() == pytest.approx(1.0)
+
+
+def test_nothing_trained_measures_nothing():
+    empty = torch.zeros(2, 3, dtype=torch.bool)
+    assert all(metric.result() is None for metric in mismatch_metrics(OLD, ROLLOUT, empty).values())
+
+
+def test_ratio_deviation():
+    assert ratio_deviation(ROLLOUT, ROLLOUT, MASK).result() == 0.0
+    assert ratio_deviation(OLD, ROLLOUT, MASK).result() == pytest.approx(3.0)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnish.algorithms import advantages, policy_losses
+from burnish.algorithms.advantages import ESTIMATORS, resolve_estimator
+from burnish.algorithms.aggregation import AGGREGATIONS
+from burnish.algorithms.kl import KL_ESTIMATORS
+from burnish.algorithms.policy_losses import POLICY_LOSSES, PolicyLoss, resolve_policy_loss
+from burnish.errors import ConfigError
+
+TABLES = {
+    "ESTIMATORS": ESTIMATORS,
+    "POLICY_LOSSES": POLICY_LOSSES,
+    "AGGREGATIONS": AGGREGATIONS,
+    "KL_ESTIMATORS": KL_ESTIMATORS,
+}
+ROWS = [pytest.param(key, row, id=f"{table}-{key}") for table, rows in TABLES.items() for key, row in rows.items()]
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
+
+
+@pytest.mark.parametrize(("key", "row"), ROWS)
+def test_every_row_is_complete(key, row):
+    assert row.name == key
+    assert row.source.startswith(("https://", "http://"))
+    assert row.summary
+    assert row.function.__doc__
+
+
+@pytest.mark.parametrize(("key", "row"), ROWS)
+def test_every_row_is_documented_with_formula_and_source(key, row):
+    lines = DOCS.read_text(encoding="utf-8").splitlines()
+    documented = [line for line in lines if line.startswith(f"| `{key}` |")]
+    assert len(documented) == 1
+    assert f"`{row.formula}`" in documented[0].replace("\\|", "|")
+    assert f"({row.source})" in documented[0]
+
+
+@pytest.mark.parametrize(("key", "row"), ROWS)
+def test_every_option_is_documented(key, row):
+    text = DOCS.read_text(encoding="utf-8")
+    for option in row.options:
+        assert f"`{option}`" in text
+
+
+def test_rows_are_importable_by_their_names():
+    for key, row in ESTIMATORS.items():
+        assert vars(advantages)[key] is row.function
+    for key, loss in POLICY_LOSSES.items():
+        assert vars(policy_losses)[key] is loss.function
+
+
+def halved(scores_B, group_ids_B, *, factor=0.5):
+    """Half the score."""
+    return scores_B * factor
+
+
+def mystery(scores_B, rewards_B):
+    """Asks for what nobody has."""
+
+
+def catch_all(*tensors):
+    """Hides what it needs."""
+
+
+def constant_loss(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, *, level=1.0):
+    """One everywhere."""
+    return PolicyLoss(torch.full_like(logprobs_BT, level), {})
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    module = types.ModuleType("my_algorithms")
+    for function in (halved, mystery, catch_all, constant_loss):
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "my_algorithms", module)
+
+
+@pytest.mark.usefixtures("outside")
+def test_functions_from_outside_are_found_and_understood():
+    estimator = resolve_estimator("my_algorithms:halved")
+    assert estimator.needs_groups
+    assert not estimator.token_level
+    assert estimator.options == {"factor": 0.5}
+    assert estimator.summary == "Half the score."
+    tensors = {"scores_B": torch.tensor([2.0]), "group_ids_B": torch.tensor([0])}
+    assert estimator(tensors, {"factor": 0.25}).tolist() == [0.5]
+    loss = resolve_policy_loss("my_algorithms:constant_loss")
+    assert loss.options == {"level": 1.0}
+    assert not loss.needs_selection
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    ("resolve", "name", "words"),
+    [
+        (resolve_estimator, "my_algorithms:mystery", "asks for 'rewards_B'"),
+        (resolve_estimator, "my_algorithms:catch_all", "every parameter"),
+        (resolve_estimator, "my_algorithms:halve", "did you mean 'halved'"),
+        (resolve_estimator, "my_algorithm:halved", "cannot import module 'my_algorithm'"),
+        (resolve_estimator, ":halved", "package.module:function"),
+        (resolve_estimator, "my_algorithms:", "package.module:function"),
+        (resolve_policy_loss, "my_algorithms:halved", "takes (scores_B, group_ids_B)"),
+        (resolve_estimator, "GRPO", "did you mean 'grpo'"),
+        (resolve_policy_loss, "xyz", "Known: cispo"),
+    ],
+)
+def test_names_that_lead_nowhere_say_why(resolve, name, words):
+    with pytest.raises(ConfigError) as caught:
+        resolve(name)
+    assert words in str(caught.value)

@@ -1,0 +1,122 @@
+"""Training state comes back as it went in."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from burnish.checkpointing.encoding import read_state, write_state
+from burnish.errors import CheckpointError
+
+
+def round_trip(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    write_state(folder, "training_state", state)
+    return read_state(folder, "training_state")
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in value and type, nan to nan, -0.0 not to 0.0, dictionaries in their order."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return math.isnan(a) if math.isnan(b) else (a == b and math.copysign(1, a) == math.copysign(1, b))
+    if isinstance(a, dict):
+        pairs = zip(a.items(), b.items(), strict=True)
+        return len(a) == len(b) and all(same(k, m) and same(v, w) for (k, v), (m, w) in pairs)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.text(), plain, max_size=4))
+def test_plain_values_round_trip_exactly(tmp_path: Path, state: dict[str, Any]) -> None:
+    assert same(round_trip(tmp_path, state), state)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+)
+def test_tensors_keep_dtype_shape_and_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = [torch.tensor([[0, 1], [1, 0]]).to(dtype), torch.tensor(1).to(dtype), torch.empty(0, 3).to(dtype)]
+    back = round_trip(tmp_path, {"t": tensors})["t"]
+    assert [t.dtype for t in back] == [dtype] * 3
+    assert all(torch.equal(a, b) for a, b in zip(tensors, back, strict=True))
+
+
+def test_nan_bits_views_and_shared_memory(tmp_path: Path) -> None:
+    base = torch.tensor([[1.0, float("nan")], [-0.0, float("inf")]])
+    back = round_trip(tmp_path, {"whole": base, "again": base, "view": base.t(), "row": base[1]})
+    for name, tensor in {"whole": base, "again": base, "view": base.t(), "row": base[1]}.items():
+        assert torch.equal(back[name].view(torch.int32), tensor.contiguous().view(torch.int32))
+
+
+def test_an_optimizer_continues_to_the_same_bits(tmp_path: Path) -> None:
+    def trained(steps: int, state: dict[str, Any] | None, weight: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        parameter = torch.nn.Parameter(weight.clone())
+        optimizer = torch.optim.AdamW([parameter], lr=0.1)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for _ in range(steps):
+            parameter.grad = torch.sin(parameter.detach())
+            optimizer.step()
+        return parameter.detach(), optimizer.state_dict()
+
+    start = torch.linspace(-1, 1, 5)
+    whole, _ = trained(4, None, start)
+    half, state = trained(2, None, start)
+    resumed, _ = trained(2, round_trip(tmp_path, state), half)
+    assert torch.equal(whole, resumed)
+
+
+def test_generators_continue(tmp_path: Path) -> None:
+    python, array = random.Random(3), numpy.random.RandomState(3)
+    generator = torch.Generator().manual_seed(3)
+    state = round_trip(
+        tmp_path, {"python": python.getstate(), "numpy": array.get_state(), "torch": generator.get_state()}
+    )
+    expected = (python.random(), array.rand(), torch.rand(1, generator=generator).item())
+    python.setstate(state["python"])
+    array.set_state(state["numpy"])
+    generator.set_state(state["torch"])
+    assert (python.random(), array.rand(), torch.rand(1, generator=generator).item()) == expected
+
+
+def test_a_value_without_exact_form_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"training_state\['a'\]\[1\]: a builtins\.set"):
+        write_state(tmp_path, "training_state", {"a": [0, {1}]})
+
+
+def test_no_pickle_is_written(tmp_path: Path) -> None:
+    round_trip(tmp_path, {"a": torch.ones(2), "b": (1, 2)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["training_state.json", "training_state.safetensors"]
+    assert json.loads((tmp_path / "training_state.json").read_text())["b"] == {"$tuple": [1, 2]}
+
+
+@pytest.mark.parametrize("damage", ["training_state.json", "training_state.safetensors"])
+def test_damage_is_an_error_with_the_folder(tmp_path: Path, damage: str) -> None:
+    write_state(tmp_path, "training_state", {"a": torch.ones(8)})
+    path = tmp_path / damage
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=f"cannot read training_state in {tmp_path}"):
+        read_state(tmp_path, "training_state")

@@ -1,0 +1,129 @@
+"""Whose folder it is: configuration, environment, lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from burnish.checkpointing.lock import RunLock
+from burnish.checkpointing.run import RunDirectory, dump_config, git_revision, refused_differences
+from burnish.config.schema import RlConfig
+from burnish.errors import CheckpointError
+
+
+def config(**fields: Any) -> RlConfig:
+    return RlConfig.model_validate({"model": "m", "rewards": "math"} | fields)
+
+
+def test_a_run_begins_and_continues(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "new" / "run")
+    assert run.begin(config(seed=3)) is False
+    assert run.begin(config(seed=3)) is True
+    assert run.read_config()["seed"] == 3
+    starts = json.loads(run.environment_file.read_text())["starts"]
+    assert len(starts) == 2
+    assert starts[0]["packages"]["torch"].split(".")[0].isdigit()
+
+
+def test_the_dump_reads_back_to_the_same_configuration() -> None:
+    original = config(algorithm={"loss_options": {"dual_clip": 3.0}}, rollout={"stop": ["数", "\n"]})
+    assert RlConfig.model_validate(yaml.safe_load(dump_config(original))) == original
+
+
+def test_differences_are_refused_and_listed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(config())
+    with pytest.raises(CheckpointError) as caught:
+        run.begin(config(seed=1, optimization={"learning_rate": 0.5}, logging={"project": "x"}))
+    message = caught.value.message
+    assert "optimization.learning_rate: 1e-06 before, 0.5 now" in message
+    assert "seed: 0 before, 1 now" in message
+    assert "project" not in message
+    assert run.read_config()["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({"output": "elsewhere"}, []),
+        ({"steps": 500}, []),
+        ({"evaluation": {"every_steps": 3}}, []),
+        ({"checkpoint": {"keep": 9}}, []),
+        ({"data": {"eval": "x.jsonl"}}, []),
+        ({"data": {"train": "x.jsonl"}}, ["data.train"]),
+        ({"optimization": {"tokens_per_microbatch": 5}}, []),
+        ({"rewards": ["math", "length"]}, ["rewards"]),
+        ({"rollout": {"group_size": 4}}, ["rollout.group_size"]),
+        ({"model": {"path": "m", "device": "cuda"}}, []),
+        ({"model": {"path": "m", "lora": {"rank": 4}}}, ["model.lora"]),
+    ],
+)  # fmt: skip
+def test_what_may_differ(change: dict[str, Any], refused: list[str]) -> None:
+    before = config().model_dump(mode="json")
+    assert [d.field for d in refused_differences(before, config(**change))] == refused
+
+
+def test_steps_may_not_differ_when_they_set_the_learning_rate() -> None:
+    before = config(optimization={"schedule": "linear"}).model_dump(mode="json")
+    now = config(optimization={"schedule": "linear"}, steps=7)
+    assert [d.field for d in refused_differences(before, now)] == ["steps"]
+
+
+def test_a_field_that_is_new_since_then_has_its_default() -> None:
+    before = config().model_dump(mode="json")
+    del before["rollout"]["max_prompt_tokens"]
+    assert refused_differences(before, config()) == []
+    assert [d.field for d in refused_differences(before, config(rollout={"max_prompt_tokens": 9}))] == [
+        "rollout.max_prompt_tokens"
+    ]
+
+
+def test_checkpoints_of_nobody_are_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match=r"has checkpoints but no config\.yaml"):
+        RunDirectory(tmp_path).begin(config())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot write to .*file/run") as caught:
+        RunDirectory(tmp_path / "file" / "run").begin(config())
+    assert caught.value.remedy
+
+
+def test_outside_of_a_checkout_there_is_no_revision(tmp_path: Path) -> None:
+    assert git_revision(tmp_path) is None
+
+
+HOLDER = "import sys, time; from pathlib import Path; from burnish.checkpointing.lock import RunLock; \
+lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(60)"
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match=f"is in use by process {holder.pid} on "):
+            RunLock(tmp_path).acquire()
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    assert str(holder.pid) in (tmp_path / "run.lock").read_text()  # stale, and no hindrance
+    with RunLock(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+
+
+def test_one_process_cannot_take_it_twice_but_again(tmp_path: Path) -> None:
+    with RunLock(tmp_path), pytest.raises(CheckpointError, match="is in use by process"):
+        RunLock(tmp_path).acquire()
+    with RunLock(tmp_path):
+        pass

@@ -1,0 +1,149 @@
+"""The command line without training anything: exit codes, help, plan, algorithms, and what gets imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from burnish.cli import main
+from burnish.cli.eval import metrics_table
+from burnish.cli.folders import move_aside
+from burnish.cli.plan import bytes_in_words
+from burnish.config.presets import PRESETS
+
+RUN = "model: m\ndata: {train: train.jsonl}\nrewards: exact\nsteps: 4\nrollout: {prompts_per_step: 2, group_size: 3}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run.yaml").write_text(RUN)
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["rl", "sft", "rm", "eval", "plan", "check", "algorithms", "report"])
+def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Examples" in text
+    assert f"burnish {command}" in text.partition("Examples")[2]
+
+
+def test_help_explains_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["rl", "--help"])
+    text = capsys.readouterr().out
+    for word in ("rollout.prompts_per_step", "rollout.group_size", "optimization.minibatches", "tokens_per_microbatch"):
+        assert word in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from burnish import __version__
+
+    assert main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    code = f"import sys; from burnish.cli import main; main(['--help']); print(sorted({heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_plan_shows_the_arithmetic(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "run.yaml", "optimization.epochs=2"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2 prompts x 3 (rollout.group_size)" in text
+    assert "4 steps x 2" in text  # optimizer steps: 2 epochs x 1 minibatch
+    assert "8 prompts drawn / 8 in data.train" in text
+    assert "command line" in text
+    assert "preset grpo" in text
+    assert "is no local model folder" in text
+
+
+def test_plan_of_a_supervised_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sft.yaml").write_text("model: m\ndata: {train: train.jsonl}\nsteps: 7\n")
+    assert main(["plan", "sft.yaml"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "optimizer steps │ 7 │ steps" in text
+    assert "examples │ 8 │" in text
+
+
+def test_check_passes_gold_answers_and_shows_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "run.yaml"]) == 0
+    text = capsys.readouterr().out
+    assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in text
+    assert "train.jsonl" in text
+
+
+def test_check_reports_gold_answers_that_fail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "strict.py").write_text("def strict(response, answer):\n    return 0.5 if answer == '3' else 1.0\n")
+    assert main(["check", "run.yaml", "rewards=strict.py:strict"]) == 1
+    text = capsys.readouterr().out
+    assert "7 of 8 gold answers" in text
+    assert "0.5" in text
+
+
+def test_check_lists_the_built_in_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--list"]) == 0
+    assert "math" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "ppo_clip", "gae", "tis"])
+def test_every_algorithm_is_explained_with_its_source(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithms", name]) == 0
+    assert "https://" in capsys.readouterr().out
+
+
+def test_all_presets_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    assert main(["algorithms"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in PRESETS)
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("burnish.config.loading.load_run_file", interrupted)
+    assert main(["plan", "run.yaml"]) == 130
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("burnish.config.loading.load_run_file", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["plan", "run.yaml"])
+
+
+def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> None:
+    console = Console(quiet=True)
+    for content in ("first", "second"):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "metrics.jsonl").write_text(content)
+        move_aside(str(tmp_path / "run"), console)
+    assert not (tmp_path / "run").exists()
+    kept = [(tmp_path / f"run.old-{n}" / "metrics.jsonl").read_text() for n in (1, 2)]
+    assert kept == ["first", "second"]
+    move_aside(str(tmp_path / "run"), console)
+
+
+def test_evaluation_table_has_a_column_for_each_domain() -> None:
+    table = metrics_table({"eval/accuracy": 0.5, "eval/domain/a/b/accuracy": 1.0, "eval/domain/c/accuracy": 0.0})
+    assert [str(column.header) for column in table.columns] == ["metric", "all", "a/b", "c"]
+    assert [list(column.cells) for column in table.columns] == [["accuracy"], ["0.5"], ["1"], ["0"]]
+
+
+def test_bytes_in_words() -> None:
+    assert [bytes_in_words(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.00 GiB"]

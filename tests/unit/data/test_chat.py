@@ -1,0 +1,71 @@
+"""Prompts to tokens: special tokens once, chat templates, and clear words where there is none."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from burnish.data.chat import encode_prompt, encode_text
+from burnish.errors import DataError
+from burnish.types import Message, Prompt
+
+TALK = Prompt("p:0", messages=(Message("system", "S"), Message("user", "Q")))
+TEXT = Prompt("p:1", text="Q")
+
+
+def test_auto_templates_conversations_only(chat_tokenizer) -> None:
+    written = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert chat_tokenizer.decode(encode_prompt(TALK, chat_tokenizer)) == written
+    assert chat_tokenizer.decode(encode_prompt(TEXT, chat_tokenizer)) == "Q"
+
+
+def test_always_and_never(chat_tokenizer) -> None:
+    as_turn = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert chat_tokenizer.decode(encode_prompt(TEXT, chat_tokenizer, "always")) == as_turn
+    assert chat_tokenizer.decode(encode_prompt(TALK, chat_tokenizer, "never")) == "S\n\nQ"
+
+
+def test_plain_text_gets_bos_but_never_eos(new_tokenizer) -> None:
+    for bos in (False, True):
+        for eos in (False, True):
+            tokenizer = new_tokenizer(bos=bos, eos=eos)
+            tokens = encode_text("Q", tokenizer)
+            assert tokenizer.decode(tokens) == ("<s>Q" if bos else "Q")
+
+
+def test_an_eos_that_the_text_itself_has_stays(new_tokenizer) -> None:
+    tokenizer = new_tokenizer(bos=True, eos=True)
+    assert tokenizer.decode(encode_text("Q</s>", tokenizer)) == "<s>Q</s>"
+
+
+def test_a_template_with_bos_gets_no_second_one(new_tokenizer, chatml) -> None:
+    tokenizer = new_tokenizer(bos=True, template="{{ bos_token }}" + chatml)
+    tokens = encode_prompt(TALK, tokenizer)
+    assert tokens[0] == tokenizer.bos_token_id
+    assert tokens.count(tokenizer.bos_token_id) == 1
+
+
+def test_no_template_is_told_with_the_knob(plain_tokenizer) -> None:
+    with pytest.raises(DataError, match=r"prompt p:0: .*has no chat template\n.*model\.chat_template"):
+        encode_prompt(TALK, plain_tokenizer)
+    with pytest.raises(DataError, match="has no chat template"):
+        encode_prompt(TEXT, plain_tokenizer, "always")
+
+
+def test_a_template_that_refuses_is_told(new_tokenizer) -> None:
+    tokenizer = new_tokenizer(template="{{ raise_exception('System role not supported') }}")
+    with pytest.raises(DataError, match=r"prompt p:0: the chat template refuses.*System role not supported"):
+        encode_prompt(TALK, tokenizer)
+
+
+def test_a_character_that_the_tokenizer_does_not_know_is_told() -> None:
+    core = Tokenizer(models.WordLevel({"a": 0}, unk_token=""))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    with pytest.raises(DataError, match="the tokenizer cannot write str 'ab'"):
+        encode_text("ab", PreTrainedTokenizerFast(tokenizer_object=core))
+
+
+def test_a_prompt_without_a_token_is_an_error(plain_tokenizer) -> None:
+    with pytest.raises(DataError, match="no token"):
+        encode_prompt(Prompt("p:2", text=""), plain_tokenizer)

@@ -1,0 +1,180 @@
+"""Comparisons from rows of every layout; each kind of bad row is an error that names file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from burnish.config.schema import DataSource
+from burnish.data.preference_rows import transcript_messages
+from burnish.data.preferences import PreferenceSet, is_held_out, load_preferences, read_preferences
+from burnish.errors import DataError
+
+Jsonl = Callable[..., str]
+HUMAN = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: How are you?\n\nAssistant:"
+
+
+def load(path: str, tokenizer: PreTrainedTokenizerFast, **options: object) -> PreferenceSet:
+    return load_preferences([DataSource(path=path)], tokenizer=tokenizer, **options)  # type: ignore[arg-type]
+
+
+def decoded(found: PreferenceSet, tokenizer: PreTrainedTokenizerFast, row: int = 0) -> tuple[str, list[str]]:
+    example = found.examples[row]
+    return tokenizer.decode(example.prompt_tokens), [tokenizer.decode(tokens) for tokens in example.responses_tokens]
+
+
+def test_transcripts_are_cut_behind_the_last_common_assistant(
+    jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = jsonl({"chosen": HUMAN + " Fine.", "rejected": HUMAN + " Find out."})
+    found = load(path, plain_tokenizer)
+    assert decoded(found, plain_tokenizer) == (HUMAN, [" Fine.</s>", " Find out.</s>"])
+    assert found.examples[0].best == 0
+    assert found.examples[0].conversation == "hi"
+    (preference,) = read_preferences([DataSource(path=path)])
+    assert (preference.prompt.text, preference.responses) == (HUMAN, (" Fine.", " Find out."))
+
+
+def test_transcripts_become_turns_where_the_chat_template_is_asked_for(
+    jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = jsonl({"chosen": HUMAN + " Fine.", "rejected": HUMAN + " Bad."})
+    prompt, responses = decoded(load(path, chat_tokenizer, chat="always"), chat_tokenizer)
+    assert prompt.endswith("<|im_start|>assistant\n")
+    assert "How are you?<|im_end|>" in prompt
+    assert responses == ["Fine.<|im_end|>", "Bad.<|im_end|>"]
+
+
+def test_transcript_messages() -> None:
+    assert [(m.role, m.content) for m in transcript_messages(HUMAN)] == [
+        ("user", "Hi"),
+        ("assistant", "Hello."),
+        ("user", "How are you?"),
+    ]
+
+
+def test_plain_text_shares_whole_words(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    path = jsonl({"chosen": "Two plus two is four", "rejected": "Two plus two is forty"})
+    assert decoded(load(path, plain_tokenizer), plain_tokenizer) == (
+        "Two plus two is",
+        [" four</s>", " forty</s>"],
+    )
+
+
+def test_an_explicit_prompt_and_no_eos(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    path = jsonl({"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 2})
+    found = load(path, plain_tokenizer, append_eos=False)
+    assert decoded(found, plain_tokenizer) == ("2+2=", ["4", "5"])
+    assert found.examples[0].margin == 2.0
+
+
+def test_conversations_share_their_first_turns(jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast) -> None:
+    asked = [{"role": "user", "content": "Hi"}]
+    good, bad = ([*asked, {"role": "assistant", "content": text}] for text in ("Hello!", "What?"))
+    found = load(jsonl({"chosen": good, "rejected": bad, "prompt": "Hi"}), chat_tokenizer)
+    prompt, responses = decoded(found, chat_tokenizer)
+    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert responses == ["Hello!<|im_end|>", "What?<|im_end|>"]
+
+
+def test_candidates_with_a_best_one(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    found = load(jsonl({"prompt": "p", "responses": ["a", "b", "c"], "best": 2}), plain_tokenizer)
+    assert found.examples[0].best == 2
+    assert len(found.examples[0].responses_tokens) == 3
+
+
+def test_token_labels_of_2019_lose_their_padding(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    row = {"query": [7, 8, 999], **{f"sample{i}": [9, 10 + i] for i in range(4)}, "best": 3}
+    found = load(jsonl(row, name="labels.json"), plain_tokenizer, label_pad_token_id=999)
+    example = found.examples[0]
+    assert (example.prompt_tokens, example.best) == ((7, 8), 3)
+    assert example.responses_tokens == ((9, 10), (9, 11), (9, 12), (9, 13))
+    with pytest.raises(DataError, match=r"token id 999.*tokens\n.*label_pad_token_id: 999"):
+        load(jsonl(row, name="labels.json"), plain_tokenizer)
+
+
+GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
+K = {"prompt": "p", "responses": ["a", "b", "c"], "best": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([GOOD, {**GOOD, "rejected": "a"}], r"rows.jsonl:2: chosen and rejected are identical\n.*bad_rows: drop"),
+        ([GOOD, {**GOOD, "chosen": "  "}], r"rows.jsonl:2: the chosen response is empty\n.*bad_rows"),
+        ([GOOD, {**GOOD, "rejected": ""}], r"rows.jsonl:2: the rejected response is empty"),
+        ([{"chosen": "abc", "rejected": "xyz"}], r"rows.jsonl:1: chosen and rejected have no beginning in common"),
+        ([{**GOOD, "chosen": [{"role": "assistant", "content": "a"}]}], r"chosen is a list of messages, rejected is"),
+        ([{**GOOD, "margin": -1}], r"rows.jsonl:1: column 'margin' \(margin\) holds int -1"),
+        ([K, {**K, "responses": ["a", "b"]}], r"rows.jsonl:2: 2 candidates, but 3 are expected"),
+        ([K, {**K, "best": 3}], r"rows.jsonl:2: best is int 3, but the 3 candidates are numbered 0 to 2"),
+        ([{**K, "best": -1}], r"best is int -1"),
+        ([{**K, "best": "a"}], r"best is str 'a'"),
+        (
+            [{**K, "responses": ["a", "a", "c"]}],
+            r"rows.jsonl:1: the best response \(number 1\) stands among",
+        ),
+        ([{**K, "responses": ["a", "", "c"]}], r"rows.jsonl:1: response 1 is empty"),
+        ([{**GOOD, "tie": True}], r"rows.jsonl:1: the responses are tied.*\n.*ties: drop"),
+        ([{"prompt": "p", "completion": "c"}], r"these rows compare nothing; the columns are prompt, completion"),
+    ],
+)
+def test_bad_rows_are_named(
+    rows: list[dict[str, object]], message: str, jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load(jsonl(*rows), plain_tokenizer)
+
+
+def test_bad_rows_may_be_left_out_and_are_counted(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    path = jsonl(GOOD, {**GOOD, "chosen": ""}, {**GOOD, "rejected": "a"})
+    found = load(path, plain_tokenizer, bad_rows="drop")
+    assert len(found) == 1
+    assert "left out: 1 with an empty response" in "\n".join(found.lines())
+    assert "left out: 1 with identical responses" in "\n".join(found.lines())
+
+
+def test_ties_are_kept_where_asked_for(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    path = jsonl(GOOD, {**GOOD, "tie": True})
+    assert [example.tie for example in load(path, plain_tokenizer, ties="half").examples] == [False, True]
+    assert len(load(path, plain_tokenizer, ties="drop")) == 1
+
+
+def test_truncation_cuts_the_prompt_first(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    path = jsonl({"prompt": "0123456789", "chosen": "abc", "rejected": "de"})
+    found = load(path, plain_tokenizer, max_tokens=8, over_long="truncate")
+    assert decoded(found, plain_tokenizer) == ("6789", ["abc</s>", "de</s>"])
+    with pytest.raises(DataError, match=r"rows.jsonl:1: prompt and response have 14 tokens, over max_tokens 8"):
+        load(path, plain_tokenizer, max_tokens=8, over_long="error")
+    with pytest.raises(DataError, match="no row is left of 1"):
+        load(path, plain_tokenizer, max_tokens=8, over_long="drop")
+
+
+def test_a_split_keeps_conversations_together(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = [{**GOOD, "prompt": f"question {n // 2}"} for n in range(80)]
+    found = load(jsonl(*rows), plain_tokenizer)
+    train, heldout = found.split(0.25, seed=3)
+    assert len(train) + len(heldout) == 80
+    assert not {e.conversation for e in train.examples} & {e.conversation for e in heldout.examples}
+    assert 0 < len(heldout) < 40
+    assert found.split(0.25, seed=3)[1].examples == heldout.examples
+    assert train.source_sizes == (len(train),)
+    with pytest.raises(DataError, match="leaves no held-out comparison"):
+        load(jsonl(GOOD), plain_tokenizer).split(1e-9, seed=0)
+
+
+def test_the_coin_of_a_conversation_has_the_asked_odds() -> None:
+    held = sum(is_held_out(str(n), 0.2, seed=0) for n in range(5000))
+    assert 900 < held < 1100
+
+
+def test_real_human_preferences(shared_dir: Path, plain_tokenizer: PreTrainedTokenizerFast) -> None:
+    source = DataSource(path=str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"), limit=200)
+    found = load_preferences([source], tokenizer=plain_tokenizer, bad_rows="drop")
+    assert len(found) == 199
+    assert all(plain_tokenizer.decode(e.prompt_tokens).endswith("\n\nAssistant:") for e in found.examples[:20])
+    with pytest.raises(DataError, match=r"jsonl.gz:87: the chosen response is empty"):
+        load_preferences([source], tokenizer=plain_tokenizer)

@@ -1,0 +1,233 @@
+"""Which tokens are trained on, checked by reading them back as text."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizer
+
+from burnish.config.schema import DataSource
+from burnish.data.sft import SftSet, load_sft_examples
+from burnish.errors import DataError
+
+USER = {"role": "user", "content": "Q"}
+SYSTEM = {"role": "system", "content": "S"}
+A1 = {"role": "assistant", "content": "one"}
+A2 = {"role": "assistant", "content": "two"}
+
+
+@pytest.fixture
+def load(jsonl, chat_tokenizer):
+    def _load(*rows: dict, tokenizer=chat_tokenizer, options: dict | None = None, **fields: object) -> SftSet:
+        source = DataSource(path=jsonl(*rows), **fields)
+        return load_sft_examples([source], tokenizer=tokenizer, **(options or {}))
+
+    return _load
+
+
+def pieces(example, tokenizer) -> list[tuple[bool, str]]:
+    """The example as runs of (trained, text)."""
+    runs: list[tuple[bool, list[int]]] = []
+    for token, trained in zip(example.tokens, example.loss_mask, strict=True):
+        if not runs or runs[-1][0] != trained:
+            runs.append((trained, []))
+        runs[-1][1].append(token)
+    return [(trained, tokenizer.decode(tokens)) for trained, tokens in runs]
+
+
+def trained_text(example, tokenizer) -> list[str]:
+    return [text for trained, text in pieces(example, tokenizer) if trained]
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_prompt_completion_trains_the_completion_and_eos(load, new_tokenizer, bos: bool) -> None:
+    tokenizer = new_tokenizer(bos=bos, eos=bos)
+    (example,) = load({"prompt": "2+2=", "completion": "4"}, tokenizer=tokenizer).examples
+    assert pieces(example, tokenizer) == [(False, ("<s>" if bos else "") + "2+2="), (True, "4</s>")]
+
+
+def test_an_eos_in_the_completion_is_not_doubled(load, plain_tokenizer) -> None:
+    (example,) = load({"prompt": "Q", "completion": "A</s>"}, tokenizer=plain_tokenizer).examples
+    assert trained_text(example, plain_tokenizer) == ["A</s>"]
+
+
+def test_question_and_answer_rows_are_prompt_completion(load, plain_tokenizer) -> None:
+    loaded = load({"question": "Q", "answer": "A"}, tokenizer=plain_tokenizer, prompt_template="{prompt}\n")
+    assert pieces(loaded.examples[0], plain_tokenizer) == [(False, "Q\n"), (True, "A</s>")]
+    assert loaded.understandings[0].roles["completion"] == "answer"
+
+
+def test_plain_text_trains_all_but_the_first_token(load, new_tokenizer) -> None:
+    tokenizer = new_tokenizer(bos=True)
+    (example,) = load({"text": "abc"}, tokenizer=tokenizer).examples
+    assert pieces(example, tokenizer) == [(False, "<s>"), (True, "abc</s>")]
+    plain = new_tokenizer()
+    (example,) = load({"text": "abc"}, tokenizer=plain).examples
+    assert pieces(example, plain) == [(False, "a"), (True, "bc</s>")]
+
+
+CONVERSATION = {"messages": [SYSTEM, USER, A1, USER, A2]}
+EXPECTED = [
+    (False, "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"),
+    (True, "one<|im_end|>"),
+    (False, "\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"),
+    (True, "two<|im_end|>"),
+    (False, "\n"),
+]
+
+
+def test_chat_trains_every_assistant_turn_and_its_end(load, chat_tokenizer) -> None:
+    (example,) = load(CONVERSATION).examples
+    assert pieces(example, chat_tokenizer) == EXPECTED
+
+
+def test_generation_marks_say_the_same(load, new_tokenizer) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = new_tokenizer(template=template)
+    (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
+    assert pieces(example, tokenizer) == EXPECTED
+    (example,) = load({"prompt": [USER, A1, USER], "completion": [A2]}, tokenizer=tokenizer).examples
+    assert trained_text(example, tokenizer) == ["two<|im_end|>"]
+
+
+class LetterTokenizer(PreTrainedTokenizer):
+    """A tokenizer in Python, which tells no offsets: one token a character."""
+
+    def __init__(self, **options: object) -> None:
+        self._known = ["</s>", "<|im_end|>", *map(chr, range(10, 128))]
+        super().__init__(eos_token="</s>", additional_special_tokens=["<|im_end|>"], **options)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._known)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {token: i for i, token in enumerate(self._known)}
+
+    def _tokenize(self, text: str, **_: object) -> list[str]:
+        return list(text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self._known.index(token)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self._known[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return "".join(tokens)
+
+
+def test_a_tokenizer_without_offsets_gives_the_same_turns(load, chatml) -> None:
+    tokenizer = LetterTokenizer(chat_template=chatml)
+    assert not tokenizer.is_fast
+    (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
+    assert pieces(example, tokenizer) == EXPECTED
+
+
+def test_a_template_that_rewrites_history_still_finds_the_turns(load, new_tokenizer) -> None:
+    # An empty thinking block before the last answer only, as thinking models write it.
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{% if loop.last and m['role'] == 'assistant' %}<think></think>{% endif %}{{ m['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = new_tokenizer(template=template)
+    (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
+    assert trained_text(example, tokenizer) == ["one<|im_end|>", "<think></think>two<|im_end|>"]
+
+
+def test_a_filled_thinking_block_is_trained_on(load, new_tokenizer) -> None:
+    # The generation prompt closes an empty thinking block; the answer at hand has something in it.
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+    )
+    tokenizer = new_tokenizer(template=template)
+    rows = [
+        {"messages": [USER, {"role": "assistant", "content": f"<think>{thought}</think>A"}]} for thought in ("", "hm")
+    ]
+    examples = load(*rows, tokenizer=tokenizer).examples
+    assert [trained_text(e, tokenizer) for e in examples] == [["A<|im_end|>"], ["hm</think>A<|im_end|>"]]
+
+
+def test_a_template_that_cannot_be_cut_is_told(load, new_tokenizer) -> None:
+    template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: the chat template writes.*message 3 differently.*\n.*generation"
+    ):
+        load({"messages": [SYSTEM, USER, A1, USER]}, tokenizer=new_tokenizer(template=template))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [USER, A1, USER], "completion": [A2]},
+        {"prompt": [USER, A1, USER], "completion": "two"},
+    ],
+)
+def test_conversational_completion_trains_only_the_completion(load, chat_tokenizer, row: dict) -> None:
+    (example,) = load(row).examples
+    assert trained_text(example, chat_tokenizer) == ["two<|im_end|>"]
+
+
+def test_text_pairs_become_turns_when_asked(load, chat_tokenizer) -> None:
+    row = {"prompt": "Q", "completion": "two"}
+    for options, fields in (({"chat": "always"}, {}), ({}, {"system_prompt": "S"})):
+        (example,) = load(row, options=options, **fields).examples
+        assert trained_text(example, chat_tokenizer) == ["two<|im_end|>"]
+    (example,) = load(row, options={"chat": "never"}).examples
+    assert trained_text(example, chat_tokenizer) == ["two</s>"]
+
+
+def test_over_long_examples(load, plain_tokenizer) -> None:
+    rows = [
+        {"prompt": "12", "completion": "345"},
+        {"prompt": "1234", "completion": "5"},
+        {"prompt": "1", "completion": "2"},
+    ]
+
+    def run(over_long: str) -> SftSet:
+        return load(*rows, tokenizer=plain_tokenizer, options={"max_tokens": 4, "over_long": over_long})
+
+    dropped = run("drop")
+    assert [e.id for e in dropped.examples] == ["rows:2"]
+    assert dropped.understandings[0].skipped == {"examples over max_tokens (4)": 2}
+    cut = run("truncate")
+    assert [trained_text(e, plain_tokenizer) for e in cut.examples] == [["34"], ["2</s>"]]
+    assert cut.understandings[0].changed == {"examples over max_tokens (4), cut at the end": 1}
+    assert sum(cut.understandings[0].skipped.values()) == 1
+    assert cut.lengths() == [4, 3]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the example has 6 tokens, over max_tokens 4"):
+        run("error")
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "words"),
+    [
+        ({"messages": [USER]}, {}, ["rows.jsonl:1", "no assistant's turn"]),
+        ({"prompt": "Q"}, {}, ["no column for completion", "the columns are prompt"]),
+        ({"problem": "Q", "solution": "S", "answer": "A"}, {}, ["answer and solution could each be the completion"]),
+        ({"prompt": "Q", "completion": None}, {}, ["rows.jsonl:1", "(completion) holds nothing"]),
+        ({"text": 3}, {}, ["(text) holds int 3"]),
+        ({"text": "x"}, {"system_prompt": "S"}, ["these rows are plain text"]),
+        ({"prompt": [USER], "reward_model": {"ground_truth": "A"}}, {}, ["layout verl hold no completion"]),
+        ({"chosen": "a", "rejected": "b"}, {}, ["hold no completion"]),
+    ],
+)
+def test_rows_that_cannot_be_trained_on(load, row: dict, fields: dict, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        load(row, **fields)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_no_eos_and_no_template(load, new_tokenizer) -> None:
+    with pytest.raises(DataError, match="no EOS token"):
+        load({"text": "x"}, tokenizer=new_tokenizer(eos_token=None))
+    with pytest.raises(DataError, match="has no chat template"):
+        load(CONVERSATION, tokenizer=new_tokenizer())
+    with pytest.raises(DataError, match=r"through a chat template, and data\.chat is never"):
+        load(CONVERSATION, options={"chat": "never"})

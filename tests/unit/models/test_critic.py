@@ -1,0 +1,130 @@
+"""Critics on real architectures: where values are read, and what a critic may start from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from burnish.errors import ModelError
+from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+
+SETTINGS = OptimizerSettings(1e-2, 10)
+
+
+@pytest.fixture
+def classifier_folder(model_folder, tokenizer, tmp_path):
+    """A sequence classifier of the family, with a read-out that is not 0."""
+
+    def save(family, *, num_labels=1, vocabulary=None):
+        torch.manual_seed(3)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            model_folder(family), num_labels=num_labels, pad_token_id=2
+        )
+        if vocabulary is not None:
+            model.resize_token_embeddings(vocabulary)
+        with torch.no_grad():
+            model.score.weight.normal_()
+        model.save_pretrained(tmp_path / family)
+        return tmp_path / family
+
+    return save
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_a_critic_from_a_classifier_gives_its_scores(load, batch, classifier_folder, family):
+    """The value before response token t is the classifier's score of the prompt and the first t tokens."""
+    folder = classifier_folder(family)
+    critic = SeparateCritic.from_folder(str(folder), load(family), SETTINGS, field="critic.init")
+    values = critic.values(batch)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    row = 0
+    prompt = batch.prompt_tokens[row, : batch.prompt_lengths[row]]
+    for t in range(4):
+        tokens = torch.cat([prompt, batch.response_tokens[row, :t]])[None]
+        with torch.no_grad():
+            hidden = model.base_model(tokens)[0][0, -1]
+            score = model.score(hidden)
+        assert values[row, t].item() == pytest.approx(score.item(), abs=1e-5)
+
+
+def test_a_language_model_is_no_reward_model(load, model_folder):
+    with pytest.raises(ModelError, match="no reward model"):
+        SeparateCritic.from_folder(str(model_folder("llama")), load(), SETTINGS, field="critic.init")
+
+
+def test_a_classifier_of_another_vocabulary_is_refused(load, classifier_folder):
+    folder = classifier_folder("llama", vocabulary=20)
+    with pytest.raises(ModelError, match="20 embeddings, the policy has 16"):
+        SeparateCritic.from_folder(str(folder), load(), SETTINGS, field="critic.init")
+
+
+def test_a_classifier_with_two_labels_is_refused(load, classifier_folder):
+    folder = classifier_folder("llama", num_labels=2)
+    with pytest.raises(ModelError, match=r"critic\.init"):
+        SeparateCritic.from_folder(str(folder), load(), SETTINGS, field="critic.init")
+
+
+def test_a_folder_that_is_not_there_is_named(load):
+    with pytest.raises(ModelError, match=r"critic\.init './nowhere' does not exist"):
+        SeparateCritic.from_folder("./nowhere", load(), SETTINGS, field="critic.init")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_a_critic_of_its_own_shares_no_weight_and_saves_an_ordinary_model(load, family, tmp_path):
+    loaded = load(family)
+    critic = SeparateCritic.copy_of(loaded, SETTINGS)
+    ours = {parameter.data_ptr() for parameter in critic.trunk.parameters()}
+    assert not ours & {parameter.data_ptr() for parameter in loaded.model.parameters()}
+    critic.save_weights(tmp_path)
+    saved = AutoModel.from_pretrained(tmp_path)
+    for name, parameter in saved.named_parameters():
+        assert torch.equal(parameter, critic.trunk.get_parameter(name))
+
+
+def test_values_do_not_depend_on_micro_batches(load, batch):
+    critic = SeparateCritic.copy_of(load(), SETTINGS, tokens_per_microbatch=10_000)
+    with torch.no_grad():
+        critic.head.weight.normal_()
+    values = critic.values(batch)
+    critic._tokens_per_microbatch = 20
+    torch.testing.assert_close(critic.values(batch), values, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "full logits"])
+def test_an_update_of_the_policy_sees_the_values_of_a_shared_trunk(load, batch, chunked):
+    policy = LocalPolicy(load(), SETTINGS)
+    if not chunked:
+        policy._scorer._transform = None
+    critic = SharedCritic(policy, SETTINGS)
+    with torch.no_grad():
+        critic.head.weight.normal_()
+    expected = critic.values(batch)
+    seen = policy._scorer.score(batch, value_head=critic.head)
+    torch.testing.assert_close(seen.values_BT, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(seen.logprobs_BT, policy.logprobs(batch).logprobs_BT, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_bfloat16_and_gradient_checkpointing(load, batch, kind):
+    loaded = load(dtype="bfloat16", gradient_checkpointing=True)
+    filled = batch.replace(values=torch.zeros_like(batch.loss_mask, dtype=torch.float32), returns=torch.ones(7, 9))
+
+    def objective(values_BT, part, denominators):
+        from burnish.models.roles import ObjectiveValue
+
+        error = torch.where(part.loss_mask, values_BT - part.returns, 0.0).square().sum()
+        return ObjectiveValue(error / denominators.num_tokens, {})
+
+    critic = (
+        SeparateCritic.copy_of(loaded, SETTINGS)
+        if kind == "separate"
+        else SharedCritic(LocalPolicy(loaded, SETTINGS), SETTINGS)
+    )
+    for _ in range(3):
+        critic.update(filled, objective)
+    values = critic.values(batch)
+    assert values.dtype is torch.float32
+    assert values[batch.loss_mask].mean() > 0.05

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from burnish.config.schema import ModelConfig
+from burnish.errors import ModelError
+from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.loading import load_model, resolve_device
+from burnish.models.tokenizers import chat_template_text, choose_pad_token_id, eos_token_ids, load_tokenizer
+
+
+@pytest.fixture
+def copy_of_model(model_folder, tmp_path):
+    """A writable copy of the tiny Llama's folder."""
+    return shutil.copytree(model_folder("llama"), tmp_path / "tiny-model")
+
+
+def _edit_json(file, **fields):
+    content = json.loads(file.read_text())
+    content.update(fields)
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_loads_a_folder(load, family):
+    loaded = load(family)
+    assert loaded.eos_token_ids == (1,)
+    assert loaded.pad_token_id == 2
+    assert loaded.context_length == 64
+    assert loaded.notes == ()
+    assert not loaded.model.training
+    assert loaded.model.dtype is torch.float32
+
+
+def test_dropout_is_off_even_in_train_mode(load):
+    model = load("gpt2").model.train()
+    tokens = torch.arange(8)[None]
+    torch.manual_seed(0)
+    first = model(tokens).logits
+    assert torch.equal(first, model(tokens).logits)
+
+
+def test_bfloat16(load):
+    assert load(dtype="bfloat16").model.dtype is torch.bfloat16
+
+
+def test_from_scratch_ignores_the_weights_and_follows_the_seed(copy_of_model):
+    config = ModelConfig(path=str(copy_of_model), from_scratch=True, device="cpu")
+    saved = load_model(config.model_copy(update={"from_scratch": False})).model.lm_head.weight
+    (copy_of_model / "model.safetensors").unlink()
+    first, again, other = (load_model(config, seed=seed).model.lm_head.weight for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, saved)
+
+
+def test_all_end_ids_of_the_files_are_honoured(copy_of_model):
+    _edit_json(copy_of_model / "generation_config.json", eos_token_id=[14, 15])
+    assert load_model(ModelConfig(path=str(copy_of_model), device="cpu")).eos_token_ids == (14, 15, 1)
+
+
+def test_defaults_of_a_config_class_are_no_end_ids(copy_of_model):
+    """LlamaConfig's default end id 2 is an ordinary token of many vocabularies."""
+    (copy_of_model / "generation_config.json").unlink()
+    _edit_json(copy_of_model / "config.json", eos_token_id=None)
+    assert load_model(ModelConfig(path=str(copy_of_model), device="cpu")).eos_token_ids == (1,)
+
+
+def test_no_end_id_at_all_is_said():
+    tokenizer = character_tokenizer("ab", eos="E", pad="P")
+    tokenizer.eos_token = None
+    assert eos_token_ids(tokenizer, {}, {}) == ()
+
+
+def test_pad_never_ends_a_response():
+    tokenizer = character_tokenizer("ab", eos="E", pad="P", unk="U")
+    assert choose_pad_token_id(tokenizer, (0,), pad_token=None) == (1, None)
+    tokenizer.pad_token = "E"
+    pad, note = choose_pad_token_id(tokenizer, (0,), pad_token=None)
+    assert pad == 2
+    assert "'E'" in note
+    assert "'U'" in note
+    pad, _ = choose_pad_token_id(tokenizer, (0, 2), pad_token=None)
+    assert pad == 1
+    with pytest.raises(ModelError, match="ends a response"):
+        choose_pad_token_id(tokenizer, (0,), pad_token="E")
+    with pytest.raises(ModelError, match="'Q'"):
+        choose_pad_token_id(tokenizer, (0,), pad_token="Q")
+
+
+def test_missing_folder_suggests_the_nearest(copy_of_model):
+    with pytest.raises(ModelError, match="tiny-modle") as caught:
+        load_model(ModelConfig(path=str(copy_of_model.parent / "tiny-modle")))
+    assert "tiny-model" in caught.value.remedy
+
+
+def test_relative_folder_is_not_taken_for_a_hub_name(copy_of_model, monkeypatch):
+    monkeypatch.chdir(copy_of_model.parent.parent)
+    with pytest.raises(ModelError, match="does not exist"):
+        load_model(ModelConfig(path=f"{copy_of_model.parent.name}/tiny-modle"))
+
+
+def test_unreachable_hub_name_suggests_a_folder(copy_of_model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(copy_of_model.parent)
+    with pytest.raises(ModelError, match="tiny-modle") as caught:
+        load_model(ModelConfig(path="tiny-modle"))
+    assert "tiny-model" in caught.value.remedy
+    with pytest.raises(ModelError, match="nobody/nothing-at-all") as caught:
+        load_model(ModelConfig(path="nobody/nothing-at-all"))
+    assert "hub name" in caught.value.remedy
+
+
+def test_weights_that_nobody_uses_are_said(copy_of_model):
+    _edit_json(copy_of_model / "config.json", num_hidden_layers=1)
+    loaded = load_model(ModelConfig(path=str(copy_of_model), device="cpu"))
+    assert any("not used" in note for note in loaded.notes)
+
+
+def test_a_file_is_no_model(copy_of_model):
+    with pytest.raises(ModelError, match="is a file"):
+        load_model(ModelConfig(path=str(copy_of_model / "config.json")))
+
+
+def test_folder_without_config(copy_of_model):
+    (copy_of_model / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load_model(ModelConfig(path=str(copy_of_model)))
+
+
+def test_parent_of_the_model_folder_points_inside(copy_of_model):
+    with pytest.raises(ModelError) as caught:
+        load_model(ModelConfig(path=str(copy_of_model.parent)))
+    assert "tiny-model" in caught.value.remedy
+
+
+def test_pickle_weights_are_refused(copy_of_model):
+    (copy_of_model / "model.safetensors").unlink()
+    torch.save({}, copy_of_model / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
+        load_model(ModelConfig(path=str(copy_of_model)))
+
+
+def test_folder_without_weights(copy_of_model):
+    (copy_of_model / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no weights") as caught:
+        load_model(ModelConfig(path=str(copy_of_model)))
+    assert "from_scratch" in caught.value.remedy
+
+
+def test_truncated_weights(copy_of_model):
+    weights = copy_of_model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(ModelConfig(path=str(copy_of_model)))
+
+
+def test_weights_of_another_depth(copy_of_model):
+    _edit_json(copy_of_model / "config.json", num_hidden_layers=3)
+    with pytest.raises(ModelError, match="lacks weights") as caught:
+        load_model(ModelConfig(path=str(copy_of_model)))
+    assert "layers.2" in caught.value.message
+
+
+def test_unknown_architecture(copy_of_model):
+    _edit_json(copy_of_model / "config.json", model_type="nonesuch")
+    with pytest.raises(ModelError, match="nonesuch"):
+        load_model(ModelConfig(path=str(copy_of_model)))
+
+
+def test_foreign_code_is_off(copy_of_model):
+    _edit_json(
+        copy_of_model / "config.json", model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModel": "own.M"}
+    )
+    marker = copy_of_model / "executed"
+    (copy_of_model / "own.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    with pytest.raises(ModelError):
+        load_model(ModelConfig(path=str(copy_of_model)))
+    assert not marker.exists()
+
+
+def test_missing_tokenizer(copy_of_model):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy_of_model / name).unlink()
+    with pytest.raises(ModelError, match="tokenizer") as caught:
+        load_model(ModelConfig(path=str(copy_of_model)))
+    assert "model.tokenizer" in caught.value.remedy
+
+
+def test_unknown_kind_of_tokenizer(shared_dir):
+    folder = shared_dir / "data" / "arithmetic_sequence" / "model"
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def test_tokenizer_larger_than_the_model(copy_of_model):
+    tiny_llama(vocab_size=10, hidden_size=16, eos_token_id=1, pad_token_id=2).save_pretrained(copy_of_model)
+    with pytest.raises(ModelError, match="id 15"):
+        load_model(ModelConfig(path=str(copy_of_model)))
+
+
+def test_tokenizer_beside_the_model(copy_of_model, tmp_path):
+    character_tokenizer("xyz", eos="E", pad="P").save_pretrained(tmp_path / "other")
+    config = ModelConfig(path=str(copy_of_model), tokenizer=str(tmp_path / "other"))
+    assert load_tokenizer(config)("zx")["input_ids"] == [4, 2]
+
+
+def test_chat_template_inline_or_file(copy_of_model, tmp_path):
+    inline = ModelConfig(path=str(copy_of_model), chat_template="{{ messages[0]['content'] }}!")
+    messages = [{"role": "user", "content": "12"}]
+    assert load_tokenizer(inline).apply_chat_template(messages, tokenize=False) == "12!"
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ 'from file' }}")
+    assert chat_template_text(str(file)) == "{{ 'from file' }}"
+    with pytest.raises(ModelError, match=r"missing\.jinja"):
+        chat_template_text("missing.jinja")
+
+
+def test_devices():
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ModelError, match="gpu0"):
+        resolve_device("gpu0")
+    with pytest.raises(ModelError, match="CUDA devices"):
+        resolve_device("cuda:99")
+
+
+def test_real_model(stories_model):
+    loaded = load_model(ModelConfig(path=str(stories_model), device="cpu"))
+    assert loaded.context_length == 512
+    assert 1 in loaded.eos_token_ids
+    assert loaded.pad_token_id not in loaded.eos_token_ids

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnish.models.logprobs import HeadTransform, chunked_token_scores, plain_token_scores
+
+TRANSFORMS = (HeadTransform(), HeadTransform(scale=0.25), HeadTransform(scale=2.0, softcap=3.0))
+
+
+def _inputs(num_tokens=7, hidden=8, vocabulary=33, *, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    targets = torch.randint(0, vocabulary, (num_tokens,), generator=generator)
+    return draw(num_tokens, hidden), draw(vocabulary, hidden), draw(vocabulary), targets
+
+
+def _loss(scores, weights):
+    logprobs, entropy = scores
+    loss = (logprobs * weights).sum()
+    return loss if entropy is None else loss + (entropy * weights.flip(0)).sum()
+
+
+def test_plain_by_hand():
+    logits = torch.tensor([[0.0, math.log(3.0)]])
+    logprobs, entropy = plain_token_scores(logits, torch.tensor([1]), entropy=True)
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+    assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+
+
+def test_temperature_divides_the_logits():
+    logits = torch.tensor([[0.0, 2 * math.log(3.0)]])
+    logprobs, _ = plain_token_scores(logits, torch.tensor([1]), temperature=2.0)
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_chunked_equals_plain_in_value_and_gradient(transform, with_bias, entropy):
+    hidden, weight, bias, targets = _inputs()
+    bias = bias if with_bias else None
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    weights = torch.linspace(-1, 2, len(targets))
+    plain = plain_token_scores(transform(linear(hidden, weight, bias)), targets, temperature=0.7, entropy=entropy)
+    chunked = chunked_token_scores(
+        hidden, weight, bias, targets, temperature=0.7, transform=transform, entropy=entropy, chunk_elements=70
+    )
+    torch.testing.assert_close(chunked[0], plain[0], atol=1e-5, rtol=0)
+    if entropy:
+        torch.testing.assert_close(chunked[1], plain[1], atol=1e-5, rtol=0)
+    expected = torch.autograd.grad(_loss(plain, weights), leaves)
+    found = torch.autograd.grad(_loss(chunked, weights), leaves)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+def test_gradients_against_finite_differences_in_float64():
+    hidden, weight, bias, targets = _inputs(3, 4, 11, dtype=torch.float64)
+
+    def scores(*leaves):
+        return chunked_token_scores(
+            *leaves, targets, temperature=0.9, transform=TRANSFORMS[2], entropy=True, chunk_elements=12
+        )
+
+    assert torch.autograd.gradcheck(scores, (hidden, weight, bias))
+
+
+@settings(max_examples=25, deadline=None)
+@given(chunk_elements=st.integers(1, 400), num_tokens=st.integers(1, 9), seed=st.integers(0, 99))
+def test_the_size_of_the_chunks_changes_nothing(chunk_elements, num_tokens, seed):
+    hidden, weight, _, targets = _inputs(num_tokens, seed=seed)
+    whole = chunked_token_scores(hidden, weight, None, targets, entropy=True)
+    cut = chunked_token_scores(hidden, weight, None, targets, entropy=True, chunk_elements=chunk_elements)
+    torch.testing.assert_close(cut[0], whole[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(cut[1], whole[1], atol=1e-5, rtol=0)
+
+
+def test_many_tokens_are_cut_too(monkeypatch):
+    hidden, weight, bias, targets = _inputs()
+    whole = chunked_token_scores(hidden, weight, bias, targets, entropy=True)
+    monkeypatch.setattr("burnish.models.logprobs.TOKENS_PER_CHUNK", 3)
+    cut = chunked_token_scores(hidden, weight, bias, targets, entropy=True, chunk_elements=30)
+    weights = torch.linspace(-1, 2, len(targets))
+    for one, other in zip(
+        torch.autograd.grad(_loss(cut, weights), (hidden, weight, bias)),
+        torch.autograd.grad(_loss(whole, weights), (hidden, weight, bias)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_in_place_accumulation_gives_the_gradient_of_two_microbatches():
+    hidden, weight, _, targets = _inputs()
+    logprobs, _ = chunked_token_scores(hidden, weight, None, targets)
+    logprobs.sum().backward()
+    expected = weight.grad.clone()
+    weight.grad = None
+    for rows in (slice(0, 3), slice(3, None)):
+        part, _ = chunked_token_scores(hidden[rows], weight, None, targets[rows], accumulate_in_place=True)
+        part.sum().backward()
+    torch.testing.assert_close(weight.grad, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_extreme_logits_stay_finite():
+    hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0], [0.5]])
+    logprobs, entropy = chunked_token_scores(hidden, weight, None, torch.tensor([0, 0]), entropy=True, chunk_elements=2)
+    assert logprobs.tolist() == [0.0, -2e4]
+    assert entropy.tolist() == [0.0, 0.0]
+    (logprobs + entropy).sum().backward()
+    assert torch.isfinite(hidden.grad).all()
+
+
+def test_bfloat16_reduces_in_float32():
+    hidden, weight, _, targets = _inputs(dtype=torch.bfloat16)
+    logprobs, entropy = chunked_token_scores(hidden, weight, None, targets, entropy=True, chunk_elements=70)
+    assert logprobs.dtype is entropy.dtype is torch.float32
+    expected, _ = plain_token_scores(linear(hidden, weight), targets)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    logprobs.sum().backward()
+    expected_grad = torch.autograd.grad(expected.sum(), weight)[0]
+    assert weight.grad.dtype is torch.bfloat16
+    torch.testing.assert_close(weight.grad.float(), expected_grad.float(), atol=0.03, rtol=0.03)
+
+
+def test_full_logits_never_exist():
+    """No operation, forward or backward, makes a tensor larger than a chunk or the weight itself."""
+    hidden, weight, bias, targets = _inputs(64, 4, 500)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    largest = max(largest, tensor.numel())
+            return result
+
+    with Watch():
+        scores = chunked_token_scores(hidden, weight, bias, targets, entropy=True, chunk_elements=64 * 20)
+        _loss(scores, torch.ones(64)).backward()
+    assert largest == weight.numel() == 2000
+    assert largest < 64 * 500
+
+
+def test_no_tokens_at_all():
+    hidden, weight, _, targets = _inputs()
+    logprobs, _ = chunked_token_scores(hidden[:0], weight, None, targets[:0])
+    assert logprobs.shape == (0,)
+    logprobs.sum().backward()
+    assert not weight.grad.any()
+
+
+def test_temperature_must_be_positive():
+    hidden, weight, _, targets = _inputs()
+    with pytest.raises(ValueError, match="temperature"):
+        chunked_token_scores(hidden, weight, None, targets, temperature=0.0)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from burnish.config.schema import OptimizationConfig
+from burnish.errors import CheckpointError
+from burnish.models.optimizers import OptimizerSettings, WeightOptimizer, learning_rate
+
+
+def _rates(schedule, *, warmup_steps=0, total_steps=4, final_fraction=0.0):
+    return [
+        learning_rate(
+            step,
+            total_steps=total_steps,
+            warmup_steps=warmup_steps,
+            peak=8.0,
+            schedule=schedule,
+            final_fraction=final_fraction,
+        )
+        for step in range(total_steps + 1)
+    ]
+
+
+def test_schedules_by_hand():
+    assert _rates("constant") == [8, 8, 8, 8, 8]
+    assert _rates("linear") == [8, 6, 4, 2, 0]
+    assert _rates("linear", final_fraction=0.5) == [8, 7, 6, 5, 4]
+    assert _rates("linear", warmup_steps=2) == [4, 8, 8, 4, 0]
+    assert _rates("cosine") == pytest.approx([8, 6.82842712, 4, 1.17157288, 0])
+
+
+def test_linear_matches_the_published_last_rate():
+    last = learning_rate(155, total_steps=156, warmup_steps=0, peak=5e-5, schedule="linear", final_fraction=0.0)
+    assert last == pytest.approx(5e-5 * 32 / 4992)
+
+
+def test_unknown_schedule():
+    with pytest.raises(ValueError, match="polynomial"):
+        _rates("polynomial")
+
+
+def test_settings_come_from_the_run_file():
+    settings = OptimizerSettings.from_config(OptimizationConfig(learning_rate=1e-3, schedule="linear"), total_steps=10)
+    assert settings.learning_rate_at(5) == pytest.approx(5e-4)
+
+
+def test_first_step_is_that_of_adam_and_weight_decay_spares_vectors():
+    matrix, vector = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(1))
+    optimizer = WeightOptimizer(
+        [("matrix", matrix), ("vector", vector)],
+        OptimizerSettings(0.1, 10, weight_decay=0.5, eps=1e-12, max_grad_norm=None),
+    )
+    matrix.grad, vector.grad = torch.full((1, 1), 3.0), torch.full((1,), 4.0)
+    norm = optimizer.grad_norm()
+    assert norm.item() == pytest.approx(5.0)
+    optimizer.step(0, norm)
+    assert matrix.item() == pytest.approx(1 - 0.1 * 0.5 - 0.1)
+    assert vector.item() == pytest.approx(1 - 0.1)
+    assert matrix.grad is None
+
+
+def test_clipping_scales_the_whole_gradient():
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = WeightOptimizer([("p", parameter)], OptimizerSettings(0.1, 10, max_grad_norm=1.0))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    optimizer.step(0, optimizer.grad_norm())
+    first_moment = optimizer.state()["moments"]["p"]["exp_avg"]
+    torch.testing.assert_close(first_moment, torch.tensor([0.06, 0.08]), atol=1e-6, rtol=0)
+
+
+def test_small_updates_of_bfloat16_weights_add_up():
+    parameter = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = WeightOptimizer([("p", parameter)], OptimizerSettings(1e-4, 100))
+    for step in range(100):
+        parameter.grad = torch.ones(1, dtype=torch.bfloat16)
+        optimizer.step(step, optimizer.grad_norm())
+    assert parameter.item() == pytest.approx(0.99, abs=4e-3)
+
+
+def test_state_round_trip_continues_bit_for_bit():
+    def steps(optimizer, parameter, numbers):
+        for number in numbers:
+            parameter.grad = torch.tensor([0.3, -0.7]) * (number + 1)
+            optimizer.step(number, optimizer.grad_norm())
+
+    settings = OptimizerSettings(0.1, 10, schedule="cosine")
+    straight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = WeightOptimizer([("p", straight)], settings)
+    steps(optimizer, straight, range(3))
+    resumed = nn.Parameter(straight.detach().clone())
+    other = WeightOptimizer([("p", resumed)], settings)
+    other.load_state(optimizer.state())
+    steps(optimizer, straight, range(3, 6))
+    steps(other, resumed, range(3, 6))
+    assert torch.equal(straight, resumed)
+
+
+def test_state_of_other_parameters_is_refused():
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = WeightOptimizer([("p", parameter)], OptimizerSettings(0.1, 10))
+    with pytest.raises(CheckpointError, match="'q'"):
+        optimizer.load_state({"moments": {"q": {"exp_avg": torch.zeros(1)}}, "masters": {}})
+    with pytest.raises(CheckpointError, match=r"'p' \(2,\)"):
+        optimizer.load_state({"moments": {"p": {"exp_avg": torch.zeros(2)}}, "masters": {}})

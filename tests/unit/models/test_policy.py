@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from burnish.config.schema import LoraConfig, ModelConfig
+from burnish.errors import CheckpointError, DivergenceError, ModelError
+from burnish.models.loading import load_model
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy, count_denominators
+from burnish.models.roles import Denominators, ObjectiveValue
+from burnish.types import Metric, Reduction
+
+SETTINGS = OptimizerSettings(1e-2, 10, schedule="linear", warmup_steps=2)
+
+
+class LikelihoodObjective:
+    """Raise the mean log-probability of the trained tokens, and their entropy a little."""
+
+    needs_entropy = True
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+        self.denominators = []
+
+    def __call__(self, scores, batch, denominators):
+        self.denominators.append(denominators)
+        gain = torch.where(batch.loss_mask, scores.logprobs_BT + 0.1 * scores.entropy_BT, 0.0)
+        loss = -self.factor * gain.sum() / denominators.num_tokens
+        tokens = int(batch.loss_mask.sum())
+        return ObjectiveValue(loss, {"trained": Metric(Reduction.SUM, tokens)})
+
+
+def _policy(loaded, budget=10_000, **fields):
+    return LocalPolicy(loaded, SETTINGS, temperature=0.7, tokens_per_microbatch=budget, **fields)
+
+
+def _gradients(policy, batch, monkeypatch):
+    """The gradient of an update, caught before the step."""
+    caught = {}
+
+    def keep(step, grad_norm):
+        caught.update({name: p.grad.clone() for name, p in policy.trainable_parameters() if p.grad is not None})
+        return 0.0
+
+    monkeypatch.setattr(policy._optimizer, "step", keep)
+    objective = LikelihoodObjective()
+    policy.update(batch, objective)
+    return caught, len(objective.denominators)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_gradient_of_one_two_or_seven_microbatches(load, batch, family, monkeypatch):
+    whole, one = _gradients(_policy(load(family)), batch, monkeypatch)
+    halves, two = _gradients(_policy(load(family), budget=60), batch, monkeypatch)
+    single, seven = _gradients(_policy(load(family), budget=1), batch, monkeypatch)
+    assert one == 1
+    assert two in (2, 3)
+    assert seven == 7
+    for name, gradient in whole.items():
+        torch.testing.assert_close(halves[name], gradient, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(single[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_gradient_equals_that_of_full_logits(load, batch, monkeypatch):
+    found, _ = _gradients(_policy(load()), batch, monkeypatch)
+    policy = _policy(load())
+    policy._scorer._transform = None
+    expected, _ = _gradients(policy, batch, monkeypatch)
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm()
+
+
+def test_gradient_checkpointing_changes_no_gradient(load, batch, monkeypatch):
+    plain, _ = _gradients(_policy(load()), batch, monkeypatch)
+    checkpointed, _ = _gradients(_policy(load(gradient_checkpointing=True)), batch, monkeypatch)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-7, rtol=1e-5)
+
+
+def test_update_learns_and_reports(load, batch):
+    policy = _policy(load())
+    before = policy.logprobs(batch).logprobs_BT
+    metrics = policy.update(batch, LikelihoodObjective())
+    assert policy.version == 1
+    assert metrics["policy/learning_rate"].result() == pytest.approx(5e-3)
+    assert metrics["policy/grad_norm"].result() > 0
+    assert metrics["trained"].result() == int(batch.loss_mask.sum())
+    after = policy.logprobs(batch).logprobs_BT
+    assert after[batch.loss_mask].mean() > before[batch.loss_mask].mean()
+
+
+def test_denominators_are_of_the_whole_batch(load, batch):
+    objective = LikelihoodObjective()
+    _policy(load(), budget=1).update(batch, objective)
+    whole = Denominators(int(batch.loss_mask.sum()), 7)
+    assert objective.denominators == [whole] * 7
+    masked = dataclasses.replace(batch, loss_mask=batch.loss_mask & (torch.arange(7) != 2)[:, None])
+    assert count_denominators(masked).num_sequences == 6
+
+
+def test_rows_without_a_trained_token_cost_nothing_and_change_nothing(load, batch, monkeypatch):
+    masked = dataclasses.replace(batch, loss_mask=batch.loss_mask & (torch.arange(7) < 4)[:, None])
+    found, calls = _gradients(_policy(load(), budget=1), masked, monkeypatch)
+    expected, _ = _gradients(_policy(load()), batch.select([0, 1, 2, 3]), monkeypatch)
+    assert calls == 4
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_nothing_to_train_on_moves_no_weight(load, batch):
+    policy = _policy(load())
+    before = policy.model.lm_head.weight.clone()
+    nothing = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+    metrics = policy.update(nothing, LikelihoodObjective())
+    assert metrics["policy/empty_updates"].result() == 1
+    assert policy.version == 1
+    assert torch.equal(policy.model.lm_head.weight, before)
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_divergence_stops_before_the_step(load, batch, factor):
+    policy = _policy(load())
+    before = [p.clone() for p in policy.model.parameters()]
+    with pytest.raises(DivergenceError, match="step 0"):
+        policy.update(batch, LikelihoodObjective(factor))
+    assert policy.version == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    assert all(p.grad is None for p in policy.model.parameters())
+    assert policy.update(batch, LikelihoodObjective())
+
+
+def test_non_finite_gradient_is_caught(load, batch):
+    class Explosion(LikelihoodObjective):
+        def __call__(self, scores, batch, denominators):
+            # the square root of 0 is finite, its slope is not
+            return ObjectiveValue(torch.sqrt((scores.logprobs_BT * 0).sum()), {})
+
+    policy = _policy(load())
+    with pytest.raises(DivergenceError, match="gradient norm"):
+        policy.update(batch, Explosion())
+    assert not policy.model.training
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resumed_training_is_bit_for_bit_the_same(load, batch, tmp_path, lora, dtype):
+    policy = _policy(load(dtype=dtype), budget=40, lora=lora)
+    for _ in range(2):
+        policy.update(batch, LikelihoodObjective())
+    policy.save_weights(tmp_path)
+    torch.save(policy.training_state(), tmp_path / "state.pt")
+    resumed = _policy(load(dtype=dtype), budget=40, lora=lora, seed=99)
+    resumed.load_weights(tmp_path)
+    resumed.load_training_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert resumed.version == 2
+    for _ in range(2):
+        straight = policy.update(batch, LikelihoodObjective())
+        again = resumed.update(batch, LikelihoodObjective())
+        assert {n: m.result() for n, m in straight.items()} == {n: m.result() for n, m in again.items()}
+    for (name, one), other in zip(policy.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+def test_saved_folder_is_an_ordinary_model(load, batch, tmp_path, family, lora):
+    policy = _policy(load(family), lora=lora)
+    policy.update(batch, LikelihoodObjective())
+    live = [p.clone() for p in policy.model.parameters()]
+    policy.save_weights(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(live, policy.model.parameters(), strict=True))
+    assert not list(tmp_path.glob("*.bin"))
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert AutoTokenizer.from_pretrained(tmp_path)("12")["input_ids"] == [5, 6]
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, policy.model(tokens).logits, atol=1e-5, rtol=1e-5)
+    reloaded = _policy(load_model(ModelConfig(path=str(tmp_path), device="cpu")))
+    torch.testing.assert_close(
+        reloaded.logprobs(batch).logprobs_BT, policy.logprobs(batch).logprobs_BT, atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+def test_reference_stays_where_it_started(load, batch, lora):
+    policy = _policy(load(), lora=lora)
+    reference = policy.reference()
+    start = policy.logprobs(batch).logprobs_BT
+    torch.testing.assert_close(reference.logprobs(batch), start, atol=1e-6, rtol=0)
+    for _ in range(3):
+        policy.update(batch, LikelihoodObjective())
+    torch.testing.assert_close(reference.logprobs(batch), start, atol=1e-6, rtol=0)
+    assert not torch.allclose(policy.logprobs(batch).logprobs_BT, start, atol=1e-3)
+
+
+def test_only_the_adapter_trains(load, batch):
+    policy = _policy(load(), lora=LoraConfig(rank=2))
+    names = [name for name, _ in policy.trainable_parameters()]
+    assert names
+    assert all("lora_" in name for name in names)
+    frozen = {n: p.clone() for n, p in policy.model.named_parameters() if "lora_" not in n}
+    policy.update(batch, LikelihoodObjective())
+    policy.update(batch, LikelihoodObjective())
+    assert all(torch.equal(p, frozen[n]) for n, p in policy.model.named_parameters() if n in frozen)
+
+
+def test_the_first_ratio_is_one(load, batch):
+    """Old scores and the update's own scores agree, with dropout, micro-batches and temperature in play."""
+    policy = _policy(load("gpt2"), budget=25)
+    old = policy.logprobs(batch).logprobs_BT
+
+    class Compare(LikelihoodObjective):
+        def __call__(self, scores, part, denominators):
+            gap = (scores.logprobs_BT.detach() - part.old_logprobs)[part.loss_mask].abs().max()
+            value = super().__call__(scores, part, denominators)
+            return ObjectiveValue(value.loss, {"gap": Metric(Reduction.MAX, float(gap))})
+
+    metrics = policy.update(batch.replace(old_logprobs=old), Compare())
+    assert metrics["gap"].result() < 1e-5
+
+
+@pytest.mark.parametrize("targets", [("nonesuch",), ("lm_head",)])
+def test_bad_lora_targets(load, targets):
+    with pytest.raises(ModelError, match=targets[0]):
+        _policy(load(), lora=LoraConfig(target_modules=targets))
+
+
+def test_loading_weights_that_do_not_fit(load, tmp_path):
+    _policy(load()).save_weights(tmp_path)
+    with pytest.raises(CheckpointError, match="no adapter"):
+        _policy(load(), lora=LoraConfig(rank=2)).load_weights(tmp_path)

@@ -1,0 +1,216 @@
+"""The reward model: where it reads, how its head begins, what it saves, and that cuts and padding change nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+from burnish.config.schema import LoraConfig, ModelConfig
+from burnish.errors import DivergenceError, ModelError
+from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.reward_layout import Readout, lay_out_pairs
+from burnish.models.reward_learner import ComparedScores, Comparison, RewardLearner
+from burnish.models.reward_model import (
+    RewardModel,
+    init_score_head,
+    load_reward_model,
+    new_reward_model,
+    score_head,
+)
+from burnish.models.roles import ObjectiveValue
+
+PAIRS = [((3, 4), (5, 6, 2)), ((3,), (7, 2)), ((8, 9, 4), (5, 5, 5, 6))]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    tokenizer = character_tokenizer("0123456789", eos="$", pad="_")
+    tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        context_length=32,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        seed=1,
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def new(folder: Path, readout: Readout | None = None, **model: object) -> RewardModel:
+    return new_reward_model(ModelConfig(path=str(folder), device="cpu", **model), readout or Readout(), seed=0)  # type: ignore[arg-type]
+
+
+def test_layout_reads_where_it_is_told() -> None:
+    def read(readout: Readout) -> list[int]:
+        return lay_out_pairs(PAIRS, readout, pad_token_id=0, eos_token_ids=(2, 6)).read_B.tolist()
+
+    assert read(Readout("last")) == [4, 2, 6]
+    assert read(Readout("eos")) == [3, 2, 6]  # first end in 5 6 2 is the 6
+    assert read(Readout("last_position", 5)) == [6, 5, 7]
+    layout = lay_out_pairs(PAIRS[:1], Readout("last_position", 5), pad_token_id=0, eos_token_ids=())
+    assert layout.tokens_BS.tolist() == [[3, 4, 5, 6, 2, 0, 0]]
+    assert layout.attention_mask_BS.tolist() == [[1, 1, 1, 1, 1, 0, 0]]
+    assert layout.position_ids_BS.tolist() == [[0, 1, 2, 3, 4, 5, 5]]
+    with pytest.raises(ModelError, match="4 tokens, but the reward model scores at position 3"):
+        read(Readout("last_position", 3))
+    with pytest.raises(ValueError, match="empty response"):
+        lay_out_pairs([((1,), ())], Readout(), pad_token_id=0, eos_token_ids=())
+
+
+@pytest.mark.parametrize("readout", [Readout("last"), Readout("eos"), Readout("last_position", 6)])
+def test_scores_depend_on_their_own_row_only(llama: Path, readout: Readout) -> None:
+    model = new(llama, readout)
+    together = model.score(PAIRS)
+    alone = [model.score([pair])[0] for pair in PAIRS]
+    cut = model.score(PAIRS, tokens_per_microbatch=8)
+    assert together == pytest.approx(alone, abs=1e-6)
+    assert together == pytest.approx(cut, abs=1e-6)
+    assert len(set(together)) == 3
+
+
+def test_a_padding_id_that_is_the_end_of_sequence_changes_nothing(llama: Path) -> None:
+    model = new(llama)
+    before = model.score(PAIRS)
+    model.loaded = type(model.loaded)(
+        model.loaded.model, model.loaded.tokenizer, (2,), 2, model.loaded.context_length, ()
+    )
+    assert model.score(PAIRS) == pytest.approx(before, abs=1e-6)
+
+
+def test_the_head_begins_as_in_2019() -> None:
+    head = nn.Linear(4095, 1)
+    init_score_head(head, seed=0)
+    assert float(head.weight.detach().std()) == pytest.approx(1 / 64, rel=0.05)  # 1 / sqrt(4096)
+    assert head.bias.detach().tolist() == [0.0]
+    other = nn.Linear(4095, 1)
+    init_score_head(other, seed=0)
+    assert torch.equal(head.weight, other.weight)
+
+
+def test_normalisation_gives_mean_0_and_spread_1_and_survives_saving(llama: Path, tmp_path: Path) -> None:
+    model = new(llama)
+    raw = model.score(PAIRS)
+    model.normalise(raw, scale=True, measured_on="three")
+    scores = torch.tensor(model.score(PAIRS))
+    assert float(scores.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(scores.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    mean, spread = sum(raw) / 3, float(torch.tensor(raw).std(correction=0))
+    assert model.normalization.gain == pytest.approx(1 / spread, rel=1e-5)
+    assert model.normalization.bias == pytest.approx(-mean / spread, rel=1e-4)
+    model.normalise([1.0, 2.0], scale=False, measured_on="two")
+    assert float(torch.tensor(model.score(PAIRS)).mean()) == pytest.approx(-1.5, abs=1e-5)
+    model.save(tmp_path)
+    again = load_reward_model(ModelConfig(path=str(tmp_path), device="cpu"))
+    assert again.score(PAIRS) == model.score(PAIRS)
+    assert again.normalization == model.normalization
+
+
+def test_equal_rewards_have_no_scale(llama: Path) -> None:
+    with pytest.raises(ModelError, match="the same reward"):
+        new(llama).normalise([2.0, 2.0], scale=True, measured_on="")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_transformers_gives_the_same_logits(kind: str, llama: Path, tmp_path: Path) -> None:
+    folder = llama
+    if kind == "gpt2":
+        folder = tmp_path / "gpt2"
+        tokenizer = character_tokenizer("0123456789", eos="$", pad="_")
+        sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": len(tokenizer)}
+        config = GPT2Config(**sizes, eos_token_id=tokenizer.eos_token_id)
+        GPT2LMHeadModel(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    model = new(folder)
+    model.normalise(model.score(PAIRS), scale=True, measured_on="x")
+    model.save(tmp_path / "rm")
+    other = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    assert other.config.num_labels == 1
+    layout = lay_out_pairs(PAIRS, Readout(), pad_token_id=model.loaded.pad_token_id, eos_token_ids=())
+    with torch.no_grad():
+        logits = other(layout.tokens_BS, attention_mask=layout.attention_mask_BS).logits[:, 0]
+    expected = [score - model.normalization.bias for score in model.score(PAIRS)]
+    assert logits.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_lora_trains_adapters_and_head_and_saves_a_plain_classifier(llama: Path, tmp_path: Path) -> None:
+    model = new(llama, lora=LoraConfig(rank=2, alpha=4.0))
+    trained = {name for name, p in model.loaded.model.named_parameters() if p.requires_grad}
+    assert all(".lora_" in name or name == "score.weight" for name in trained)
+    assert "score.weight" in trained
+    learner = RewardLearner(model, SETTINGS, tokens_per_microbatch=100)
+    before = model.score(PAIRS)
+    for _ in range(3):
+        learner.update(COMPARISONS, pull_apart)
+    assert model.score(PAIRS) != before
+    model.save(tmp_path)
+    again = load_reward_model(ModelConfig(path=str(tmp_path), device="cpu"))
+    assert again.score(PAIRS) == pytest.approx(model.score(PAIRS), abs=1e-5)
+    fresh = RewardLearner(new(llama, lora=LoraConfig(rank=2, alpha=4.0)), SETTINGS, tokens_per_microbatch=100)
+    fresh.load_weights(tmp_path)
+    assert fresh.score(PAIRS) == model.score(PAIRS)
+
+
+SETTINGS = OptimizerSettings(learning_rate=1e-2, total_steps=10)
+COMPARISONS = [
+    Comparison((3, 4), ((5, 6, 2), (7, 2)), 0),
+    Comparison((3,), ((7, 7, 7, 2), (5, 2)), 1),
+    Comparison((9, 9), ((4, 2), (6, 6, 2), (8, 2)), 2),
+]
+
+
+def pull_apart(compared: ComparedScores, count: int) -> ObjectiveValue:
+    """Cross-entropy on the best candidate, written out."""
+    scores = compared.scores_BK.masked_fill(~compared.mask_BK, -math.inf)
+    loss = -torch.log_softmax(scores, dim=1).gather(1, compared.best_B[:, None]).sum() / count
+    return ObjectiveValue(loss, {})
+
+
+def test_a_step_is_the_same_however_it_is_cut(llama: Path) -> None:
+    weights = []
+    for budget in (10_000, 12):
+        learner = RewardLearner(new(llama), SETTINGS, tokens_per_microbatch=budget)
+        learner.update(COMPARISONS, pull_apart)
+        weights.append(torch.cat([p.detach().flatten() for p in learner.model.loaded.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=0)
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights(llama: Path) -> None:
+    learner = RewardLearner(new(llama), SETTINGS, tokens_per_microbatch=100)
+    before = learner.score(PAIRS)
+    with pytest.raises(DivergenceError, match="loss is nan"):
+        learner.update(COMPARISONS, lambda compared, count: ObjectiveValue(compared.scores_BK.sum() * math.nan, {}))
+    assert learner.score(PAIRS) == before
+
+
+def test_what_is_no_reward_model_is_refused(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is not a reward model: it is a LlamaForCausalLM\n.*burnish rm"):
+        load_reward_model(ModelConfig(path=str(llama), device="cpu"))
+    AutoModelForSequenceClassification.from_pretrained(llama, num_labels=3).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="classifies into 3 labels"):
+        load_reward_model(ModelConfig(path=str(tmp_path), device="cpu"))
+    with pytest.raises(ModelError, match="does not exist"):
+        load_reward_model(ModelConfig(path=str(tmp_path / "nothing"), device="cpu"))
+
+
+def test_the_head_is_found_by_its_shape(llama: Path) -> None:
+    name, head = score_head(new(llama).loaded.model)
+    assert (name, head.out_features) == ("score", 1)
+    with pytest.raises(ModelError, match="0 linear heads"):
+        score_head(AutoModelForSequenceClassification.from_pretrained(llama, num_labels=2))
+
+
+def test_training_goes_on_from_an_earlier_reward_model(llama: Path, tmp_path: Path) -> None:
+    model = new(llama)
+    model.normalise(model.score(PAIRS), scale=True, measured_on="x")
+    model.save(tmp_path)
+    assert new(tmp_path).score(PAIRS) == model.score(PAIRS)

@@ -1,0 +1,101 @@
+"""Each detector, and that it fires once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from burnish.observability.alarms import DETECTORS, AlarmBell, replay
+
+HEALTHY = {
+    "reward/mean": 0.5, "reward/std": 0.4, "rollout/truncated_fraction": 0.1, "groups/constant_fraction": 0.4,
+    "policy/first_ratio_deviation": 1e-6, "policy/entropy": 1.0, "kl/reference_per_token": 0.02,
+    "reward/failed_fraction": 0.0, "policy/grad_norm": 0.3,
+}  # fmt: skip
+
+
+def steps(count: int, **changes: float) -> list[dict[str, float]]:
+    changed = {name.replace("__", "/"): value for name, value in changes.items()}
+    return [HEALTHY | changed for _ in range(count)]
+
+
+def fired(rows: list[dict[str, float]]) -> list[tuple[str, int]]:
+    bell = AlarmBell()
+    return [(alarm.name, alarm.step) for step, row in enumerate(rows, start=1) for alarm in bell.check(step, row)]
+
+
+def test_a_healthy_run_is_quiet() -> None:
+    assert fired(steps(50)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "value", "step"),
+    [
+        ("reward constant", "reward/std", 1e-9, 13),
+        ("all truncated", "rollout/truncated_fraction", 1.0, 12),
+        ("constant groups", "groups/constant_fraction", 0.95, 13),
+        ("sampler and trainer disagree", "policy/first_ratio_deviation", 2e-3, 11),
+        ("entropy collapse", "policy/entropy", 0.04, 13),
+        ("KL runaway", "kl/reference_per_token", 0.25, 12),
+        ("reward failures", "reward/failed_fraction", 0.02, 11),
+        ("gradient zero", "policy/grad_norm", 0.0, 12),
+    ],
+)
+def test_each_fires_once_after_its_patience(name: str, metric: str, value: float, step: int) -> None:
+    rows = [*steps(10), *[HEALTHY | {metric: value}] * 8]
+    assert fired(rows) == [(name, step)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"),
+    [("groups/constant_fraction", 0.9), ("policy/first_ratio_deviation", 1e-3), ("policy/entropy", 0.06),
+     ("kl/reference_per_token", 0.19), ("rollout/truncated_fraction", 0.99)],
+)  # fmt: skip
+def test_values_at_the_edge_stay_quiet(metric: str, value: float) -> None:
+    assert fired([*steps(10), *[HEALTHY | {metric: value}] * 8]) == []
+
+
+def test_a_good_step_in_between_starts_the_patience_again() -> None:
+    bad = HEALTHY | {"reward/std": 0.0}
+    assert fired([bad, bad, HEALTHY, bad, bad]) == []
+
+
+def test_a_row_without_the_metric_neither_counts_nor_resets() -> None:
+    bad = HEALTHY | {"policy/grad_norm": 0.0}
+    assert fired([bad, {"eval/reward_mean": 1.0}, bad]) == [("gradient zero", 3)]
+
+
+def test_resumed_alarms_carry_on() -> None:
+    rows = [*steps(5), *steps(6, policy__entropy=0.01, policy__grad_norm=0.0)]
+    for cut in range(len(rows) + 1):
+        first, second = AlarmBell(), AlarmBell()
+        names = [a.name for step, row in enumerate(rows[:cut]) for a in first.check(step, row)]
+        second.load_state(json.loads(json.dumps(first.state())))
+        names += [a.name for step, row in enumerate(rows[cut:]) for a in second.check(step, row)]
+        assert sorted(names) == ["entropy collapse", "gradient zero"]
+
+
+def test_replay_is_the_same_as_live() -> None:
+    rows = [{"step": step} | row for step, row in enumerate(steps(9, reward__failed_fraction=0.5), start=4)]
+    (alarm,) = replay(rows)
+    assert (alarm.name, alarm.step) == ("reward failures", 4)
+    assert "50.0%" in alarm.message
+    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 9
+
+
+@pytest.mark.parametrize(
+    ("correlation", "length_rule", "accuracy", "rings"),
+    [
+        (0.9, 0.7, 0.71, True),
+        (-0.9, 0.7, 0.6, True),
+        (0.9, 0.7, 0.8, False),
+        (0.5, 0.7, 0.6, False),
+        (0.9, 0.4, 0.4, False),
+    ],
+)
+def test_a_reward_model_that_counts_tokens(
+    correlation: float, length_rule: float, accuracy: float, rings: bool
+) -> None:
+    row = {"eval/length_correlation": correlation, "eval/length_rule_accuracy": length_rule, "eval/accuracy": accuracy}
+    assert [alarm.name for alarm in AlarmBell().check(1, row)] == ["length explains the preference"] * rings

@@ -1,0 +1,88 @@
+"""The terminal: live table, plain lines, plots."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from burnish.observability.alarms import Alarm
+from burnish.observability.console import Display, duration
+from burnish.observability.plot import plot_curve
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(**options: int) -> tuple[Display, Console, Clock]:
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=False, width=60)
+    return Display(console, 10, clock=clock, **options), console, clock
+
+
+def output(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_elsewhere_than_on_a_terminal_a_step_is_one_line() -> None:
+    display, console, clock = plain(start_step=4)
+    with display:
+        clock.now = 6.0
+        display.update(6, {"reward/mean": 0.5, "throughput/generate_tokens_per_second": 1234.0})
+    assert output(console) == "step 6/10  reward 0.500  tok/s generate 1.2k  12s left\n"
+
+
+def test_plain_every_keeps_evaluations_and_the_last_step() -> None:
+    display, console, _ = plain(plain_every=4)
+    with display:
+        for step in range(1, 11):
+            display.update(step, {"eval/reward_mean": 1.0} if step == 3 else {"reward/mean": 0.0})
+    assert [line.split()[1] for line in output(console).splitlines()] == ["3/10", "4/10", "8/10", "10/10"]
+
+
+def test_an_alarm_shows_brackets_as_they_are() -> None:
+    display, console, _ = plain()
+    display.alarm(Alarm("reward constant", "all [bold]0", "prompts", 3))
+    assert output(console) == "ALARM step 3: reward constant: all [bold]0\n  -> prompts\n"
+
+
+def test_a_terminal_gets_a_table_with_the_phase() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Display(console, 10, title="grpo") as display:
+        display.phase("generate")
+        display.update(1, {"reward/mean": 0.25, "kl/reference": 0.125})
+    text = output(console)
+    for piece in ("grpo · step 0/10 · generate", "reward", "0.250", "KL", "0.125", "step 1/10"):
+        assert piece in text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(12.4, "12s"), (200, "3m 20s"), (7500, "2h 05m"), (59.6, "1m 00s")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_rising_line_goes_from_bottom_left_to_top_right() -> None:
+    lines = plot_curve([0, 10], [0.0, 1.0], title="t", width=10, height=4).splitlines()
+    assert lines[0] == "t"
+    assert lines[1].startswith("  1 ┤")
+    assert lines[4].startswith("  0 ┤")
+    grid = [line.split("┤")[-1].split("│")[-1] for line in lines[1:5]]
+    assert grid[3][0] != "\u2800"
+    assert grid[0][-1] != "\u2800"
+    assert grid[0][0] == "\u2800"
+    assert grid[3][-1] == "\u2800"
+    assert lines[-1].split() == ["0", "step", "10"]
+
+
+def test_a_constant_and_an_empty_curve() -> None:
+    assert "nothing measured yet" in plot_curve([], [], title="x")
+    assert "3.3" in plot_curve([1, 2], [3.0, 3.0])
+    with pytest.raises(ValueError, match="2 steps but 1 values"):
+        plot_curve([1, 2], [1.0])

@@ -1,0 +1,81 @@
+"""Every rollout on disk, with what became of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.observability.recorder import RolloutNote, RolloutRecorder, read_rollouts, recorded_files
+from burnish.types import FinishReason, Message, Prompt, RewardStatus, Rollout, RolloutGroup
+
+
+def rollout(sample: int, reward: float | None = 1.0, **fields: Any) -> Rollout:
+    status = RewardStatus.OK if reward is not None else RewardStatus.TIMEOUT
+    values: dict[str, Any] = dict(
+        prompt_id="p", group_id=7, sample_index=sample, prompt_tokens=(1,), response_tokens=(5, 6),
+        rollout_logprobs=(-0.5, -1.0), finish_reason=FinishReason.STOP, policy_version=3, response="ab",
+        reward=reward, status=status,
+    )  # fmt: skip
+    return Rollout(**(values | fields))
+
+
+def group(*rollouts: Rollout, greedy: Rollout | None = None, **prompt: Any) -> RolloutGroup:
+    asked: dict[str, Any] = {"id": "p", "text": "1+1=", "answer": 2, "domain": "sums"} | prompt
+    return RolloutGroup(Prompt(**asked), 7, rollouts, greedy)
+
+
+def test_a_line_has_prompt_tokens_and_fate(tmp_path: Path) -> None:
+    recorder = RolloutRecorder(tmp_path, lambda ids: [f"<{i}>" for i in ids])
+    notes = {(7, 0): RolloutNote(advantage=0.5, token_advantages=(0.5, 0.25), old_logprobs=(-0.6, -1.1))}
+    path = recorder.record(12, [group(rollout(0), rollout(1), rollout(2, None), greedy=rollout(-1))], notes)
+    assert path.name == "step-000012.jsonl"
+    first, second, failed, greedy = read_rollouts(path)
+    assert (first["prompt"], first["answer"], first["domain"], first["step"]) == ("1+1=", 2, "sums", 12)
+    assert (first["token_texts"], first["rollout_logprobs"]) == (["<5>", "<6>"], [-0.5, -1.0])
+    assert (first["kept"], first["advantage"], first["token_advantages"]) == (True, 0.5, [0.5, 0.25])
+    assert first["old_logprobs"] == [-0.6, -1.1]
+    assert (second["kept"], second["dropped_because"]) == (False, "not in the update")
+    assert (failed["kept"], failed["dropped_because"], failed["reward"]) == (False, "reward timeout", None)
+    assert greedy["greedy"] is True
+    assert "kept" not in greedy
+
+
+def test_writing_again_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
+    recorder = RolloutRecorder(tmp_path)
+    recorder.record(1, [group(rollout(0), rollout(1))])
+    recorder.record(1, [group(rollout(0))])
+    recorder.record_evaluation(1, [group(greedy=rollout(0))])
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["eval-000001.jsonl", "step-000001.jsonl"]
+    assert len(read_rollouts(tmp_path / "step-000001.jsonl")) == 1
+
+
+def test_files_past_the_resumed_step_go(tmp_path: Path) -> None:
+    recorder = RolloutRecorder(tmp_path)
+    for step in (1, 2, 3):
+        recorder.record(step, [group(rollout(0))])
+        recorder.record_evaluation(step, [group(rollout(0))])
+    recorder.discard_after(2)
+    names = ["step-000001.jsonl", "step-000002.jsonl", "eval-000001.jsonl", "eval-000002.jsonl"]
+    assert [path.name for path in recorded_files(tmp_path)] == names
+
+
+def test_per_token_values_must_fit_the_response(tmp_path: Path) -> None:
+    notes = {(7, 0): RolloutNote(token_advantages=(1.0,))}
+    with pytest.raises(ValueError, match="sample 0: token_advantages has 1 entries, the response has 2 tokens"):
+        RolloutRecorder(tmp_path).record(1, [group(rollout(0))], notes)
+
+
+def test_conversations_odd_answers_and_odd_numbers_are_strict_json(tmp_path: Path) -> None:
+    talk = group(rollout(0, response="\ud800 数", rollout_logprobs=(float("-inf"), -1.0)),
+                 text=None, messages=(Message("user", "hi"),), answer={1j})  # fmt: skip
+    path = RolloutRecorder(tmp_path).record(1, [talk])
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    line = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert line["prompt"] == [{"role": "user", "content": "hi"}]
+    assert (line["answer"], line["rollout_logprobs"], line["response"]) == ("{1j}", ["-inf", -1.0], "\ud800 数")

@@ -1,0 +1,139 @@
+"""The report page: whole, bounded, and deaf to what the policy writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.errors import DataError
+from burnish.observability.charts import build_charts, evenly
+from burnish.observability.recorder import RolloutNote, RolloutRecorder
+from burnish.observability.report import write_report
+from burnish.observability.rollout_samples import Limits, sample_rollouts
+from burnish.observability.sinks import build_sinks
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+
+EVIL = "</script><script>alert(1)</script><!-- \u2028 & <b>"
+
+
+def groups(count: int, samples: int, tokens: int, text: str = "q") -> list[RolloutGroup]:
+    found = []
+    for g in range(count):
+        rollouts = tuple(
+            Rollout(f"p{g}", g, k, (1,), (0,) * tokens, (-1.5,) * tokens, FinishReason.STOP, 0, "x" * tokens,
+                    float(k), {"exact": 1.0}, None, RewardStatus.OK)
+            for k in range(samples)
+        )  # fmt: skip
+        found.append(RolloutGroup(Prompt(f"p{g}", text=f"{text}{g}", answer=text), g, rollouts))
+    return found
+
+
+def make_run(folder: Path, steps: int = 3, text: str = "q", **size: int) -> None:
+    sinks = build_sinks([], folder)
+    recorder = RolloutRecorder(folder / "rollouts", lambda ids: [text] * len(ids))
+    for step in range(1, steps + 1):
+        sinks.write(step, {"reward/mean": step / steps, "time/generate_seconds": 1.0, "custom/one": 2.0})
+        made = groups(**({"count": 2, "samples": 2, "tokens": 3} | size), text=text)
+        notes = {(r.group_id, r.sample_index): RolloutNote(advantage=0.5) for g in made for r in g.rollouts}
+        recorder.record(step, made, notes)
+    sinks.close()
+
+
+def embedded(page: str, name: str) -> Any:
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_holds_curves_configuration_alarms_and_rollouts(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("seed: 17\n")
+    page = write_report(tmp_path).read_text()
+    charts = {chart["title"]: chart for chart in embedded(page, "chart-data")}
+    assert charts["Reward"]["series"] == [{"label": "mean", "x": [1, 2, 3], "y": [0.333333, 0.666667, 1.0]}]
+    assert charts["Time by phase"]["series"][0]["label"] == "generate"
+    assert charts["custom/one"]["section"] == "Further"
+    files = embedded(page, "rollout-data")["files"]
+    assert [file["step"] for file in files] == [1, 2, 3]
+    response = files[0]["groups"][1]["responses"][1]
+    assert (response["reward"], response["advantage"], response["tokens"]) == (1.0, 0.5, ["q"] * 3)
+    assert "seed: 17" in page
+    assert "No alarm in this run" in page
+
+
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    page = write_report(tmp_path).read_text()
+    assert "default-src 'none'" in page
+    links = set(re.findall(r"https?://[^\s\"'<>]+", page))
+    assert links == {"http://www.w3.org/2000/svg"}  # a name of a kind of element, not an address that is asked
+    assert not re.search(r"<link|<img|<iframe|@import|src=", page)
+
+
+def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
+    make_run(tmp_path, text=EVIL)
+    (tmp_path / "config.yaml").write_text(f"name: '{EVIL}'\n")
+    page = write_report(tmp_path).read_text()
+    assert "alert(1)</script>" not in page
+    assert page.count("<script") == page.count("</script>") == 3
+    group = embedded(page, "rollout-data")["files"][0]["groups"][0]
+    assert group["responses"][0]["tokens"][0] == EVIL
+    assert group["answer"] == EVIL
+
+
+def test_a_big_run_makes_a_bounded_page_that_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path, steps=12, count=6, samples=8, tokens=200)
+    limits = Limits(steps=5, prompts_per_step=4, total_bytes=150_000)
+    path = write_report(tmp_path, tmp_path / "page.html", limits=limits)
+    page = path.read_text()
+    data = embedded(page, "rollout-data")
+    assert [file["step"] for file in data["files"]] == [1, 4, 7, 9, 12]
+    assert len(json.dumps(data)) <= 160_000
+    assert "5 of 12 recorded steps" in data["note"]
+    assert data["note"] in page.replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("budget", [100, 2_000, 20_000, 200_000])
+def test_any_budget_keeps_something_of_each_step(tmp_path: Path, budget: int) -> None:
+    make_run(tmp_path, steps=2, count=3, samples=4, tokens=300)
+    data = sample_rollouts(tmp_path / "rollouts", Limits(total_bytes=budget))
+    assert [file["step"] for file in data["files"]] == [1, 2]
+    assert all(file["groups"][0]["responses"] for file in data["files"])
+    assert len(json.dumps(data["files"])) <= budget + 2_000
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no metrics\.jsonl"):
+        write_report(tmp_path)
+
+
+def test_a_damaged_rollout_file_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path, steps=1)
+    (tmp_path / "rollouts" / "step-000001.jsonl").write_text('{"half": 1}\n')
+    with pytest.raises(DataError, match=r"step-000001\.jsonl is not a file of recorded rollouts"):
+        write_report(tmp_path)
+
+
+def test_a_run_without_rollouts_has_a_page(tmp_path: Path) -> None:
+    build_sinks([], tmp_path).write(1, {"train/loss": 2.0})
+    assert embedded(write_report(tmp_path).read_text(), "rollout-data") == {"files": [], "note": ""}
+
+
+def test_long_curves_are_thinned_evenly_with_both_ends() -> None:
+    rows = [{"step": step, "reward/mean": float(step)} for step in range(5000)]
+    (chart,) = build_charts(rows)
+    xs = chart["series"][0]["x"]
+    assert (len(xs), xs[0], xs[-1]) == (800, 0, 4999)
+    assert evenly(5, 3) == [0, 2, 4]
+    assert evenly(2, 3) == [0, 1]
+    assert evenly(9, 1) == [8]
+
+
+def test_parts_and_domains_share_a_chart() -> None:
+    row = {"step": 1, "reward/part/math": 1.0, "reward/part/format": 0.5, "eval/domain/sums/accuracy": 0.25}
+    charts = {chart["title"]: [s["label"] for s in chart["series"]] for chart in build_charts([row])}
+    assert charts == {"Reward by part": ["format", "math"], "Held-out accuracy by domain": ["sums"]}

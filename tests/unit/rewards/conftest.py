@@ -1,0 +1,69 @@
+"""Rollouts from plain texts, and reward files written on the spot."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import RewardConfig, ScoringConfig
+from burnish.rewards import ProcessRewardScorer
+from burnish.types import FinishReason, Prompt, Rollout
+
+Item = tuple[Prompt, Rollout]
+
+
+def _item(index: int, response: str, answer: Any, domain: str, columns: dict[str, Any]) -> Item:
+    tokens = tuple(range(len(response)))  # a character is a token
+    prompt = Prompt(id=f"row-{index}", text="What?", answer=answer, domain=domain, columns=columns)
+    rollout = Rollout(
+        prompt_id=prompt.id,
+        group_id=index,
+        sample_index=0,
+        prompt_tokens=(1,),
+        response_tokens=tokens,
+        rollout_logprobs=(-1.0,) * len(tokens),
+        finish_reason=FinishReason.STOP,
+        policy_version=0,
+        response=response,
+    )
+    return prompt, rollout
+
+
+@pytest.fixture
+def make_items() -> Callable[..., list[Item]]:
+    def make(
+        responses: Sequence[str], answer: Any = "7", domain: str = "default", columns: dict[str, Any] | None = None
+    ) -> list[Item]:
+        return [_item(i, response, answer, domain, columns or {}) for i, response in enumerate(responses)]
+
+    return make
+
+
+@pytest.fixture
+def reward_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(code: str) -> Path:
+        path = tmp_path / "my_rewards.py"
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def make_scorer() -> Iterator[Callable[..., ProcessRewardScorer]]:
+    """Scorers that are closed at the end: rewards as names or dictionaries, the rest as scoring options."""
+    made: list[ProcessRewardScorer] = []
+
+    def make(*rewards: str | dict[str, Any], columns: Sequence[str] | None = None, **scoring: Any) -> Any:
+        scoring = {"workers": 1, "max_failure_fraction": 1.0, **scoring}
+        configs = [RewardConfig(name=r) if isinstance(r, str) else RewardConfig(**r) for r in rewards]
+        made.append(ProcessRewardScorer(configs, ScoringConfig(**scoring), columns=columns))
+        return made[-1]
+
+    yield make
+    for scorer in made:
+        scorer.close()

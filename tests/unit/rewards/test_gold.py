@@ -1,0 +1,70 @@
+"""The gold check: every gold answer must reach the top score, and those that do not are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.rewards import check_gold, gold_response
+from burnish.types import Prompt, RewardStatus
+
+
+def _prompt(name: str, answer: Any, **columns: Any) -> Prompt:
+    return Prompt(id=name, text="?", answer=answer, domain=columns.pop("domain", "sums"), columns=columns)
+
+
+def test_what_a_perfect_model_would_say() -> None:
+    assert gold_response(_prompt("a", 7)) == "7"
+    assert gold_response(_prompt("a", 7, completion="So 7.")) == "So 7."
+    assert (
+        gold_response(_prompt("a", 7, completion="So 7.", gold_response="<answer>7</answer>")) == "<answer>7</answer>"
+    )
+    assert gold_response(_prompt("a", ["x", "y"])) == "x"
+    assert gold_response(_prompt("a", None)) is None
+
+
+def test_report_names_the_rows_that_fall_short(make_scorer: Any) -> None:
+    rows = [
+        _prompt("good", "7", gold_response="The answer is \\boxed{7}"),
+        _prompt("bad", "7", gold_response="The answer is 8"),
+        _prompt("empty", None),
+        _prompt("unsure", "", gold_response="7", domain="odd"),
+    ]
+    report = check_gold(rows, make_scorer({"name": "math", "timeout_seconds": 60}))
+    assert (report.checked, report.without_gold) == (3, ("empty",))
+    wrong, missing = report.failures
+    assert (wrong.prompt_id, wrong.gold, wrong.score) == ("bad", "The answer is 8", 0.0)
+    assert (missing.prompt_id, missing.domain, missing.score, missing.status) == (
+        "unsure",
+        "odd",
+        None,
+        RewardStatus.MISSING,
+    )
+    assert report.passed_fraction == pytest.approx(1 / 3)
+
+
+def test_judged_by_the_rewards_that_look_at_the_answer(make_scorer: Any) -> None:
+    scorer = make_scorer("exact", "format")
+    rows = [_prompt("a", "7")]
+    assert len(check_gold(rows, scorer, top_score=2.0).failures) == 1
+    assert check_gold(rows, scorer, labels=scorer.answer_labels).failures == ()
+
+
+def test_nothing_to_check(make_scorer: Any) -> None:
+    report = check_gold([], make_scorer("exact"))
+    assert (report.checked, report.passed_fraction, report.failures) == (0, 0.0, ())
+
+
+def test_gsm8k_through_the_worker_processes(make_scorer: Any, shared_dir: Path) -> None:
+    lines = [
+        (f"{name}-{number}", json.loads(line))
+        for name in ("train", "test")
+        for number, line in enumerate((shared_dir / "data" / "gsm8k" / f"{name}.jsonl").read_text().splitlines())
+    ]
+    prompts = [Prompt(id=row, text=entry["question"], answer=entry["answer"]) for row, entry in lines]
+    report = check_gold(prompts, make_scorer({"name": "math", "timeout_seconds": 60}))
+    assert report.checked == 8792
+    assert report.failures == ()

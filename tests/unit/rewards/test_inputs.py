@@ -1,0 +1,109 @@
+"""What a reward may ask for, and how a call's arguments are put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from burnish.errors import ConfigError, RewardError
+from burnish.rewards.inputs import check_options, read_signature
+from burnish.types import FinishReason, Message, Prompt, Rollout
+
+
+def _rollout(response: str, finish: FinishReason = FinishReason.STOP) -> Rollout:
+    return Rollout("p", 3, 1, (9,), (4, 5, 6), (0.0, 0.0, 0.0), finish, 0, response)
+
+
+TEXT = (Prompt(id="p", text="1+1?", answer="2", domain="sums", columns={"level": 4, "answer": "two"}), _rollout("2"))
+CHAT = (
+    Prompt(id="q", messages=(Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Yes?"))),
+    _rollout("hm", FinishReason.LENGTH),
+)
+
+
+def test_row_values_and_columns_by_name() -> None:
+    def reward(
+        response: str, answer: str, prompt: str, domain: str, num_tokens: int, level: int, shade: int = 5
+    ) -> float:
+        return 0.0
+
+    given = read_signature(reward, "reward", ()).arguments(TEXT)
+    assert given == {"response": "2", "answer": "2", "prompt": "1+1?", "domain": "sums", "num_tokens": 3, "level": 4}
+
+
+def test_conversations() -> None:
+    def reward(prompt: str, messages: list, finish_reason: str, truncated: bool, response_tokens: list) -> float:
+        return 0.0
+
+    signature = read_signature(reward, "reward", ())
+    given = signature.arguments(CHAT)
+    assert given["prompt"] == "Hi"
+    assert given["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (given["finish_reason"], given["truncated"], given["response_tokens"]) == ("length", True, [4, 5, 6])
+    assert signature.arguments(TEXT)["messages"] == [{"role": "user", "content": "1+1?"}]
+
+
+def test_all_columns_never_repeat_what_was_asked_for_or_set() -> None:
+    def reward(response: str, answer: str, level: int, **columns: Any) -> float:
+        return 0.0
+
+    assert read_signature(reward, "reward", ("level",)).arguments(TEXT) == {"response": "2", "answer": "2"}
+
+    def everything(response: str, **columns: Any) -> float:
+        return 0.0
+
+    assert read_signature(everything, "reward", ()).arguments(TEXT) == {"response": "2", "level": 4, "answer": "two"}
+
+
+def test_batched_takes_plural_or_singular_names_as_lists() -> None:
+    def reward(responses: list, answers: list, domain: list, **columns: Any) -> list:
+        return []
+
+    signature = read_signature(reward, "reward", ())
+    assert signature.batched
+    given = signature.batch_arguments([TEXT, CHAT])
+    assert given["responses"] == ["2", "hm"]
+    assert given["answers"] == ["2", None]
+    assert given["domain"] == ["sums", "default"]
+    assert given["level"] == [4, None]
+
+
+def test_a_parameter_that_nothing_provides() -> None:
+    def reward(respons: str) -> float:
+        return 0.0
+
+    with pytest.raises(RewardError, match=r"(?s)parameter 'respons', which nothing provides.*did you mean 'response'"):
+        read_signature(reward, "reward", ()).check_columns(["level"])
+
+    def single(answers: str) -> float:
+        return 0.0
+
+    with pytest.raises(RewardError, match="did you mean 'answer'"):
+        read_signature(single, "reward", ()).check_columns([])
+
+
+def test_signatures_that_cannot_be_called_by_name() -> None:
+    def positional(response: str, /) -> float:
+        return 0.0
+
+    def many(*responses: str) -> float:
+        return 0.0
+
+    def nothing() -> float:
+        return 0.0
+
+    for reward, words in ((positional, "positional parameter"), (many, "positional"), (nothing, "asks for nothing")):
+        with pytest.raises(RewardError, match=words):
+            read_signature(reward, "reward", ())
+
+
+def test_options_are_named_parameters() -> None:
+    def reward(response: str, threshold: float = 0.5, **columns: Any) -> float:
+        return 0.0
+
+    check_options(reward, "reward", ["threshold"])
+    with pytest.raises(ConfigError, match=r"(?s)no option 'treshold'.*did you mean 'threshold'"):
+        check_options(reward, "reward", ["treshold"])
+    with pytest.raises(ConfigError, match="no option 'response'"):
+        check_options(reward, "reward", ["response"])

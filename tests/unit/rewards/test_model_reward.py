@@ -1,0 +1,127 @@
+"""The reward `model:PATH`: mixed with rule rewards, on the policy's tokens or through text, clear errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import ModelConfig
+from burnish.errors import ConfigError, ModelError, RewardError
+from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.reward_layout import Readout
+from burnish.models.reward_model import RewardModel, new_reward_model
+from burnish.rewards.inputs import Item
+from burnish.types import FinishReason, Prompt, RewardStatus
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = character_tokenizer("abcWht? ", eos="$", pad="_")
+    tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        context_length=16,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        seed=2,
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RewardModel]:
+    folder = tmp_path_factory.mktemp("rm")
+    model = new_reward_model(ModelConfig(path=str(policy), device="cpu"), Readout(), seed=0)
+    model.normalise([0.3, -0.2, 1.0], scale=True, measured_on="three")
+    model.save(folder)
+    return folder, model
+
+
+def items_of(model: RewardModel, texts: list[str], make_items: Callable[..., list[Item]]) -> list[Item]:
+    """Rollouts whose tokens are those of the texts and an end."""
+    tokenizer = model.loaded.tokenizer
+    prompt = tuple(tokenizer("What?", add_special_tokens=False)["input_ids"])
+    found = []
+    for (asked, rollout), text in zip(make_items(texts), texts, strict=True):
+        tokens = (*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
+        found.append((asked, dataclasses.replace(rollout, prompt_tokens=prompt, response_tokens=tokens)))
+    return found
+
+
+def test_it_is_mixed_with_rule_rewards_by_weight(
+    trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], make_items: Callable[..., list[Item]]
+) -> None:
+    folder, model = trained
+    scorer = make_scorer(
+        {"name": f"model:{folder}", "weight": 0.5, "label": "learned"},
+        {"name": "length", "options": {"maximum": 3}, "weight": 2.0},
+    )
+    (line,) = scorer.attach_policy(model.loaded.tokenizer)
+    assert "the policy's own tokens" in line
+    items = items_of(model, ["a", "bc", "abc"], make_items)
+    expected = model.score([(rollout.prompt_tokens, rollout.response_tokens) for _, rollout in items])
+    for rollout, score in zip(scorer.score(items), expected, strict=True):
+        assert rollout.reward_parts["learned"] == pytest.approx(score, abs=1e-5)
+        rule = rollout.reward_parts["length"]
+        assert rollout.reward == pytest.approx(0.5 * score + 2.0 * rule, abs=1e-5)
+
+
+def test_text_goes_through_another_tokenizer(
+    trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], make_items: Callable[..., list[Item]]
+) -> None:
+    folder, model = trained
+    scorer = make_scorer(f"model:{folder}")
+    (line,) = scorer.attach_policy(character_tokenizer("xyz", eos="$", pad="_"))
+    assert "another tokenizer" in line
+    assert "text" in line
+    expected = model.score([(r.prompt_tokens, r.response_tokens) for _, r in items_of(model, ["ab", "c"], make_items)])
+    foreign = [
+        (prompt, dataclasses.replace(rollout, prompt_tokens=(1,), response_tokens=(9999,)))
+        for prompt, rollout in make_items(["ab", "c"])
+    ]
+    assert [rollout.reward for rollout in scorer.score(foreign)] == pytest.approx(expected, abs=1e-5)
+    cut = [(p, dataclasses.replace(r, finish_reason=FinishReason.LENGTH)) for p, r in foreign]
+    assert [rollout.reward for rollout in scorer.score(cut)] != pytest.approx(expected, abs=1e-5)
+
+
+def test_what_it_cannot_read_is_an_error_and_no_zero(
+    trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], make_items: Callable[..., list[Item]]
+) -> None:
+    folder, model = trained
+    scorer = make_scorer(f"model:{folder}")
+    scorer.attach_policy(model.loaded.tokenizer)
+    good, long = items_of(model, ["a", "abcabcabcabcabcabc"], make_items)
+    scored = scorer.score([long, good])
+    assert [rollout.status for rollout in scored] == [RewardStatus.ERROR, RewardStatus.OK]
+    assert scored[0].reward is None
+    assert "its context holds 16" in scored[0].status_detail
+    unknown = scorer_through_text(scorer, good)
+    assert unknown.status is RewardStatus.ERROR
+
+
+def scorer_through_text(scorer: Any, item: Item) -> Any:
+    scorer.attach_policy(character_tokenizer("xyz", eos="$", pad="_"))
+    return scorer.score([(Prompt("p", text="ZZZ"), item[1])])[0]
+
+
+def test_wrong_names_and_options(
+    policy: Path, trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"is not a reward model: it is a LlamaForCausalLM"):
+        make_scorer(f"model:{policy}")
+    with pytest.raises(ModelError, match=r"reward 'model:.*nothing'.*does not exist"):
+        make_scorer(f"model:{tmp_path / 'nothing'}")
+    with pytest.raises(RewardError, match="names no folder"):
+        make_scorer("model:")
+    with pytest.raises(ConfigError, match=r"no option 'devise'\n.*did you mean 'device'"):
+        make_scorer({"name": f"model:{trained[0]}", "options": {"devise": "cpu"}})
+    with pytest.raises(ConfigError, match="option dtype is 'int8'"):
+        make_scorer({"name": f"model:{trained[0]}", "options": {"dtype": "int8"}})

@@ -1,0 +1,233 @@
+"""Weights, parts, dense rewards, failure policy, counts; and one message for each thing that can be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import ScoringConfig
+from burnish.errors import BurnishError, ConfigError, RewardError
+from burnish.rewards import ProcessRewardScorer
+from burnish.types import RewardStatus
+
+REWARDS = """
+    import time
+    from burnish.types import Score
+
+    def size(response, **columns): return len(response)
+    def judged(response): return {"?": None, "nan": float("nan"), "inf": float("inf")}.get(response, 1.0)
+    def sometimes(response): return 1 / len(response)
+    def parts(response): return Score(3.0, parts={"style": 1.0, "sense": 2.0})
+    def dense(response_tokens): return Score(len(response_tokens), token_rewards=(1.0,) * len(response_tokens))
+    def dense_short(response, response_tokens): return Score(1.0, token_rewards=(1.0,))
+    def dense_off(response, response_tokens): return Score(5.0, token_rewards=(1.0,) * len(response_tokens))
+    def dense_nan(response, response_tokens): return Score(1.0, token_rewards=(float("nan"),) * len(response_tokens))
+    def text(response): return "good"
+    def batch_long(responses): return [1.0] * (len(responses) + 1)
+    def batch_number(responses): return 1.0
+    def batch_none(responses): return [None if r == "?" else 1 for r in responses]
+    def lonely(): return 1.0
+    def unknown(response, colour): return 1.0
+    def scaled(response, factor, shift=0.0): return factor * len(response) + shift
+    class Stateful:
+        def __init__(self, start=10): self.start = start
+        def __call__(self, response): return self.start + len(response)
+    class Picky:
+        def __init__(self, start): raise ValueError(f"start must not be {start}")
+        def __call__(self, response): return 0.0
+    NUMBER = 3
+"""
+
+
+@pytest.fixture
+def file(reward_file: Callable[[str], Path]) -> Path:
+    return reward_file(REWARDS)
+
+
+def test_weighted_sum_and_parts(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(
+        {"name": f"{file}:size", "weight": 2.0},
+        {"name": f"{file}:parts", "weight": -1.0, "label": "quality"},
+        {"name": "exact", "weight": 0.5},
+    )
+    first, second = scorer.score(make_items(["7", "abc"]))
+    assert first.reward == pytest.approx(2 * 1 - 3 + 0.5)
+    assert second.reward == pytest.approx(2 * 3 - 3)
+    expected = {"size": 3.0, "quality": 3.0, "quality/style": 1.0, "quality/sense": 2.0, "exact": 0.0}
+    assert second.reward_parts == expected
+    assert second.status is RewardStatus.OK
+    assert second.token_rewards is None
+
+
+def test_dense_and_whole_rewards_meet_on_the_tokens(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer({"name": f"{file}:dense", "weight": 0.5}, {"name": f"{file}:size", "weight": 2.0})
+    (scored,) = scorer.score(make_items(["abc"]))
+    assert scored.token_rewards == (0.5, 0.5, 6.5)
+    assert scored.reward == pytest.approx(sum(scored.token_rewards))
+
+
+def test_dense_prefix_reward_of_a_number_sequence(make_scorer: Any, make_items: Any, reward_file: Any) -> None:
+    """The dense reward of the arithmetic-sequence task as user code: 1/n for each leading token that is right."""
+    path = reward_file("""
+        from burnish.types import Score
+        def prefix(response, answer, response_tokens):
+            rewards, right = [], True
+            for said, gold in zip(response, answer.ljust(len(response))):
+                right = right and said == gold
+                rewards.append(right / len(answer))
+            return Score(sum(rewards), token_rewards=tuple(rewards))
+    """)
+    scored = make_scorer(f"{path}:prefix").score(make_items(["2,5x", "2,5,"], answer="2,5,"))
+    assert scored[0].token_rewards == (0.25, 0.25, 0.25, 0.0)
+    assert [r.reward for r in scored] == [0.75, 1.0]
+
+
+def test_failed_responses_are_excluded_by_default(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:judged", "exact")
+    scored = scorer.score(make_items(["7", "nan", "inf", "?"]))
+    statuses = [RewardStatus.OK, RewardStatus.ERROR, RewardStatus.ERROR, RewardStatus.MISSING]
+    assert [r.status for r in scored] == statuses
+    assert [r.reward for r in scored] == [2.0, None, None, None]
+    assert "nan" in scored[1].status_detail
+    assert scored[1].reward_parts == {"exact": 0.0}
+
+
+def test_failed_responses_may_get_a_stated_score(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:judged", "exact", on_failure="score", failure_score=-1.0)
+    scored = scorer.score(make_items(["7", "?"]))
+    assert [r.reward for r in scored] == [2.0, -1.0]
+    assert scored[1].status is RewardStatus.MISSING
+
+
+def test_metrics_count_failures_by_status_and_domain_and_start_again(
+    make_scorer: Any, make_items: Any, file: Path
+) -> None:
+    scorer = make_scorer(f"{file}:judged")
+    scorer.score(
+        make_items(["a", "nan"], domain="x") + make_items(["a", "?"], domain="y") + make_items(["b"], domain="z")
+    )
+    read = {name: metric.result() for name, metric in scorer.metrics().items()}
+    assert read["reward/failed_fraction"] == pytest.approx(2 / 5)
+    assert read["reward/error_fraction"] == pytest.approx(1 / 5)
+    assert read["reward/missing_fraction"] == pytest.approx(1 / 5)
+    assert read["reward/timeout_fraction"] == 0.0
+    assert [read[f"reward/failed_fraction/{domain}"] for domain in "xyz"] == [0.5, 0.5, 0.0]
+    assert read["time/reward_seconds"] > 0
+    assert read["reward/worker_seconds/judged"] > 0
+    assert scorer.metrics()["reward/failed_fraction"].result() is None
+
+
+def test_too_many_failures_stop_with_the_first_traceback(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:sometimes", max_failure_fraction=0.5)
+    assert len(scorer.score(make_items(["a", "", "b"]))) == 3
+    with pytest.raises(RewardError) as caught:
+        scorer.score(make_items(["a", "b"], domain="x") + make_items(["", "", ""], domain="y"))
+    for words in ("3 of 5 responses", "y: 3", "row-0", "ZeroDivisionError", "my_rewards.py", "max_failure_fraction"):
+        assert words in str(caught.value)
+
+
+def test_stateful_class_options_and_function_options(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(
+        {"name": f"{file}:Stateful", "options": {"start": 100}}, {"name": f"{file}:scaled", "options": {"factor": 2}}
+    )
+    (scored,) = scorer.score(make_items(["ab"]))
+    assert scored.reward_parts == {"Stateful": 102.0, "scaled": 4.0}
+
+
+def test_answer_labels(make_scorer: Any, file: Path) -> None:
+    assert make_scorer("exact", f"{file}:size").answer_labels == ("exact",)
+
+
+def test_no_items_and_close_twice(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:size")
+    assert scorer.score([]) == []
+    scorer.close()
+    scorer.close()
+    assert scorer.worker_pids == []
+    assert scorer.score(make_items(["ab"]))[0].reward == 2.0  # fresh workers
+
+
+LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
+    ({"name": "mth"}, RewardError, "(?s)no built-in reward 'mth'.*did you mean 'math'"),
+    ({"name": "nowhere.py:size"}, RewardError, "does not exist: nowhere.py"),
+    ({"name": "FILE:sise"}, RewardError, "(?s)'sise' does not exist in.*did you mean 'size'"),
+    ({"name": "FILE:NUMBER"}, RewardError, "is not a function or class"),
+    ({"name": "no_such_package.rewards:size"}, RewardError, "No module named 'no_such_package'"),
+    ({"name": "json:dumpz"}, RewardError, "did you mean 'dump"),
+    ({"name": "FILE:lonely"}, RewardError, "asks for nothing"),
+    ({"name": "FILE:unknown"}, RewardError, "(?s)'colour', which nothing provides.*color"),
+    ({"name": "FILE:scaled"}, RewardError, "(?s)'factor', which nothing provides.*set it under options"),
+    ({"name": "FILE:scaled", "options": {"facto": 1}}, ConfigError, "did you mean 'factor'"),
+    ({"name": "FILE:Stateful", "options": {"begin": 1}}, ConfigError, "(?s)no option 'begin'.*options are start"),
+    ({"name": "FILE:Picky"}, ConfigError, "needs the option 'start'"),
+    ({"name": "FILE:Picky", "options": {"start": 3}}, RewardError, "start must not be 3"),
+    ({"name": "exact", "options": {"stirp": True}}, ConfigError, "did you mean 'strip'"),
+    ({"name": "regex"}, ConfigError, "needs the option 'pattern'"),
+    ({"name": "regex", "options": {"pattern": "["}}, ConfigError, "no regular expression"),
+    ({"name": "overlong", "options": {"max_tokens": 5}}, ConfigError, "needs the option 'buffer_tokens'"),
+    ({"name": "math", "options": {"require": "bxed"}}, ConfigError, "did you mean 'boxed'"),
+]
+
+
+@pytest.mark.parametrize(("reward", "kind", "words"), LOAD_ERRORS)
+def test_wrong_rewards_are_errors_at_load_time(
+    make_scorer: Any, file: Path, reward: dict[str, Any], kind: type[BurnishError], words: str
+) -> None:
+    reward = {**reward, "name": reward["name"].replace("FILE", str(file))}
+    with pytest.raises(kind, match=words):
+        make_scorer(reward, columns=["color"])
+
+
+def test_a_file_that_does_not_import(make_scorer: Any, reward_file: Any) -> None:
+    path = reward_file("import math\nraise OSError('disk on fire')\ndef f(response): return 1.0\n")
+    with pytest.raises(RewardError, match=r"(?s)importing the file.*disk on fire.*my_rewards.py"):
+        make_scorer(f"{path}:f")
+
+
+def test_empty_and_ambiguous_lists(make_scorer: Any) -> None:
+    with pytest.raises(ConfigError, match="rewards is empty"):
+        ProcessRewardScorer([], ScoringConfig())
+    with pytest.raises(ConfigError, match="two rewards have the label 'exact'"):
+        make_scorer("exact", "exact")
+
+
+CONTRACT_ERRORS = [
+    ("text", "returned str"),
+    ("batch_long", "returned 4 scores for 3 responses"),
+    ("batch_number", "returned float for 3 responses"),
+    ("dense_short", "1 token_rewards for a response of 2 tokens"),
+    ("dense_off", "value 5, but its token_rewards sum to 2"),
+    ("unknown", "'colour', which nothing provides"),
+]
+
+
+@pytest.mark.parametrize(("function", "words"), CONTRACT_ERRORS)
+def test_broken_contracts_stop_at_once(
+    make_scorer: Any, make_items: Any, file: Path, function: str, words: str
+) -> None:
+    scorer = make_scorer(f"{file}:{function}")
+    with pytest.raises(RewardError, match=words):
+        scorer.score(make_items(["ab", "cd", "ef"]))
+
+
+def test_a_column_that_only_some_rows_have(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:unknown")
+    items = make_items(["a"], columns={"colour": 1}) + make_items(["b"])
+    with pytest.raises(RewardError, match=r"(?s)column 'colour', which prompt 'row-0' does not have.*default"):
+        scorer.score(items)
+
+
+def test_a_column_that_cannot_travel(make_scorer: Any, make_items: Any, file: Path) -> None:
+    with pytest.raises(RewardError, match="cannot be sent to its worker"):
+        make_scorer(f"{file}:size").score(make_items(["a"], columns={"what": lambda: None}))
+
+
+def test_batched_none_and_dense_nan(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scored = make_scorer(f"{file}:batch_none").score(make_items(["a", "?"]))
+    assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.MISSING]
+    (scored_nan,) = make_scorer(f"{file}:dense_nan").score(make_items(["ab"]))
+    assert scored_nan.status is RewardStatus.ERROR
+    assert "token_rewards[0]" in scored_nan.status_detail

@@ -1,0 +1,89 @@
+"""Tiny random models of three families, a letter tokenizer, and short ways to ask an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from burnish.rollouts.local import LocalEngine
+
+LETTERS = [chr(code) for code in range(ord("!"), ord("!") + 62)]
+PAD, EOS = 0, 1
+
+
+def build_model(kind: str, *, seed: int = 0, positions: int = 128) -> Any:
+    torch.manual_seed(seed)
+    special = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": PAD}
+    if kind == "gpt2":
+        config = GPT2Config(
+            vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=positions, initializer_range=0.3, **special
+        )
+        return GPT2LMHeadModel(config)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": positions,
+        "initializer_range": 0.3,
+    }
+    if kind == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**sizes, **special))
+    return LlamaForCausalLM(LlamaConfig(**sizes, **special))
+
+
+@pytest.fixture(params=["llama", "qwen2", "gpt2"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return build_model(request.param)
+
+
+@pytest.fixture
+def llama() -> Any:
+    return build_model("llama")
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Any]:
+    return build_model
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """One visible character per token: id 2 is '!', id 3 is '"' and so on."""
+    vocabulary = {text: index for index, text in enumerate(["<pad>", "<eos>", *LETTERS])}
+    inner = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+
+
+@pytest.fixture
+def make_engine(tokenizer: Any) -> Callable[..., LocalEngine]:
+    def make(
+        model: Any, *, max_batch_rows: int = 64, eos: Sequence[int] = (EOS,), context_length: int = 128
+    ) -> LocalEngine:
+        return LocalEngine(
+            model,
+            tokenizer=tokenizer,
+            eos_token_ids=eos,
+            pad_token_id=PAD,
+            context_length=context_length,
+            max_batch_rows=max_batch_rows,
+        )
+
+    return make

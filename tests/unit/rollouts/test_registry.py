@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from burnish.errors import ConfigError
+from burnish.rollouts.local import LocalEngine
+from burnish.rollouts.registry import build_engine
+
+ARGUMENTS: dict[str, Any] = {"eos_token_ids": [1], "pad_token_id": 0, "context_length": 128, "max_batch_rows": 4}
+
+
+class Remote(LocalEngine):
+    """A stand-in for a user's engine."""
+
+
+class Mute:
+    """No engine: it cannot generate."""
+
+    def sync(self, policy: Any) -> None: ...
+
+
+class OneArgument:
+    def __init__(self, model: Any) -> None: ...
+
+    def generate(self) -> None: ...
+
+    def sync(self, policy: Any) -> None: ...
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> str:
+    made = types.ModuleType("engines_of_mine")
+    vars(made).update(Remote=Remote, Mute=Mute, OneArgument=OneArgument, number=3)
+    monkeypatch.setitem(sys.modules, "engines_of_mine", made)
+    return "engines_of_mine"
+
+
+def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: str) -> None:
+    assert type(build_engine("local", llama, tokenizer=tokenizer, **ARGUMENTS)) is LocalEngine
+    assert type(build_engine(f"{module}:Remote", llama, tokenizer=tokenizer, **ARGUMENTS)) is Remote
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("locl", "did you mean 'local'"),
+        ("vllm", "'package.module:Class'"),
+        ("engines_of_mine:", "no engine"),
+        ("no_such_package.engines:Class", "cannot be imported"),
+        ("engines_of_mine:Remot", "did you mean 'Remote'"),
+        ("engines_of_mine:number", "is a int"),
+        ("engines_of_mine:Mute", "no method generate"),
+        ("engines_of_mine:OneArgument", "must take \\(model, \\*, tokenizer"),
+    ],
+)
+def test_what_is_no_engine_is_refused_with_a_remedy(
+    llama: Any, tokenizer: Any, module: str, name: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_engine(name, llama, tokenizer=tokenizer, **ARGUMENTS)

@@ -1,0 +1,121 @@
+"""pass@k and maj@k by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burnish.rollouts.engine import Sampling
+from burnish.trainers.evaluation import Evaluator, majority, pass_at_k, powers_up_to
+from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
+
+
+def answer(text: str, index: int) -> Rollout:
+    return Rollout("p", 0, index, (1,), (2,), (0.0,), FinishReason.STOP, 0, response=text)
+
+
+def test_pass_at_k_counts_draws_without_replacement() -> None:
+    assert pass_at_k(4, 1, 1) == pytest.approx(0.25)
+    assert pass_at_k(4, 1, 2) == pytest.approx(1 - 3 / 6)
+    assert pass_at_k(4, 0, 4) == 0.0
+    assert pass_at_k(4, 1, 4) == 1.0
+
+
+def test_pass_at_k_wants_enough_samples() -> None:
+    with pytest.raises(ValueError, match="pass@5"):
+        pass_at_k(4, 1, 5)
+
+
+@given(st.integers(1, 12), st.data())
+def test_pass_at_k_grows_with_k_and_with_solved(n: int, data: st.DataObject) -> None:
+    solved = data.draw(st.integers(0, n))
+    chances = [pass_at_k(n, solved, k) for k in range(1, n + 1)]
+    assert chances == sorted(chances)
+    assert chances[0] == pytest.approx(solved / n)
+
+
+def test_the_largest_set_wins_and_the_first_seen_among_equals() -> None:
+    def by_text(rollout: Rollout) -> str:
+        return rollout.response
+
+    rollouts = [answer(text, i) for i, text in enumerate(["a", "b", "b", "c"])]
+    assert majority(rollouts, by_text).sample_index == 1
+    assert majority(rollouts[:2], by_text).sample_index == 0
+
+
+def test_k_runs_over_powers_of_two_up_to_the_number_of_samples() -> None:
+    assert powers_up_to(1) == [1]
+    assert powers_up_to(6) == [1, 2, 4, 6]
+    assert powers_up_to(8) == [1, 2, 4, 8]
+
+
+def judged(text: str, reward: float | None, *, tokens: int = 1, cut: bool = False) -> Rollout:
+    reason = FinishReason.LENGTH if cut else FinishReason.STOP
+    return dataclasses.replace(
+        answer(text, 0), reward=reward, response_tokens=(2,) * tokens, rollout_logprobs=(0.0,) * tokens,
+        finish_reason=reason,
+    )  # fmt: skip
+
+
+def group_of(greedy: Rollout, *sampled: Rollout, domain: str = "a") -> RolloutGroup:
+    return RolloutGroup(Prompt("p", text="x", domain=domain), 0, sampled, greedy)
+
+
+def described(groups: list[RolloutGroup], samples: int = 0, success_score: float = 1.0) -> dict[str, float | None]:
+    evaluator = Evaluator(
+        prompts=[],
+        engine=None,  # type: ignore[arg-type]
+        scorer=None,  # type: ignore[arg-type]
+        sampling=Sampling(max_response_tokens=8),
+        samples=samples,
+        temperature=1.0,
+        success_score=success_score,
+        seed=0,
+        vote_key=lambda rollout: rollout.response,
+    )
+    return {name: metric.result() for name, metric in evaluator.describe(groups).items()}
+
+
+def test_greedy_statistics_leave_failures_out_of_the_mean_and_count_them() -> None:
+    groups = [
+        group_of(judged("x", 1.0, tokens=2)),
+        group_of(judged("y", 0.5, tokens=4, cut=True)),
+        group_of(judged("z", None, tokens=3)),
+    ]
+    row = described(groups)
+    assert row["eval/reward_mean"] == 0.75
+    assert row["eval/accuracy"] == 0.5
+    assert row["eval/response_tokens_mean"] == 3.0
+    assert row["eval/truncated_fraction"] == pytest.approx(1 / 3)
+    assert row["eval/failed_fraction"] == pytest.approx(1 / 3)
+    assert not [name for name in row if "@" in name or "domain" in name]
+
+
+def test_samples_give_pass_and_majority_over_prompts_that_were_scored_whole() -> None:
+    """First prompt: 1 of 2 solved, majority tied, first seen wins (wrong). Second: both solved. Third: one failed."""
+    groups = [
+        group_of(judged("x", 0.0), judged("a", 0.0), judged("b", 1.0)),
+        group_of(judged("x", 1.0), judged("c", 1.0), judged("c", 1.0)),
+        group_of(judged("x", 1.0), judged("c", 1.0), judged("c", None)),
+    ]
+    row = described(groups, samples=2)
+    assert row["eval/pass@1"] == 0.75
+    assert row["eval/pass@2"] == 1.0
+    assert row["eval/maj@2"] == 0.5
+    assert row["eval/sampled_reward_mean"] == pytest.approx(4 / 5)
+
+
+def test_domains_are_measured_apart_when_there_are_two() -> None:
+    row = described([group_of(judged("x", 1.0)), group_of(judged("y", 0.0), domain="b")])
+    assert row["eval/accuracy"] == 0.5
+    assert row["eval/domain/a/accuracy"] == 1.0
+    assert row["eval/domain/b/accuracy"] == 0.0
+
+
+def test_a_full_score_that_rounding_left_below_one_is_solved() -> None:
+    assert 0.7 + 0.2 + 0.1 < 1.0
+    assert described([group_of(judged("x", 0.7 + 0.2 + 0.1))])["eval/accuracy"] == 1.0
+    assert described([group_of(judged("x", 0.999))])["eval/accuracy"] == 0.0

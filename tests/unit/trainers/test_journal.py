@@ -1,0 +1,131 @@
+"""What the trainer knows about each rollout, and what a step leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.observability.alarms import Alarm, AlarmBell
+from burnish.observability.recorder import RolloutRecorder, read_rollouts
+from burnish.trainers.batching import build_batch, scored
+from burnish.trainers.collection import Collected
+from burnish.trainers.journal import Journal, rollout_notes
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+
+
+def rollout(group: int, index: int, tokens: int = 2, reward: float | None = 1.0, *, cut: bool = False) -> Rollout:
+    return Rollout(
+        prompt_id=f"p{group}",
+        group_id=group,
+        sample_index=index,
+        prompt_tokens=(1, 2),
+        response_tokens=(5,) * tokens,
+        rollout_logprobs=(-1.0,) * tokens,
+        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+        policy_version=0,
+        reward=reward,
+        status=RewardStatus.OK if reward is not None else RewardStatus.TIMEOUT,
+    )
+
+
+def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
+    group_id = rollouts[0].group_id
+    return RolloutGroup(Prompt(f"p{group_id}", text="x"), group_id, rollouts, greedy)
+
+
+def learned(*kept: RolloutGroup, left_out: tuple[RolloutGroup, ...] = ()) -> tuple[Collected, Any]:
+    """A step of these groups, and its batch with advantages 10 * row + column."""
+    collected = Collected(kept, (*kept, *left_out), 0, {})
+    batch = build_batch([r for _, r in scored(kept)], pad_token_id=0, mask_truncated=True)
+    shape = batch.response_tokens.shape
+    numbers = 10.0 * torch.arange(shape[0])[:, None] + torch.arange(shape[1])
+    return collected, batch.replace(advantages=numbers, old_logprobs=-numbers)
+
+
+def test_a_failed_reward_does_not_shift_the_rows_of_its_siblings() -> None:
+    kept = group_of(rollout(0, 0), rollout(0, 1, reward=None), rollout(0, 2, tokens=1))
+    notes = rollout_notes(*learned(kept))
+    assert set(notes) == {(0, 0), (0, 2)}
+    assert notes[0, 0].token_advantages == (0.0, 1.0)
+    assert notes[0, 0].advantage == 0.5
+    assert notes[0, 2].token_advantages == (10.0,)
+    assert notes[0, 2].old_logprobs == (-10.0,)
+    assert notes[0, 2].ref_logprobs is None
+    assert notes[0, 2].kept
+
+
+def test_a_masked_response_is_named_truncated_and_has_no_advantage() -> None:
+    notes = rollout_notes(*learned(group_of(rollout(0, 0), rollout(0, 1, cut=True))))
+    assert (notes[0, 1].kept, notes[0, 1].dropped_because, notes[0, 1].advantage) == (False, "truncated", None)
+
+
+def test_groups_that_a_filter_left_out_say_why() -> None:
+    equal = group_of(rollout(1, 0), rollout(1, 1))
+    without_baseline = group_of(rollout(2, 0, reward=0.0), rollout(2, 1), greedy=rollout(2, -1, reward=None))
+    notes = rollout_notes(*learned(group_of(rollout(0, 0)), left_out=(equal, without_baseline)))
+    assert notes[1, 0].dropped_because == "group without signal"
+    assert notes[2, 1].dropped_because == "greedy response without a score"
+    assert not notes[1, 0].kept
+
+
+def test_without_an_update_no_row_has_an_advantage() -> None:
+    collected, _ = learned(group_of(rollout(0, 0)))
+    assert rollout_notes(collected, None) == {}
+
+
+class Recording:
+    """Stands in for sinks and display."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int, dict[str, float]]] = []
+        self.alarms: list[Alarm] = []
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        self.rows.append(("sink", step, row))
+
+    def update(self, step: int, row: dict[str, float]) -> None:
+        self.rows.append(("display", step, row))
+
+    def alarm(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+
+
+def journal(recorder: RolloutRecorder | None) -> tuple[Journal, Recording]:
+    heard = Recording()
+    return Journal(recorder, heard, AlarmBell(), heard), heard  # type: ignore[arg-type]
+
+
+def test_a_row_reaches_disk_before_the_display_and_an_alarm_is_said_once() -> None:
+    book, heard = journal(None)
+    row = {"rollout/truncated_fraction": 1.0}
+    for step in range(1, 5):
+        book.write(step, row)
+    assert heard.rows[:2] == [("sink", 1, row), ("display", 1, row)]
+    assert [alarm.name for alarm in heard.alarms] == ["all truncated"]
+
+
+def test_every_rollout_is_recorded_whatever_became_of_it(tmp_path: Path) -> None:
+    book, _ = journal(RolloutRecorder(tmp_path))
+    kept = group_of(rollout(0, 0), rollout(0, 1, reward=None), greedy=rollout(0, -1))
+    collected, batch = learned(kept, left_out=(group_of(rollout(1, 0), rollout(1, 1)),))
+    book.record(3, collected, batch)
+    lines = read_rollouts(tmp_path / "step-000003.jsonl")
+    assert [(line["group_id"], line["sample_index"]) for line in lines] == [(0, 0), (0, 1), (0, -1), (1, 0), (1, 1)]
+    reasons = [line.get("dropped_because") for line in lines]
+    assert reasons == ["", "reward timeout", None, "group without signal", "group without signal"]
+
+
+def test_without_a_recorder_nothing_is_recorded() -> None:
+    book, _ = journal(None)
+    book.record(1, *learned(group_of(rollout(0, 0))))
+    book.record_evaluation(1, [])
+
+
+def test_a_journal_keeps_its_parts() -> None:
+    book, _ = journal(None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        book.recorder = None  # type: ignore[misc]

@@ -1,0 +1,106 @@
+"""The optimizer steps of a training step, on a policy that only remembers what it was asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.config.schema import RlConfig
+from burnish.models.batch import Batch
+from burnish.models.roles import TokenScores
+from burnish.observability.metrics import MetricStore
+from burnish.trainers.rl import add_logprobs, minibatch_rows, update
+from burnish.types import Metric, Reduction
+
+
+class Policy:
+    """Reports ratio deviations .1, .2, .3 ... of the minibatches that have a trained token."""
+
+    def __init__(self) -> None:
+        self.seen: list[Batch] = []
+        self.scored = 0
+
+    def logprobs(self, batch: Batch, **_: object) -> TokenScores:
+        self.scored += 1
+        return TokenScores(torch.full(batch.response_tokens.shape, -1.0))
+
+    def update(self, batch: Batch, objective: object) -> dict[str, Metric]:
+        if not batch.loss_mask.any():
+            return {"policy/empty_updates": Metric(Reduction.SUM, 1.0)}
+        self.seen.append(batch)
+        return {"policy/ratio_deviation": Metric(Reduction.MAX, len(self.seen) / 10, 1)}
+
+
+def four_rows(trained: list[bool]) -> Batch:
+    return Batch(
+        prompt_tokens=torch.ones(4, 1, dtype=torch.int64),
+        prompt_lengths=torch.ones(4, dtype=torch.int64),
+        response_tokens=torch.ones(4, 2, dtype=torch.int64),
+        response_lengths=torch.full((4,), 2),
+        loss_mask=torch.tensor(trained)[:, None].expand(4, 2),
+        group_ids=torch.arange(4),
+        rollout_logprobs=torch.full((4, 2), -1.0),
+    )
+
+
+def run_of(tmp_path: object = "out", *, reference: object = None, **sections: Any) -> Any:
+    config = RlConfig(output=str(tmp_path), model="m", rewards="exact", **sections)
+    return SimpleNamespace(
+        config=config, policy=Policy(), reference=reference, select_tokens=None,
+        critic=None,
+        objective=lambda coef: None, kl=SimpleNamespace(coef=0.0),
+    )  # fmt: skip
+
+
+TWO = {"optimization": {"minibatches": 2, "epochs": 2}}
+
+
+def test_the_first_deviation_is_that_of_the_first_minibatch_with_a_trained_token() -> None:
+    run = run_of(**TWO)
+    empty = next(iter(minibatch_rows(4, run.config, 1))).tolist()
+    metrics = MetricStore()
+    update(run, four_rows([row not in empty for row in range(4)]), 1, metrics)
+    row = metrics.row()
+    assert row["policy/first_ratio_deviation"] == pytest.approx(0.1)
+    assert row["policy/optimizer_steps"] == 4
+    assert row["policy/empty_updates"] >= 1
+    assert "policy/ratio_deviation" not in row
+
+
+def test_each_minibatch_of_each_epoch_is_an_update() -> None:
+    run = run_of(**TWO)
+    update(run, four_rows([True] * 4), 1, MetricStore())
+    groups = [sorted(batch.group_ids.tolist()) for batch in run.policy.seen]
+    assert sorted(groups[0] + groups[1]) == sorted(groups[2] + groups[3]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sections", "with_reference", "recomputed"),
+    [
+        ({}, False, False),
+        (TWO, False, True),
+        ({"algorithm": {"preset": "dr_grpo", "kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}}, True, True),
+        ({"algorithm": {"preset": "dr_grpo", "kl_in": "loss", "kl_coef": 0.1}}, True, False),
+        (
+            {
+                "algorithm": {"kl_in": "loss", "kl_coef": 0.1, "mismatch_correction": "token_truncate"},
+                "rollout": {"top_p": 0.9},
+            },
+            True,
+            True,
+        ),
+    ],
+    ids=["one update", "several updates", "KL in the reward", "KL in the loss", "KL and a cut-off sampler"],
+)
+def test_old_logprobs_are_recomputed_only_where_they_are_needed(
+    sections: dict[str, Any], with_reference: bool, recomputed: bool
+) -> None:
+    reference = SimpleNamespace(logprobs=lambda batch: torch.full(batch.response_tokens.shape, -2.0))
+    run = run_of(reference=reference if with_reference else None, **sections)
+    batch = add_logprobs(run, four_rows([True] * 4))
+    assert (batch.old_logprobs is not None) is recomputed
+    assert run.policy.scored == int(recomputed)
+    assert (batch.ref_logprobs is not None) is with_reference
