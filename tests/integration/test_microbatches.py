@@ -21,9 +21,9 @@ from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
 from burnish.models.batch import Batch
-from burnish.models.microbatches import microbatches_by_tokens
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, TokenScores
+from burnish.models.scoring import microbatch_rows
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.batching import build_batch, build_outcome, scored
 from burnish.trainers.collection import Collected
@@ -38,6 +38,7 @@ from burnish.types import Rollout, RolloutGroup
 CUTS = (1, 2, 7)
 WHOLE = 1_000_000
 TOLERANCE = 1e-6
+METRIC_TOLERANCE = 4e-6  # a loss that sums over a response is a difference of several float32 log-probabilities
 """Of the largest component of the gradient."""
 
 
@@ -149,22 +150,25 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
     return Step(torch.cat([g.flatten() for g in catcher.caught]), metrics.row(), counted.calls)
 
 
-def budgets(lengths: list[int]) -> dict[int, int]:
-    """Number of micro-batches to a token budget that cuts rows of these lengths into so many."""
-    return {
-        len(microbatches_by_tokens(lengths, budget)): budget for budget in range(1, len(lengths) * max(lengths) + 1)
-    }
+def budgets(batch: Batch) -> dict[int, int]:
+    """Number of micro-batches to a token budget that cuts the rows into so many, each prompt read once."""
+    whole = sum(batch.sequence_lengths())
+    return {len(microbatch_rows(batch, budget, shared_prompts=True)): budget for budget in range(1, whole + 1)}
 
 
 def budget_for(batch: Batch, count: int) -> int:
-    return budgets(batch.sequence_lengths())[count]
+    return budgets(batch)[count]
 
 
 def divisible(rows: list[tuple[RolloutGroup, Rollout]]) -> list[tuple[RolloutGroup, Rollout]]:
     """As many of the rows, in an order that mixes the groups, as can be cut into 1, 2 and 7 micro-batches."""
     rows = rows[::2] + rows[1::2]
-    lengths = [len(r.prompt_tokens) + len(r.response_tokens) for _, r in rows]
-    return rows[: next(n for n in range(len(rows), 0, -1) if set(CUTS) <= budgets(lengths[:n]).keys())]
+
+    def cuts(count: int) -> set[int]:
+        first = [rollout for _, rollout in rows[:count]]
+        return set(budgets(build_batch(first, pad_token_id=0, mask_truncated=False)))
+
+    return rows[: next(n for n in range(len(rows), 0, -1) if set(CUTS) <= cuts(n))]
 
 
 def assert_same(step: Step, other: Step) -> None:
@@ -174,7 +178,7 @@ def assert_same(step: Step, other: Step) -> None:
     assert float((step.gradient - other.gradient).abs().max()) <= TOLERANCE * largest
     assert step.metrics.keys() == other.metrics.keys()
     for name, value in step.metrics.items():
-        assert math.isclose(value, other.metrics[name], rel_tol=1e-5, abs_tol=1e-6), name
+        assert math.isclose(value, other.metrics[name], rel_tol=1e-5, abs_tol=METRIC_TOLERANCE), name
 
 
 def algorithms(loss: str) -> Iterator[AlgorithmConfig]:

@@ -16,7 +16,6 @@ from burnish.models.loading import DTYPES, LoadedModel, prepare_for_training
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
 from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
-from burnish.models.scoring import split_by_tokens
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.types import Metric
 
@@ -189,7 +188,7 @@ def _step(
     trained = batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
     metrics: dict[str, Metric] = {}
     optimizer.clear()
-    for _, part in split_by_tokens(trained, tokens_per_microbatch):
+    for _, part in scorer.split(trained, tokens_per_microbatch):
         part = part.to(scorer.head.weight.device)
         values_BT = scorer.score(part, positions_BT=part.loss_mask, train_trunk=train_trunk)
         merge_into(metrics, _backward(objective(values_BT, part, denominators), optimizer, denominators))

@@ -27,6 +27,33 @@ def microbatches_by_tokens(lengths: Sequence[int], tokens_per_microbatch: int) -
     return microbatches
 
 
+def microbatches_by_groups(
+    prompt_lengths: Sequence[int], lengths: Sequence[int], groups: Sequence[Sequence[int]], tokens_per_microbatch: int
+) -> list[list[int]]:
+    """Row numbers of each micro-batch for rows that are packed with each prompt once: groups stay together
+    where they fit, longest prompts first, longest responses first within a group.
+
+    A single row above the budget gets a micro-batch of its own. Raises ValueError for a budget below 1.
+    """
+    if tokens_per_microbatch < 1:
+        raise ValueError(f"tokens_per_microbatch must be at least 1, got {tokens_per_microbatch}")
+    microbatches: list[list[int]] = [[]]
+    used = 0
+    for group in sorted(groups, key=lambda rows: (-prompt_lengths[rows[0]], rows[0])):
+        prompt = prompt_lengths[group[0]]
+        if used + prompt + sum(lengths[row] for row in group) > tokens_per_microbatch and microbatches[-1]:
+            microbatches.append([])
+            used = 0
+        pending = prompt  # what the prompt costs in this micro-batch, paid by its first row there
+        for row in sorted(group, key=lambda row: (-lengths[row], row)):
+            if used + pending + lengths[row] > tokens_per_microbatch and microbatches[-1]:
+                microbatches.append([])
+                used, pending = 0, prompt
+            microbatches[-1].append(row)
+            used, pending = used + pending + lengths[row], 0
+    return [rows for rows in microbatches if rows]
+
+
 def position_ids(attention_mask_BS: Tensor) -> Tensor:
     """(B, S) int64 positions for any padding layout: the number of real tokens before each slot.
 

@@ -18,7 +18,7 @@ from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
 from burnish.models.roles import Denominators, Objective, Reference, TokenScores
-from burnish.models.scoring import ResponseScorer, split_by_tokens
+from burnish.models.scoring import ResponseScorer
 from burnish.models.value_head import CriticOptimizer, ValueHead
 from burnish.types import Metric, Reduction
 
@@ -102,7 +102,7 @@ class LocalPolicy:
         metrics: dict[str, Metric] = {}
         self._clear_gradients()
         self.model.train(self.loaded.gradient_checkpointing)  # checkpointing works in train mode only
-        for _, part in split_by_tokens(trained, self._tokens_per_microbatch):
+        for _, part in self._scorer.split(trained, self._tokens_per_microbatch):
             merge_into(metrics, self._backward(part.to(self.model.device), objective, denominators))
         self.model.eval()
         return metrics | self._step()

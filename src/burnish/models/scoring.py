@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from burnish.models.attention import use_packed_attention
 from burnish.models.batch import Batch
 from burnish.models.heads import find_head_transform
 from burnish.models.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
-from burnish.models.microbatches import microbatches_by_tokens, position_ids
+from burnish.models.microbatches import microbatches_by_groups, microbatches_by_tokens, position_ids
+from burnish.models.packing import PackedRows, pack, pays, prompt_groups
 from burnish.models.roles import TokenScores
 
 if TYPE_CHECKING:
@@ -59,9 +61,9 @@ def response_mask(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRows:
-    """A batch laid out for a model, and the N response positions that are wanted of it."""
+    """A batch, and the N of its response positions that are wanted."""
 
-    layout: Layout
+    batch: Batch
     rows_N: Tensor
     columns_N: Tensor
     chosen_BT: Tensor
@@ -72,11 +74,11 @@ class ResponseRows:
         """The positions given, or those of every response token."""
         chosen_BT = response_mask(batch) if positions_BT is None else positions_BT.to(batch.device)
         rows, columns = chosen_BT.nonzero(as_tuple=True)
-        return ResponseRows(lay_out(batch), rows, columns, chosen_BT, batch.response_tokens[rows, columns])
+        return ResponseRows(batch, rows, columns, chosen_BT, batch.response_tokens[rows, columns])
 
-    def pick(self, outputs_BSX: Tensor) -> Tensor:
-        """(N, X): the outputs at the columns that predict the wanted tokens (the state *before* each token)."""
-        return outputs_BSX[self.rows_N, self.layout.source_BT[self.rows_N, self.columns_N]]
+    def wanted(self, source_BT: Tensor) -> Tensor:
+        """(N,): what `source_BT` says about the wanted positions."""
+        return source_BT[self.rows_N, self.columns_N]
 
     def scatter(self, values_N: Tensor) -> Tensor:
         """(B, T), 0 where nothing was wanted."""
@@ -84,19 +86,45 @@ class ResponseRows:
 
 
 class TrunkRunner:
-    """Runs a model, with or without output head, over laid-out rows."""
+    """Runs a model, with or without output head, over the rows of a batch.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    Rows are packed, with each distinct prompt once, where the model can take that and it saves tokens; else each row
+    stands by itself, padded. Both give the same numbers.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, plain: bool = False) -> None:
         self._model = model
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.packs = self._takes_positions and not plain and use_packed_attention(model)
 
     def hidden(self, rows: ResponseRows) -> Tensor:
-        """First output at the wanted positions: hidden states (N, H) of a trunk, logits (N, V) of a whole model."""
-        layout = rows.layout
-        inputs = {"input_ids": layout.tokens_BS, "attention_mask": layout.attention_mask_BS, "use_cache": False}
-        if self._takes_positions:
-            inputs["position_ids"] = layout.position_ids_BS
-        return rows.pick(self._model(**inputs)[0])
+        """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
+        logits (N, V) of a whole model."""
+        groups = prompt_groups(rows.batch) if self.packs else []
+        if groups and pays(rows.batch, groups):
+            return self._packed(rows, pack(rows.batch, groups, self._model.dtype))
+        return self._padded(rows, lay_out(rows.batch))
+
+    def _packed(self, rows: ResponseRows, packed: PackedRows) -> Tensor:
+        outputs_1SX = self._model(
+            input_ids=packed.tokens_1S,
+            position_ids=packed.positions_1S,
+            attention_mask=packed.tokens_1S.new_zeros(1, 1, 1, 1),  # four dimensions: no mask is to be made
+            packed=packed.attention,
+            use_cache=False,
+        )[0]
+        return outputs_1SX[0].index_select(0, rows.wanted(packed.source_BT))
+
+    def _padded(self, rows: ResponseRows, layout: Layout) -> Tensor:
+        inputs = {"input_ids": layout.tokens_BS, "use_cache": False}
+        if self.packs:  # causal, and padded on the right: no token sees padding, and consecutive positions need no mask
+            inputs["position_ids"] = torch.arange(layout.tokens_BS.shape[1], device=layout.tokens_BS.device)[None]
+        else:
+            inputs["attention_mask"] = layout.attention_mask_BS
+            if self._takes_positions:
+                inputs["position_ids"] = layout.position_ids_BS
+        outputs_BSX: Tensor = self._model(**inputs)[0]
+        return outputs_BSX[rows.rows_N, rows.wanted(layout.source_BT)]
 
 
 class ResponseScorer:
@@ -105,10 +133,13 @@ class ResponseScorer:
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
     """
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0) -> None:
+    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, plain: bool = False) -> None:
+        """`plain` never packs rows."""
         self.model = model
         self.temperature = temperature
         self._transform: HeadTransform | None = find_head_transform(model)
+        self._trunk = TrunkRunner(model.base_model, plain=plain)
+        self._whole = TrunkRunner(model, plain=plain)
 
     @property
     def is_chunked(self) -> bool:
@@ -130,11 +161,11 @@ class ResponseScorer:
         """
         rows = ResponseRows.of(batch.to(self.model.device), positions_BT)
         runs_trunk = self._transform is not None
-        head_inputs = TrunkRunner(self.model.base_model if runs_trunk else self.model).hidden(rows)
+        head_inputs = (self._trunk if runs_trunk else self._whole).hidden(rows)
         logprobs_N, entropy_N = self._token_scores(head_inputs, rows.targets_N, entropy)
         values_N = None
         if value_head is not None:
-            values_N = value_head(head_inputs if runs_trunk else TrunkRunner(self.model.base_model).hidden(rows))
+            values_N = value_head(head_inputs if runs_trunk else self._trunk.hidden(rows))
         return TokenScores(
             rows.scatter(logprobs_N),
             None if entropy_N is None else rows.scatter(entropy_N),
@@ -163,6 +194,10 @@ class ResponseScorer:
         head = self.model.get_output_embeddings()
         return likeliest_tokens(head_inputs, head.weight, head.bias)
 
+    def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
+        """(row numbers, those rows) of each micro-batch, cut as suits the way the model reads them."""
+        return split_by_tokens(batch, tokens_per_microbatch, shared_prompts=self._trunk.packs)
+
     @torch.no_grad()
     def score_in_microbatches(
         self, batch: Batch, tokens_per_microbatch: int, *, entropy: bool = False, correct: bool = False
@@ -172,7 +207,7 @@ class ResponseScorer:
         logprobs_BT = torch.zeros(shape, device=batch.device)
         entropy_BT = torch.zeros(shape, device=batch.device) if entropy else None
         correct_BT = torch.zeros(shape, dtype=torch.bool, device=batch.device) if correct else None
-        for rows, part in split_by_tokens(batch, tokens_per_microbatch):
+        for rows, part in self.split(batch, tokens_per_microbatch):
             scores = self.score(part, entropy=entropy, correct=correct)
             width = part.response_tokens.shape[1]
             logprobs_BT[rows, :width] = scores.logprobs_BT.to(batch.device)
@@ -183,10 +218,21 @@ class ResponseScorer:
         return TokenScores(logprobs_BT, entropy_BT, correct_BT)
 
 
-def split_by_tokens(batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
-    """(row numbers, those rows) of each micro-batch."""
-    for rows in microbatches_by_tokens(batch.sequence_lengths(), tokens_per_microbatch):
+def split_by_tokens(
+    batch: Batch, tokens_per_microbatch: int, *, shared_prompts: bool = False
+) -> Iterator[tuple[list[int], Batch]]:
+    """(row numbers, those rows) of each micro-batch. `shared_prompts`: for a model that reads each distinct prompt of a
+    micro-batch once, rows of one prompt stay together."""
+    for rows in microbatch_rows(batch, tokens_per_microbatch, shared_prompts):
         yield rows, batch.select(rows)
+
+
+def microbatch_rows(batch: Batch, tokens_per_microbatch: int, shared_prompts: bool) -> list[list[int]]:
+    """Row numbers of each micro-batch of `split_by_tokens`."""
+    if not shared_prompts:
+        return microbatches_by_tokens(batch.sequence_lengths(), tokens_per_microbatch)
+    prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
+    return microbatches_by_groups(prompts, lengths, prompt_groups(batch), tokens_per_microbatch)
 
 
 def _pick(tokens_BX: Tensor, index_BS: Tensor) -> Tensor:

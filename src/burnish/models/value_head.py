@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +84,15 @@ class ValueScorer:
             hidden_N = self._runner.hidden(rows)
         return rows.scatter(self.head(hidden_N))
 
+    def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
+        """(row numbers, those rows) of each micro-batch, cut as suits the way the trunk reads them."""
+        return split_by_tokens(batch, tokens_per_microbatch, shared_prompts=self._runner.packs)
+
     @torch.no_grad()
     def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int) -> Tensor:
         """Values of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
         values_BT = torch.zeros(batch.response_tokens.shape, device=batch.device)
-        for rows, part in split_by_tokens(batch, tokens_per_microbatch):
+        for rows, part in self.split(batch, tokens_per_microbatch):
             values_BT[rows, : part.response_tokens.shape[1]] = self.score(part).to(batch.device)
         return values_BT
 

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from burnish.errors import RolloutError
+from burnish.models.attention import ATTENTION
 from burnish.rollouts.cache import PrefilledPrompts
 
 _TOKENS_PER_FORWARD = 16_384
@@ -21,7 +22,7 @@ Tokens = tuple[int, ...]
 def attention_kind(config: Any, context_length: int) -> str:
     """`sdpa` or `eager`; RolloutError for models whose cache or attention masks the local engine cannot serve."""
     kind = str(config._attn_implementation)
-    if kind not in ("sdpa", "eager"):
+    if kind not in ("sdpa", "eager", ATTENTION):
         raise RolloutError(
             f"the local engine cannot drive attention implementation {kind!r}",
             remedy="load the model with attention implementation 'sdpa' or 'eager'",
@@ -41,7 +42,7 @@ def attention_kind(config: Any, context_length: int) -> str:
             f"the model attends to a window of {window} tokens, shorter than the context of {context_length}",
             remedy=f"limit the context length to {window} tokens, or choose another engine in rollout.engine",
         )
-    return kind
+    return "sdpa" if kind == ATTENTION else kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,151 @@
+"""Rows that share a prompt, laid out in one packed row that holds each prompt once: `p1 p2 ... | r1 | r2 | r3 ...`.
+
+The last token of a response predicts nothing and is left out. Prompts attend causally to themselves, responses to their
+prompt and causally to themselves; the positions of a response go on from the end of its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.models.attention import AttentionPart, PackedAttention
+from burnish.models.batch import Batch
+
+SPREAD = 2.0
+"""Rows whose lengths differ by up to this factor attend side by side, padded to the longest of them."""
+
+
+PAYS = 0.85
+"""Rows are packed when this leaves less than this part of the tokens of the padded batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """S tokens of a micro-batch in one row.
+
+    tokens_1S, positions_1S (1, S) int64; source_BT (B, T): slot whose hidden state predicts each response token.
+    """
+
+    tokens_1S: Tensor
+    positions_1S: Tensor
+    source_BT: Tensor
+    attention: PackedAttention
+
+
+def prompt_groups(batch: Batch) -> list[list[int]]:
+    """Row numbers of each distinct prompt, in the order in which the prompts first appear."""
+    groups: dict[bytes, list[int]] = {}
+    tokens, lengths = batch.prompt_tokens.cpu().numpy(), batch.prompt_lengths.tolist()
+    for row, length in enumerate(lengths):
+        groups.setdefault(tokens[row, :length].tobytes(), []).append(row)
+    return list(groups.values())
+
+
+def pays(batch: Batch, groups: Sequence[Sequence[int]]) -> bool:
+    """Whether the packed row is clearly shorter than the padded rows: gathering costs something, too."""
+    prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
+    padded = len(batch) * max(prompt + length for prompt, length in zip(prompts, lengths, strict=True))
+    packed = sum(prompts[group[0]] + sum(max(lengths[row] - 1, 0) for row in group) for group in groups)
+    return packed < PAYS * padded
+
+
+def pack(batch: Batch, groups: Sequence[Sequence[int]], dtype: torch.dtype) -> PackedRows:
+    """Lay out the rows; `dtype` is that of the attention scores.
+
+    Raises ValueError for an empty prompt (nothing predicts its first response token).
+    """
+    if bool((batch.prompt_lengths < 1).any()):
+        raise ValueError("a row has an empty prompt; put at least one token (such as bos) before the response")
+    device = batch.device
+    leaders_G = torch.tensor([group[0] for group in groups], device=device)
+    group_B = torch.zeros(len(batch), dtype=torch.int64)
+    for number, group in enumerate(groups):
+        group_B[list(group)] = number
+    group_B = group_B.to(device)
+    prompts = _Segments.after(0, batch.prompt_lengths[leaders_G])
+    responses = _Segments.after(prompts.total, (batch.response_lengths - 1).clamp(min=0))
+    in_prompt_GP = prompts.inside(batch.prompt_tokens.shape[1])
+    in_response_BT = responses.inside(batch.response_tokens.shape[1])
+    columns_P = torch.arange(in_prompt_GP.shape[1], device=device)
+    columns_T = torch.arange(in_response_BT.shape[1], device=device)
+    tokens_S = torch.cat([batch.prompt_tokens[leaders_G][in_prompt_GP], batch.response_tokens[in_response_BT]])
+    response_positions_BT = batch.prompt_lengths[:, None] + columns_T
+    positions_S = torch.cat([columns_P.expand_as(in_prompt_GP)[in_prompt_GP], response_positions_BT[in_response_BT]])
+    last_of_prompt_B = (prompts.starts + prompts.lengths - 1)[group_B]
+    source_BT = torch.where(columns_T == 0, last_of_prompt_B[:, None], responses.starts[:, None] + columns_T - 1)
+    source_BT = source_BT.clamp(max=tokens_S.shape[0] - 1)
+    parts = [*_prompt_parts(prompts), *_response_parts(prompts, responses, group_B, dtype)]
+    return PackedRows(tokens_S[None], positions_S[None], source_BT, _together(parts, tokens_S.shape[0]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Segments:
+    """Stretches of the packed row, one after the other: first slot and length of each (N,)."""
+
+    starts: Tensor
+    lengths: Tensor
+    total: int
+
+    @staticmethod
+    def after(first: int, lengths: Tensor) -> _Segments:
+        ends = lengths.cumsum(0)
+        return _Segments(first + ends - lengths, lengths, first + int(ends[-1]))
+
+    def inside(self, width: int) -> Tensor:
+        """(N, width) bool: columns that belong to the segment."""
+        return torch.arange(width, device=self.lengths.device) < self.lengths[:, None]
+
+    def slots(self, rows: Tensor, width: int) -> Tensor:
+        """(rows, width): the slots of each, any valid one past its end."""
+        columns = torch.arange(width, device=self.lengths.device)
+        return self.starts[rows, None] + torch.minimum(columns, self.lengths[rows, None] - 1)
+
+    def alike(self) -> Iterator[tuple[Tensor, int]]:
+        """(segments, longest of them) of each bunch of similar lengths; empty segments are in none."""
+        order = sorted((int(n), row) for row, n in enumerate(self.lengths.tolist()) if n > 0)
+        while order:
+            longest = order[-1][0]
+            bunch = [row for length, row in order if length * SPREAD > longest]
+            order = order[: len(order) - len(bunch)]
+            yield torch.tensor(bunch, device=self.lengths.device), longest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    attention: AttentionPart
+    real_NQ: Tensor
+    """Where a query stands, not padding."""
+
+
+def _prompt_parts(prompts: _Segments) -> Iterator[_Part]:
+    for rows, width in prompts.alike():
+        slots = prompts.slots(rows, width)
+        yield _Part(AttentionPart(slots, slots, None), prompts.inside(width)[rows])
+
+
+def _response_parts(prompts: _Segments, responses: _Segments, group_B: Tensor, dtype: torch.dtype) -> Iterator[_Part]:
+    for rows, width in responses.alike():
+        groups_N = group_B[rows]
+        prompt_width = int(prompts.lengths[groups_N].max())
+        queries = responses.slots(rows, width)
+        keys = torch.cat([prompts.slots(groups_N, prompt_width), queries], dim=1)
+        in_prompt = prompts.inside(prompt_width)[groups_N][:, None, None, :]
+        if bool(in_prompt.all()):
+            in_prompt = in_prompt[:1]  # prompts of one length need no mask of their own
+        causal = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril()
+        visible = torch.cat([in_prompt.expand(-1, -1, width, -1), causal.expand(in_prompt.shape[0], 1, -1, -1)], dim=3)
+        mask = torch.zeros(visible.shape, dtype=dtype, device=keys.device).masked_fill(~visible, -torch.inf)
+        yield _Part(AttentionPart(queries, keys, mask), responses.inside(width)[rows])
+
+
+def _together(parts: Sequence[_Part], size: int) -> PackedAttention:
+    """Where the output of each of `size` tokens stands among the outputs of all parts."""
+    slots = torch.cat([part.attention.queries_NQ.flatten() for part in parts])
+    real = torch.cat([part.real_NQ.flatten() for part in parts])
+    place_S = torch.zeros(size, dtype=torch.int64, device=slots.device)
+    place_S[slots[real]] = real.nonzero()[:, 0]
+    return PackedAttention(tuple(part.attention for part in parts), place_S)

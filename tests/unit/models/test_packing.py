@@ -1,0 +1,144 @@
+"""Rows packed with each prompt once against the same rows one by one, padded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from burnish.models.attention import ATTENTION, use_packed_attention
+from burnish.models.batch import Batch
+from burnish.models.packing import pack, pays, prompt_groups
+from burnish.models.scoring import ResponseScorer
+
+
+def make_batch(prompts: list[list[int]], responses: list[list[int]]) -> Batch:
+    def padded(rows: list[list[int]]) -> torch.Tensor:
+        width = max(map(len, rows))
+        return torch.tensor([row + [2] * (width - len(row)) for row in rows], dtype=torch.int64)
+
+    lengths = torch.tensor([len(row) for row in responses])
+    tokens = padded(responses)
+    return Batch(
+        prompt_tokens=padded(prompts),
+        prompt_lengths=torch.tensor([len(row) for row in prompts]),
+        response_tokens=tokens,
+        response_lengths=lengths,
+        loss_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
+        group_ids=torch.zeros(len(prompts), dtype=torch.int64),
+    )
+
+
+A, B = [4, 5, 6], [7, 8]
+
+
+def test_a_prompt_stands_once_and_the_last_tokens_are_left_out() -> None:
+    batch = make_batch([A, B, A], [[9, 10, 1], [11, 1], [12]])
+    groups = prompt_groups(batch)
+    assert groups == [[0, 2], [1]]
+    packed = pack(batch, groups, torch.float32)
+    assert packed.tokens_1S.tolist() == [[4, 5, 6, 7, 8, 9, 10, 11]]
+    assert packed.positions_1S.tolist() == [[0, 1, 2, 0, 1, 3, 4, 2]]
+    # predicted by the end of the prompt, then by the response token before
+    assert packed.source_BT[0].tolist() == [2, 5, 6]
+    assert packed.source_BT[1, :2].tolist() == [4, 7]
+    assert packed.source_BT[2, :1].tolist() == [2]
+
+
+def test_each_token_sees_its_prompt_and_what_came_before_it() -> None:
+    batch = make_batch([A, B, A], [[9, 10, 1], [11, 13, 1], [12]])
+    packed = pack(batch, prompt_groups(batch), torch.float32)
+    seen: dict[int, set[int]] = {}
+    for part in packed.attention.parts:
+        rows, width = part.queries_NQ.shape
+        for row in range(rows):
+            for query in range(width):
+                slot = int(part.queries_NQ[row, query])
+                if part.mask is None:
+                    keys = part.keys_NK[row, : query + 1]
+                else:
+                    mask = part.mask.expand(rows, -1, -1, -1)[row, 0, query]
+                    keys = part.keys_NK[row][mask == 0]
+                seen.setdefault(slot, set(keys.tolist()))
+    p, q, r, s = {0, 1, 2}, {3, 4}, {5, 6}, {7, 8}
+    assert seen == {0: {0}, 1: {0, 1}, 2: p, 3: {3}, 4: q, 5: p | {5}, 6: p | r, 7: q | {7}, 8: q | s}
+
+
+def test_only_what_saves_tokens_is_packed() -> None:
+    alone = make_batch([A, [*B, 9]], [[9] * 10, [11] * 10])
+    shared = make_batch([A, A, A], [[9, 10], [11, 12], [9, 1]])
+    assert not pays(alone, prompt_groups(alone))  # 24 of 26 tokens
+    assert pays(shared, prompt_groups(shared))  # 6 of 15 tokens
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty prompt"):
+        pack(make_batch([[], A], [[9], [9]]), [[0], [1]], torch.float32)
+
+
+def gradients(scorer: ResponseScorer, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    scorer.model.zero_grad()
+    scores = scorer.score(batch, entropy=True)
+    assert scores.entropy_BT is not None
+    weights = torch.linspace(-1, 1, scores.logprobs_BT.numel()).view_as(scores.logprobs_BT)
+    (weights * (scores.logprobs_BT + 0.1 * scores.entropy_BT)).sum().backward()
+    named = scorer.model.named_parameters()
+    return scores.logprobs_BT.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.models.scoring.pays", lambda *_: True)
+    scorer = ResponseScorer(loaded.model)
+    assert loaded.model.config._attn_implementation == ATTENTION
+    found, gradient = gradients(scorer, batch)
+    expected, yardstick = gradients(ResponseScorer(plain.model, plain=True), batch)
+    assert plain.model.config._attn_implementation != ATTENTION
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    whole = torch.cat([value.flatten() for value in yardstick.values()])
+    difference = torch.cat([(gradient[name] - value).flatten() for name, value in yardstick.items()])
+    assert difference.norm() <= 1e-5 * whole.norm()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
+def test_packed_rows_score_like_padded_ones(load, family, fields, monkeypatch) -> None:
+    loaded = load(family, **fields)
+    if fields:
+        loaded.model.train()
+    batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
+    assert_like_plain(loaded, load(family), batch, monkeypatch)
+
+
+tokens = st.integers(4, 15)
+prompt = st.lists(tokens, min_size=1, max_size=9)
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.lists(tokens, min_size=1, max_size=12)), min_size=1, max_size=8),
+    prompts=st.tuples(prompt, prompt, prompt),
+)
+def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts) -> None:
+    batch = make_batch([prompts[number] for number, _ in rows], [response for _, response in rows])
+    with pytest.MonkeyPatch.context() as patch:
+        assert_like_plain(*load_once, batch, patch)
+
+
+@pytest.fixture(scope="module")
+def load_once(model_folder):
+    from burnish.config.schema import ModelConfig
+    from burnish.models.loading import load_model
+
+    return tuple(load_model(ModelConfig(path=str(model_folder("qwen2")), device="cpu")) for _ in range(2))
+
+
+def test_models_with_other_attention_stay_as_they_are(load) -> None:
+    eager = load().model
+    eager.set_attn_implementation("eager")
+    window = load("qwen2").model
+    window.config.layer_types = ["full_attention", "sliding_attention"]
+    for model in (eager, window):
+        before = model.config._attn_implementation
+        assert not use_packed_attention(model)
+        assert model.config._attn_implementation == before
