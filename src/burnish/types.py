@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -108,8 +107,23 @@ class Rollout:
     status_detail: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able dictionary (one line of `rollouts/step-*.jsonl`)."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        """A JSON-able dictionary (one line of `rollouts/step-*.jsonl`). Written out: a step makes thousands."""
+        return {
+            "prompt_id": self.prompt_id,
+            "group_id": self.group_id,
+            "sample_index": self.sample_index,
+            "prompt_tokens": list(self.prompt_tokens),
+            "response_tokens": list(self.response_tokens),
+            "rollout_logprobs": list(self.rollout_logprobs),
+            "finish_reason": self.finish_reason.value,
+            "policy_version": self.policy_version,
+            "response": self.response,
+            "reward": self.reward,
+            "reward_parts": dict(self.reward_parts),
+            "token_rewards": None if self.token_rewards is None else list(self.token_rewards),
+            "status": self.status.value,
+            "status_detail": self.status_detail,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +194,3 @@ class Metric:
         if self.reduction is Reduction.MEAN:
             return float(self.value) / float(self.weight)
         return float(self.value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value

@@ -95,7 +95,10 @@ class Collector:
         with stopwatch.phase("reward"):
             prompts = {request.group_id: encoded.prompt for request, encoded in zip(requests, drawn, strict=True)}
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
-        return [_group(prompts[request.group_id], request.group_id, scored) for request in requests]
+        members: dict[int, list[Rollout]] = {group_id: [] for group_id in prompts}
+        for rollout in scored:
+            members[rollout.group_id].append(rollout)
+        return [_group(prompts[group_id], group_id, own) for group_id, own in members.items()]
 
     def _request(self, encoded: EncodedPrompt, group_id: int, asked: Counter[str]) -> RolloutRequest:
         """A prompt drawn twice in one step takes fresh sample indices, so its two groups differ."""
@@ -187,8 +190,7 @@ def _by_domain(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
     }
 
 
-def _group(prompt: Prompt, group_id: int, rollouts: Sequence[Rollout]) -> RolloutGroup:
-    own = [r for r in rollouts if r.group_id == group_id]
+def _group(prompt: Prompt, group_id: int, own: Sequence[Rollout]) -> RolloutGroup:
     greedy = next((r for r in own if r.sample_index == GREEDY_SAMPLE), None)
     return RolloutGroup(prompt, group_id, tuple(r for r in own if r.sample_index != GREEDY_SAMPLE), greedy)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from burnish.models.batch import Batch
@@ -54,9 +55,8 @@ def rollout_notes(collected: Collected, batch: Batch | None) -> dict[tuple[int, 
         if rollout.reward is not None
     }
     if batch is not None:
-        host = batch.to("cpu")
-        for row, (_, rollout) in enumerate(scored(collected.groups)):
-            notes[rollout.group_id, rollout.sample_index] = _note(host, row)
+        rows = [rollout for _, rollout in scored(collected.groups)]
+        notes |= {(r.group_id, r.sample_index): note for r, note in zip(rows, _notes(batch.to("cpu")), strict=True)}
     return notes
 
 
@@ -65,24 +65,40 @@ def _why_left_out(group: RolloutGroup) -> str:
     return "greedy response without a score" if greedy_failed else "group without signal"
 
 
-def _note(batch: Batch, row: int) -> RolloutNote:
-    trained = batch.loss_mask[row]
-    advantages = _of_row(batch.advantages, batch, row)
-    kept = bool(trained.any())
-    mean = float(batch.advantages[row][trained].mean()) if kept and batch.advantages is not None else None
-    return RolloutNote(
-        kept=kept,
-        dropped_because="" if kept else "truncated",
-        advantage=mean,
-        token_advantages=advantages,
-        old_logprobs=_of_row(batch.old_logprobs, batch, row),
-        ref_logprobs=_of_row(batch.ref_logprobs, batch, row),
-        token_values=_of_row(batch.values, batch, row),
-        token_returns=_of_row(batch.returns, batch, row),
+def _notes(batch: Batch) -> Iterator[RolloutNote]:
+    """One note a row. Whole tensors become lists at once: row by row would take longer than a small model's update."""
+    lengths = batch.response_lengths.tolist()
+    trained_B = batch.loss_mask.sum(dim=1)
+    advantages = _rows(batch.advantages, lengths)
+    means = [None] * len(batch) if batch.advantages is None else _means(batch.advantages, batch.loss_mask, trained_B)
+    columns = zip(
+        trained_B.tolist(),
+        means,
+        advantages,
+        *(_rows(values, lengths) for values in (batch.old_logprobs, batch.ref_logprobs, batch.values, batch.returns)),
+        strict=True,
     )
+    for trained, mean, token_advantages, old_logprobs, ref_logprobs, token_values, token_returns in columns:
+        yield RolloutNote(
+            kept=trained > 0,
+            dropped_because="" if trained else "truncated",
+            advantage=mean if trained else None,
+            token_advantages=token_advantages,
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+            token_values=token_values,
+            token_returns=token_returns,
+        )
 
 
-def _of_row(values_BT: Tensor | None, batch: Batch, row: int) -> tuple[float, ...] | None:
+def _means(values_BT: Tensor, mask_BT: Tensor, counts_B: Tensor) -> list[float]:
+    sums_B = torch.where(mask_BT, values_BT, 0.0).sum(dim=1)
+    means: list[float] = (sums_B / counts_B.clamp(min=1)).tolist()
+    return means
+
+
+def _rows(values_BT: Tensor | None, lengths: Sequence[int]) -> list[tuple[float, ...] | None]:
+    """What stands at the response's tokens, row by row."""
     if values_BT is None:
-        return None
-    return tuple(values_BT[row, : int(batch.response_lengths[row])].tolist())
+        return [None] * len(lengths)
+    return [tuple(row[:length]) for row, length in zip(values_BT.tolist(), lengths, strict=True)]
