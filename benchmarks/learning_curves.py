@@ -4,7 +4,7 @@
     python benchmarks/learning_curves.py --draw-only --output runs/learning_curves
 
 DATA_FOLDER holds data/tinystories/tinystories.txt, data/arithmetic_sequence and models/stories260k. Runs the examples
-as they are, one run folder each (stories-PRESET, arithmetic_sequence), about a quarter of an hour of one CPU core in
+as they are, one run folder each (stories-PRESET, arithmetic-STAGE), about half an hour of one CPU core in
 all; runs that lie in the output folder already are only drawn. Start it from the repository's root.
 """
 
@@ -27,6 +27,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 EXAMPLES = Path("examples")
+STAGES = ("1_first_term", "2_second_term", "3_whole_answer")
 OVERRIDES: Mapping[str, Sequence[str]] = yaml.safe_load((EXAMPLES / "stories_sentiment/algorithms.yaml").read_text())
 
 
@@ -46,8 +47,9 @@ def main() -> None:
     options.pictures.mkdir(parents=True, exist_ok=True)
     if any(options.output.glob("stories-*/metrics.jsonl")):
         draw_stories(options.output, options.pictures / "stories.png")
-    if (options.output / "arithmetic_sequence" / "metrics.jsonl").exists():
-        draw_arithmetic(options.output / "arithmetic_sequence", options.pictures / "arithmetic_sequence.png")
+    stages = [options.output / f"arithmetic-{stage}" for stage in STAGES]
+    if all((stage / "metrics.jsonl").exists() for stage in stages):
+        draw_arithmetic(stages, options.pictures / "arithmetic_sequence.png")
 
 
 def run_stories(data: Path, output: Path) -> None:
@@ -67,16 +69,20 @@ def run_stories(data: Path, output: Path) -> None:
 
 
 def run_arithmetic(data: Path, output: Path) -> None:
+    """Three runs, each from the weights of the one before."""
     example, model = EXAMPLES / "arithmetic_sequence", output / "arithmetic-model"
     task = data / "data/arithmetic_sequence"
     runpy.run_path(str(example / "prepare.py"))["build_model_folder"](task / "model", model)
-    given = [
-        f"model.path={model}",
-        f"data.train={task / 'data/train.parquet'}",
-        f"data.eval={task / 'data/test.parquet'}",
-        f"output={output / 'arithmetic_sequence'}",
-    ]
-    check(burnish(["rl", str(example / "run.yaml"), *given]))
+    for stage in STAGES:
+        run = output / f"arithmetic-{stage}"
+        given = [
+            f"model.path={model}",
+            f"data.train={task / 'data/train.parquet'}",
+            f"data.eval={task / 'data/test.parquet'}",
+            f"output={run}",
+        ]
+        check(burnish(["rl", str(example / f"{stage}.yaml"), *given]))
+        model = max((run / "checkpoints").glob("step-*")) / "policy"
 
 
 def check(exit_code: int) -> None:
@@ -104,16 +110,26 @@ def draw_stories(output: Path, picture: Path) -> None:
     save(figure, picture)
 
 
-def draw_arithmetic(run: Path, picture: Path) -> None:
-    """Right fraction of the answers, as sampled in training."""
-    history = read_history(run)
+def draw_arithmetic(runs: Sequence[Path], picture: Path) -> None:
+    """Right fraction of the answers, as sampled in training, over the steps of the runs one after the other."""
     figure, axes = plt.subplots(figsize=(6.4, 4.2))
-    axes.plot(*history["reward/part/prefix/fraction"], label="right fraction, end included")
-    axes.plot(*history["reward/part/prefix/fraction_without_end"], label="end not counted (at most 0.76)")
-    axes.plot(*history["reward/part/prefix/solved"], label="solved", linewidth=1, color="0.6")
+    curves = {
+        "fraction": ("right fraction, end included", {}),
+        "fraction_without_end": ("end not counted (at most 0.76)", {}),
+        "solved": ("solved", {"linewidth": 1, "color": "0.6"}),
+    }
+    done = 0
+    for run in runs:
+        history = read_history(run)
+        for number, (part, (name, style)) in enumerate(curves.items()):
+            steps, values = history[f"reward/part/prefix/{part}"]
+            style = {"color": f"C{number}", **style}
+            axes.plot([done + step for step in steps], values, label=name if done == 0 else None, **style)
+        done += int(max(steps))
+        axes.axvline(done, color="0.8", linewidth=1)
     axes.axhline(0.2, color="0.5", linestyle=":", linewidth=1)
     axes.set_ylim(0, 1)
-    label(axes, "step (256 prompts, one sample each)", "", "training prompts, temperature 1")
+    label(axes, "step of the three runs: 1, 3 and 18 tokens an answer", "", "training prompts, temperature 1")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     save(figure, picture)
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+import yaml
 from rich.console import Console
 
 from burnish.config.loading import load_run_file
 from burnish.config.schema import RlConfig
 from burnish.models.loading import load_model
+from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
 from burnish.trainers.run import train_rl
 
+STAGES = ("1_first_term", "2_second_term", "3_whole_answer")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "arithmetic_sequence"
 
 
@@ -52,17 +56,21 @@ def model_folder(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(task: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlConfig:
-    """The example's run file on the real data."""
-    monkeypatch.chdir(EXAMPLE.parents[1])  # the run file names the reward from the repository's root
-    given = [
-        f"model.path={model_folder}",
-        f"data.train={task / 'data' / 'train.parquet'}",
-        f"data.eval={task / 'data' / 'test.parquet'}",
-        f"output={tmp_path / 'run'}",
-        "logging.sinks=[]",
-    ]
-    return load_run_file(EXAMPLE / "run.yaml", given).rl
+def stage(task: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RlConfig]:
+    """One of the example's run files on the real data; by default it starts from the random weights."""
+    monkeypatch.chdir(EXAMPLE.parents[1])  # the run files name the reward from the repository's root
+
+    def load_stage(name: str, model: Path = model_folder) -> RlConfig:
+        given = [
+            f"model={model}",
+            f"data.train={task / 'data' / 'train.parquet'}",
+            f"data.eval={task / 'data' / 'test.parquet'}",
+            f"output={tmp_path / name}",
+            "logging.sinks=[]",
+        ]
+        return load_run_file(EXAMPLE / f"{name}.yaml", given).rl
+
+    return load_stage
 
 
 @pytest.fixture
@@ -100,9 +108,9 @@ def test_nothing_is_earned_from_the_first_mistake_on(given: str, right: int) -> 
     assert counted.parts["solved"] == 0.0
 
 
-def test_the_model_folder_reads_as_its_source_describes(config: RlConfig) -> None:
+def test_the_model_folder_reads_as_its_source_describes(stage: Callable[..., RlConfig]) -> None:
     """Ids as the given embedding has them, the prompt closed by the separator, weights in float32."""
-    loaded = load_model(config.model)
+    loaded = load_model(stage("1_first_term").model)
     text = loaded.tokenizer.apply_chat_template(
         [{"role": "user", "content": "8,3:9,4"}], tokenize=False, add_generation_prompt=True
     )
@@ -114,14 +122,26 @@ def test_the_model_folder_reads_as_its_source_describes(config: RlConfig) -> Non
     assert loaded.model.dtype == torch.float32
 
 
+def test_each_run_starts_where_the_one_before_ends(stage: Callable[..., RlConfig]) -> None:
+    for before, after in pairwise(STAGES):
+        written = yaml.safe_load((EXAMPLE / f"{after}.yaml").read_text())["model"]
+        first = yaml.safe_load((EXAMPLE / f"{before}.yaml").read_text())
+        assert written == f"{first['output']}/checkpoints/step-{stage(before).steps:06d}/policy"
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_random_model_begins_to_learn_the_sequences(config: RlConfig, one_thread: None) -> None:
-    """The first 225 steps: 0.29 of the held-out answers right, where guessing the likeliest token earns 0.1."""
-    result = train_rl(config.model_copy(update={"steps": 225}), console=Console(quiet=True))
-    rows = {step: read_rollouts(result.folder / "rollouts" / f"eval-{step:06d}.jsonl") for step in (0, result.step)}
-    fractions = {
-        step: sum(row["reward_parts"]["prefix/fraction"] for row in given) / len(given) for step, given in rows.items()
-    }
-    assert fractions[0] < 0.05
-    assert fractions[result.step] >= 0.22, fractions
+@pytest.mark.timeout(2400)
+def test_a_random_model_learns_the_sequences(stage: Callable[..., RlConfig], one_thread: None) -> None:
+    """The three runs of the example, by reward alone: above half of each answer right, in training and held out."""
+    result = None
+    for name in STAGES:
+        start = {} if result is None else {"model": result.folder / f"checkpoints/step-{result.step:06d}/policy"}
+        result = train_rl(stage(name, **start), console=Console(quiet=True))
+    assert result is not None
+    held_out = read_rollouts(result.folder / "rollouts" / f"eval-{result.step:06d}.jsonl")
+    fraction = sum(row["reward_parts"]["prefix/fraction"] for row in held_out) / len(held_out)
+    _, trained = read_history(result.folder)["reward/part/prefix/fraction"]
+    untrained = read_rollouts(Path(stage(STAGES[0]).output) / "rollouts" / "eval-000000.jsonl")
+    assert sum(row["reward_parts"]["prefix/fraction"] for row in untrained) / len(untrained) < 0.05
+    assert fraction >= 0.5, fraction
+    assert max(trained) >= 0.5, max(trained)
