@@ -102,7 +102,7 @@ class ProcessRewardScorer:
         """Failed fraction over all, by status and by domain, and seconds, since the last call."""
         metrics = self._counts.read()
         for position, index in enumerate(self._remote):
-            name = f"reward/worker_seconds/{self._specs[index].label}"
+            name = f"time/reward_worker_seconds/{self._specs[index].label}"
             metrics[name] = Metric(Reduction.SUM, self._pool.seconds[position])
             self._pool.seconds[position] = 0.0
         return metrics
