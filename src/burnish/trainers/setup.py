@@ -66,10 +66,10 @@ class Workplace:
 
 @contextmanager
 def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
-    """Lock the run's folder, write its configuration, find the newest whole checkpoint."""
+    """Lock the run's folder, refuse a run of another configuration, find the newest whole checkpoint."""
     path = Path(config.output)
     with RunLock(path):
-        RunDirectory(path).begin(config)
+        RunDirectory(path).admit(config)
         store = CheckpointStore(path, keep=config.checkpoint.keep)
         store.clean()
         found = store.latest_valid()
@@ -82,6 +82,7 @@ def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
             )
         if found.checkpoint is not None:
             store.discard_after(found.checkpoint.step)
+            store.prune(found.checkpoint.step)
             console.print(f"resuming {path} after step {found.checkpoint.step}")
         yield Workplace(path, store, found.checkpoint)
 
@@ -312,10 +313,21 @@ def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
 def open_journal(
     config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
 ) -> Iterator[Journal]:
-    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from."""
+    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from.
+
+    The run's configuration is written here, where it is known whether there are steps to make: what a finished run
+    was made with stays on record.
+    """
     resume_step = workplace.resume_step
-    if resume_step is not None and resume_step >= total_steps:
-        console.print(f"nothing to do: {resume_step} steps are done, {total_steps} were asked for (raise `steps`)")
+    if resume_step is None or resume_step < total_steps:
+        RunDirectory(workplace.path).begin(config)
+    else:
+        console.print(
+            f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
+            "raise `steps` to go on",
+            markup=False,
+            soft_wrap=True,
+        )
     recorder = RolloutRecorder(workplace.path / "rollouts", token_texts(loaded))
     recorder.discard_after(-1 if resume_step is None else resume_step)
     sinks = build_sinks(
