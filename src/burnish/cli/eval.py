@@ -55,8 +55,10 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
 
     columns: dict[str, dict[str, float]] = {"all": {}}
     for name, value in metrics.items():
-        parts = name.split("/")
-        domain, word = ("/".join(parts[2:-1]), parts[-1]) if parts[:2] == ["eval", "domain"] else ("all", parts[-1])
+        word = name.removeprefix("eval/")
+        domain = "all"
+        if word.startswith("domain/"):
+            domain, _, word = word.removeprefix("domain/").rpartition("/")
         columns.setdefault(domain, {})[word] = value
     table = Table("metric", *columns, title="held-out evaluation")
     for word in columns["all"]:

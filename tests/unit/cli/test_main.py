@@ -145,5 +145,13 @@ def test_evaluation_table_has_a_column_for_each_domain() -> None:
     assert [list(column.cells) for column in table.columns] == [["accuracy"], ["0.5"], ["1"], ["0"]]
 
 
+def test_evaluation_table_names_the_parts_of_a_reward() -> None:
+    table = metrics_table({"eval/reward_mean": 0.5, "eval/part/brief": 1.0, "eval/part/brief/words": 0.25})
+    assert [list(column.cells) for column in table.columns] == [
+        ["reward_mean", "part/brief", "part/brief/words"],
+        ["0.5", "1", "0.25"],
+    ]
+
+
 def test_bytes_in_words() -> None:
     assert [bytes_in_words(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.00 GiB"]
