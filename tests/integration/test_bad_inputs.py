@@ -212,7 +212,13 @@ REWARD = [
     check("unknown reward", "mathh", "did you mean", words="rewards=mathh"),
     check("missing reward file", "nofile.py", words="rewards=nofile.py:score"),
     check("missing function", "digit", "digits", words="rewards=reward.py:digit"),
-    check("reward with a syntax error", "reward.py", "line 1", files=reward("def digits(:\n")),
+    check("reward with a syntax error", "SyntaxError", "reward.py:1)", files=reward("def digits(:\n")),
+    check("reward that imports what is not there", "No module named 'nonsense'", "reward.py:2)",
+          files=reward("import math\nimport nonsense\ndef digits(response): return 1.0\n")),
+    check("reward whose neighbour is broken", "NameError", "near.py:1)",
+          files={**reward("import near\ndef digits(response): return 1.0\n"), "near.py": "nothing\n"}),
+    case("loss in a module with a syntax error", "SyntaxError", "losses_of_mine.py:1)",
+         words="algorithm.loss=losses_of_mine:mine", files={"losses_of_mine.py": "def mine(:\n"}),
     check("reward with an unknown parameter", "anwser", "answer",
           files=reward("def digits(response, anwser): return 1.0")),
     check("unknown option of a reward", "targte", "target", words="rewards=length rewards.0.options.targte=3"),
@@ -270,8 +276,9 @@ def refuse(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         code = main([*case.command, *case.words])
         captured = capsys.readouterr()
         assert code == 2, captured.out + captured.err
-        remedies = ("-> ", "Usage: ", "SyntaxError")  # the last: the user's own code, shown where it is wrong
-        assert any(word in captured.err for word in remedies), f"no remedy: {captured.err}"
+        assert any(word in captured.err for word in ("-> ", "Usage: ")), f"no remedy: {captured.err}"
+        failed_in_mid_run = "could not be scored" in captured.err  # then the first failure is shown as it happened
+        assert failed_in_mid_run or "Traceback" not in captured.err
         return captured.err
 
     return run
@@ -295,6 +302,18 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
 
     with pytest.raises(ConfigError):
         main(["rl", "nowhere.yaml", "--debug"])
+
+
+def test_debug_shows_the_traceback_of_a_reward_file(folder: Path) -> None:
+    from burnish.errors import RewardError
+
+    (folder / "reward.py").write_text("def helper():\n    return nothing\nhelper()\n")
+    (folder / "run.yaml").write_text(BASE)
+    with pytest.raises(RewardError, match=r"NameError: .*reward\.py:2\)") as caught:
+        main(["check", "run.yaml", "--debug"])
+    shown = str(caught.value.__cause__)
+    assert "Traceback" in shown
+    assert 'reward.py", line 3' in shown
 
 
 def test_a_run_with_another_configuration_is_not_resumed(refuse: Callable[[Case], str], folder: Path) -> None:
