@@ -1,4 +1,5 @@
-"""Where the metric rows go: metrics.jsonl always, TensorBoard by default, Weights & Biases and MLflow as extras."""
+"""Where the metric rows go: metrics.jsonl always, TensorBoard by default, Weights & Biases, MLflow and classes of the
+user's own as extras."""
 
 from __future__ import annotations
 
@@ -11,15 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from burnish.config.names import SINK_NAMES
 from burnish.errors import BurnishError, ConfigError, DivergenceError
 from burnish.observability.atomic import disk_remedy, fsync_folder, write_text_atomically
 from burnish.observability.history import read_rows
+from burnish.outside import construct, find_class
 
 METRICS_FILE = "metrics.jsonl"
+_FIELD = "logging.sinks"
 
 
 class MetricSink(Protocol):
-    """Takes one row a step."""
+    """Takes one row a step.
+
+    A class of the user's own (`logging.sinks: package.module:Class`) is built as `Class(run_dir, project=..., config=...,
+    resume_step=...)`: folder of the run, `logging.project`, the resolved run file as plain values, and the step of the
+    checkpoint that the run goes on from (None for a new run). Rows after that step are going to be written again.
+    """
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Log the numbers of one step."""
@@ -158,21 +167,44 @@ def build_sinks(
     config: Mapping[str, Any] | None = None,
     resume_step: int | None = None,
 ) -> Sinks:
-    """metrics.jsonl and the named sinks (tensorboard, wandb, mlflow).
+    """metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, `package.module:Class`).
 
     `resume_step` is the step of the checkpoint that the run continues from (None starts new files); `config` is the
-    resolved run file as plain values, shown by the services. Raises ConfigError when a package is not installed.
+    resolved run file as plain values, shown by the services. Raises ConfigError when a package is not installed, or
+    when there is no such class or it is no sink.
     """
+    find_sinks(names)
+    values = dict(config or {})
     builders: dict[str, Callable[[], MetricSink]] = {
         "tensorboard": lambda: TensorBoardSink(run_dir / "tensorboard", resume_step=resume_step),
-        "wandb": lambda: WandbSink(run_dir, project=project, config=config or {}),
-        "mlflow": lambda: MlflowSink(run_dir, project=project, config=config or {}),
+        "wandb": lambda: WandbSink(run_dir, project=project, config=values),
+        "mlflow": lambda: MlflowSink(run_dir, project=project, config=values),
     }
-    for name in names:
-        if name not in builders:
-            raise ConfigError(f"logging.sinks: {name!r} is no sink", remedy=f"choose among {', '.join(builders)}")
-    further = [builders[name]() for name in dict.fromkeys(names)]  # before the file: a missing package touches nothing
+
+    def outside(name: str) -> MetricSink:
+        arguments = {"project": project, "config": values, "resume_step": resume_step}
+        sink: MetricSink = construct(_sink_class(name), name, run_dir, arguments, field=_FIELD, first_name="run_dir")
+        return sink
+
+    # before the file: a missing package touches nothing
+    further = [builders[name]() if name in builders else outside(name) for name in dict.fromkeys(names)]
     return Sinks((JsonlSink(run_dir / METRICS_FILE, resume_step=resume_step), *further))
+
+
+def find_sinks(names: Sequence[str]) -> None:
+    """Raises ConfigError for a name that is neither a sink of Burnish's nor a class with the methods of one."""
+    for name in names:
+        if name in SINK_NAMES:
+            continue
+        if ":" not in name:
+            known = f"{', '.join(SINK_NAMES)} and package.module:Class"
+            raise ConfigError(f"{_FIELD}: {name!r} is no sink", remedy=f"choose among {known}")
+        _sink_class(name)
+
+
+def _sink_class(name: str) -> type:
+    protocol = "burnish.observability.sinks.MetricSink"
+    return find_class(name, field=_FIELD, methods=("write", "close"), protocol=protocol)
 
 
 def _line(step: int, row: Mapping[str, float]) -> str:
