@@ -65,7 +65,7 @@ def test_a_class_from_outside_is_told_about_the_run_and_gets_every_row(tmp_path:
     sinks.write(8, {"reward/mean": 0.5})
     sinks.close()
     built = ("built", tmp_path, "p", {"seed": 3}, 7)
-    assert CALLS == [built, ("write", 8, {"reward/mean": 0.5}), ("close",)]
+    assert tuple(CALLS) == (built, ("write", 8, {"reward/mean": 0.5}), ("close",))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -257,6 +258,19 @@ COMMANDS = [
 
 CASES = [*CONFIG, *DATA, *MODEL, *REWARD, *COMMANDS]
 
+SEEN_BY_THE_RUN_ALONE = {
+    "tokenizer of another model", "unknown device", "pad token that ends responses", "unknown pad token",
+    "reward that raises", "reward that returns text", "reward that returns NaN", "reward of the wrong length",
+    "reward that never ends", "reward that kills its worker",
+}  # fmt: skip
+"""Takes weights, another machine or a response to find out."""
+
+PLANNED = [
+    dataclasses.replace(case, command=("plan", *case.command[1:]))
+    for case in [*DATA, *MODEL, *REWARD]  # what CONFIG holds is found by the same reading of the file
+    if case.command in (("rl", "run.yaml"), ("check", "run.yaml")) and case.name not in SEEN_BY_THE_RUN_ALONE
+]
+
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -293,6 +307,35 @@ def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], s
     message = refuse(case)
     for part in case.says:
         assert part in message, message
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=[case.name for case in PLANNED])
+def test_a_plan_refuses_what_the_run_would_refuse(case: Case, refuse: Callable[[Case], str]) -> None:
+    message = refuse(case)
+    for part in case.says:
+        assert part in message, message
+
+
+def test_a_plan_refuses_what_the_estimator_cannot_use(refuse: Callable[[Case], str]) -> None:
+    words = "algorithm=gdpo algorithm.reward_clip=1"
+    message = refuse(case("clip for an estimator of parts", words=words, command=("plan", "run.yaml")))
+    assert "algorithm.reward_clip is 1.0, but the estimator 'gdpo' reads each reward by itself" in message
+
+
+def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (folder / "run.yaml").write_text(BASE)
+    (folder / "run").mkdir()
+    (folder / "run" / "config.yaml").write_text("steps: 5\n")
+    before = sorted(folder.rglob("*"))
+    assert main(["plan", "run.yaml", "model.device=cuda:99"]) == 0
+    said = capsys.readouterr().out
+    assert "model.device is 'cuda:99', but torch sees" in said
+    assert "run holds a run with another configuration" in said
+    assert "--fresh would start over" in said
+    assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
 def test_the_table_is_long_enough() -> None:

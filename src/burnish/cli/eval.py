@@ -31,6 +31,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     from rich.console import Console
 
     from burnish.cli.folders import checkpoint_weights, load_run
+    from burnish.cli.silence import silence_transformers
     from burnish.config.loading import load_run_file
 
     console, weights = Console(), None
@@ -44,6 +45,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
         loaded = load_run_file(target, overrides or (), "rl")
     from burnish.trainers.run import evaluate_run
 
+    silence_transformers()
     report = evaluate_run(loaded.rl, console=console, weights=weights)
     console.print(metrics_table(report.metrics))
     console.print(f"metrics    {report.metrics_file}\nresponses  {report.rollouts_file}", markup=False, soft_wrap=True)

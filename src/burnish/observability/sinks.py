@@ -3,6 +3,7 @@ user's own as extras."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -25,9 +26,9 @@ _FIELD = "logging.sinks"
 class MetricSink(Protocol):
     """Takes one row a step.
 
-    A class of the user's own (`logging.sinks: package.module:Class`) is built as `Class(run_dir, project=..., config=...,
-    resume_step=...)`: folder of the run, `logging.project`, the resolved run file as plain values, and the step of the
-    checkpoint that the run goes on from (None for a new run). Rows after that step are going to be written again.
+    A class of the user's own (`logging.sinks: package.module:Class`) is built as `Class(run_dir, project=...,
+    config=..., resume_step=...)`: folder of the run, `logging.project`, the resolved run file as plain values, and the
+    step of the checkpoint that the run goes on from (None for a new run). Rows after that step come once more.
     """
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
@@ -82,7 +83,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise _missing_package("tensorboard", "pip install tensorboard") from error
+            raise _missing_package("tensorboard") from error
         purge_step = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)  # type: ignore[no-untyped-call]
 
@@ -102,7 +103,7 @@ class WandbSink:
         try:
             import wandb
         except ImportError as error:
-            raise _missing_package("wandb", "pip install 'burnish[wandb]'") from error
+            raise _missing_package("wandb") from error
         identity = _kept_identity(run_dir / "wandb_run_id.txt", lambda: secrets.token_hex(8))
         self._run = wandb.init(
             project=project, id=identity, name=run_dir.name, dir=str(run_dir), resume="allow", config=dict(config)
@@ -124,7 +125,7 @@ class MlflowSink:
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
-            raise _missing_package("mlflow", "pip install 'burnish[mlflow]'") from error
+            raise _missing_package("mlflow") from error
         self._client = MlflowClient()
         self._run_id = _kept_identity(run_dir / "mlflow_run_id.txt", lambda: self._create(project, run_dir, config))
 
@@ -192,9 +193,12 @@ def build_sinks(
 
 
 def find_sinks(names: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is neither a sink of Burnish's nor a class with the methods of one."""
+    """Raises ConfigError for a name that is neither a sink of Burnish's whose package is installed nor a class with
+    the methods of one."""
     for name in names:
         if name in SINK_NAMES:
+            if importlib.util.find_spec(name) is None:  # the package is called like the sink
+                raise _missing_package(name)
             continue
         if ":" not in name:
             known = f"{', '.join(SINK_NAMES)} and package.module:Class"
@@ -229,7 +233,8 @@ def _kept_identity(path: Path, create: Callable[[], str]) -> str:
     return identity
 
 
-def _missing_package(name: str, command: str) -> ConfigError:
+def _missing_package(name: str) -> ConfigError:
+    command = "pip install tensorboard" if name == "tensorboard" else f"pip install 'burnish[{name}]'"
     return ConfigError(
         f"logging.sinks names {name}, but the package {name} is not installed",
         remedy=f"{command}, or take {name} out of logging.sinks",

@@ -13,7 +13,7 @@ from burnish.errors import ConfigError
 from burnish.models.batch import Batch
 from burnish.trainers.batching import Outcome
 from burnish.trainers.credit import assign_advantages, estimator_numbers
-from burnish.trainers.setup import resolve_algorithm
+from burnish.trainers.preflight import resolve_algorithm
 
 
 def four_rows(**fields: torch.Tensor) -> Batch:
