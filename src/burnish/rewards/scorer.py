@@ -69,6 +69,11 @@ class ProcessRewardScorer:
         return tuple(signature.label for signature in self._signatures if signature.reads_answer)
 
     @property
+    def token_labels(self) -> tuple[str, ...]:
+        """The rewards that look at the tokens of a response: a text alone is not enough for them."""
+        return tuple(signature.label for signature in self._signatures if signature.reads_tokens)
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the living workers."""
         return self._pool.pids
