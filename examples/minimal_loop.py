@@ -48,7 +48,8 @@ def main(model_folder: str, train_file: str, steps: int) -> list[dict[str, float
                 response = generate(policy, prompt, key, tokenizer.eos_token_id)
                 rollouts.append((prompt, response))
                 # 3. rewards
-                text = tokenizer.decode(response, skip_special_tokens=True)
+                said = response[:-1] if response[-1] == tokenizer.eos_token_id else response
+                text = tokenizer.decode(said)  # with all special tokens but the one that ended it
                 scores.append(reward(text, rows[row]["answer"]))
         # 4. advantages: each score against its own group
         advantages = grpo_advantages(torch.tensor(scores), group_ids)

@@ -48,16 +48,13 @@ class Brief:
         return -self.cost * max(0, num_tokens - self.longest)
 
 
-def prefix(prompt: str, response: str, num_tokens: int) -> Score:
+def prefix(response: str, answer: str, num_tokens: int) -> Score:
     """Dense: one number for each token of the response, so that credit falls on the letter that earned it.
 
-    Each right letter earns its share of 1, up to the first wrong one. One character is one token of this model. The
-    answer is worked out from the prompt: a reward that takes `answer` would be judged by `burnish check` too, and a
-    gold answer has not been sampled, so it has no tokens.
+    Each right letter earns its share of 1, up to the first wrong one. One character is one token of this model.
     """
-    wanted = "".join(sorted(prompt.removesuffix(">")))
-    right = next((i for i, letter in enumerate(wanted) if response[i : i + 1] != letter), len(wanted))
-    token_rewards = tuple(1 / len(wanted) if position < right else 0.0 for position in range(num_tokens))
+    right = next((i for i, letter in enumerate(answer) if response[i : i + 1] != letter), len(answer))
+    token_rewards = tuple(1 / len(answer) if position < right else 0.0 for position in range(num_tokens))
     return Score(sum(token_rewards), token_rewards=token_rewards)
 
 

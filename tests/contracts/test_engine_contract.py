@@ -70,7 +70,7 @@ def test_tokens_logprobs_reason_and_text_agree(engine: RolloutEngine) -> None:
         assert EOS not in tokens[:-1]
         assert rollout.finish_reason is (FinishReason.STOP if tokens[-1] == EOS else FinishReason.LENGTH)
         shown = [token for token in tokens if token != EOS]
-        assert rollout.response == Letters().decode(shown, skip_special_tokens=True)
+        assert rollout.response == Letters().decode(shown, skip_special_tokens=False)
         assert rollout.reward is None
 
 

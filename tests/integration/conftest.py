@@ -132,7 +132,7 @@ class Command:
             self.wait()
 
 
-CLOCKED = ("time/", "throughput/", "reward/worker_seconds/")
+CLOCKED = ("time/", "throughput/")
 
 
 @dataclass(frozen=True)

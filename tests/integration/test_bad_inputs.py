@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -79,6 +80,10 @@ CONFIG = [
          words="algorithm.aggregation=token_means"),
     case("unknown sink", "logging.sinks.0 is 'tensorbord'", "did you mean 'tensorboard'?",
          words="logging.sinks=tensorbord"),
+    case("sink of no module", "logging.sinks is 'sinks_of_mine:Csv'", "cannot import module 'sinks_of_mine'",
+         words="logging.sinks=sinks_of_mine:Csv"),
+    case("sink without methods", "logging.sinks is 'json:JSONDecoder'", "no method write and no close", "MetricSink",
+         words="logging.sinks=json:JSONDecoder"),
     case("one beta", "optimization.betas", "list of 2", words="optimization.betas=[0.9]"),
     case("weight of zero for a source", "data.train.0.weight is 0", "above 0", words="data.train.0.weight=0"),
     case("rank of zero", "model.lora.rank is 0", "at least 1", words="model.lora.rank=0"),
@@ -212,7 +217,13 @@ REWARD = [
     check("unknown reward", "mathh", "did you mean", words="rewards=mathh"),
     check("missing reward file", "nofile.py", words="rewards=nofile.py:score"),
     check("missing function", "digit", "digits", words="rewards=reward.py:digit"),
-    check("reward with a syntax error", "reward.py", "line 1", files=reward("def digits(:\n")),
+    check("reward with a syntax error", "SyntaxError", "reward.py:1)", files=reward("def digits(:\n")),
+    check("reward that imports what is not there", "No module named 'nonsense'", "reward.py:2)",
+          files=reward("import math\nimport nonsense\ndef digits(response): return 1.0\n")),
+    check("reward whose neighbour is broken", "NameError", "near.py:1)",
+          files={**reward("import near\ndef digits(response): return 1.0\n"), "near.py": "nothing\n"}),
+    case("loss in a module with a syntax error", "SyntaxError", "losses_of_mine.py:1)",
+         words="algorithm.loss=losses_of_mine:mine", files={"losses_of_mine.py": "def mine(:\n"}),
     check("reward with an unknown parameter", "anwser", "answer",
           files=reward("def digits(response, anwser): return 1.0")),
     check("unknown option of a reward", "targte", "target", words="rewards=length rewards.0.options.targte=3"),
@@ -247,6 +258,19 @@ COMMANDS = [
 
 CASES = [*CONFIG, *DATA, *MODEL, *REWARD, *COMMANDS]
 
+SEEN_BY_THE_RUN_ALONE = {
+    "tokenizer of another model", "unknown device", "pad token that ends responses", "unknown pad token",
+    "reward that raises", "reward that returns text", "reward that returns NaN", "reward of the wrong length",
+    "reward that never ends", "reward that kills its worker",
+}  # fmt: skip
+"""Takes weights, another machine or a response to find out."""
+
+PLANNED = [
+    dataclasses.replace(case, command=("plan", *case.command[1:]))
+    for case in [*DATA, *MODEL, *REWARD]  # what CONFIG holds is found by the same reading of the file
+    if case.command in (("rl", "run.yaml"), ("check", "run.yaml")) and case.name not in SEEN_BY_THE_RUN_ALONE
+]
+
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -270,8 +294,9 @@ def refuse(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         code = main([*case.command, *case.words])
         captured = capsys.readouterr()
         assert code == 2, captured.out + captured.err
-        remedies = ("-> ", "Usage: ", "SyntaxError")  # the last: the user's own code, shown where it is wrong
-        assert any(word in captured.err for word in remedies), f"no remedy: {captured.err}"
+        assert any(word in captured.err for word in ("-> ", "Usage: ")), f"no remedy: {captured.err}"
+        failed_in_mid_run = "could not be scored" in captured.err  # then the first failure is shown as it happened
+        assert failed_in_mid_run or "Traceback" not in captured.err
         return captured.err
 
     return run
@@ -282,6 +307,35 @@ def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], s
     message = refuse(case)
     for part in case.says:
         assert part in message, message
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=[case.name for case in PLANNED])
+def test_a_plan_refuses_what_the_run_would_refuse(case: Case, refuse: Callable[[Case], str]) -> None:
+    message = refuse(case)
+    for part in case.says:
+        assert part in message, message
+
+
+def test_a_plan_refuses_what_the_estimator_cannot_use(refuse: Callable[[Case], str]) -> None:
+    words = "algorithm=gdpo algorithm.reward_clip=1"
+    message = refuse(case("clip for an estimator of parts", words=words, command=("plan", "run.yaml")))
+    assert "algorithm.reward_clip is 1.0, but the estimator 'gdpo' reads each reward by itself" in message
+
+
+def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (folder / "run.yaml").write_text(BASE)
+    (folder / "run").mkdir()
+    (folder / "run" / "config.yaml").write_text("steps: 5\n")
+    before = sorted(folder.rglob("*"))
+    assert main(["plan", "run.yaml", "model.device=cuda:99"]) == 0
+    said = capsys.readouterr().out
+    assert "model.device is 'cuda:99', but torch sees" in said
+    assert "run holds a run with another configuration" in said
+    assert "--fresh would start over" in said
+    assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
 def test_the_table_is_long_enough() -> None:
@@ -295,6 +349,18 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
 
     with pytest.raises(ConfigError):
         main(["rl", "nowhere.yaml", "--debug"])
+
+
+def test_debug_shows_the_traceback_of_a_reward_file(folder: Path) -> None:
+    from burnish.errors import RewardError
+
+    (folder / "reward.py").write_text("def helper():\n    return nothing\nhelper()\n")
+    (folder / "run.yaml").write_text(BASE)
+    with pytest.raises(RewardError, match=r"NameError: .*reward\.py:2\)") as caught:
+        main(["check", "run.yaml", "--debug"])
+    shown = str(caught.value.__cause__)
+    assert "Traceback" in shown
+    assert 'reward.py", line 3' in shown
 
 
 def test_a_run_with_another_configuration_is_not_resumed(refuse: Callable[[Case], str], folder: Path) -> None:

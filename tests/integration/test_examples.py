@@ -63,6 +63,11 @@ def test_custom_reward_gold_answers(custom_task: list[str], capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "52 of 52 gold answers" in said
     assert "12 of 12 gold answers" in said
+    assert "judged by: solved, overlap, judged, prefix, details" in said
+    # Brief: two letters and the end are within 3 tokens. In all 1 + .2 + .1 + 0 + 1 + .1
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines()]
+    assert ["prefix", "1", "1", "52"] in cells
+    assert ["(total)", "2.4", "2.4", "52"] in cells
 
 
 def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
@@ -94,9 +99,9 @@ def test_custom_reward_functions() -> None:
     assert reward.solved("ad", "ad") == 1.0
     assert reward.overlap(["da", "d", "add", ""], ["ad"] * 4) == pytest.approx([1.0, 0.5, 2 / 3, 0.0])
     assert reward.Brief(longest=3, cost=0.5)(num_tokens=5) == -1.0
-    assert reward.prefix("da>", "ad", 3).token_rewards == (0.5, 0.5, 0.0)
-    assert reward.prefix("da>", "aa", 3).token_rewards == (0.5, 0.0, 0.0)
-    assert reward.prefix("da>", "", 2).value == 0.0
+    assert reward.prefix("ad", "ad", 3).token_rewards == (0.5, 0.5, 0.0)
+    assert reward.prefix("aa", "ad", 3).token_rewards == (0.5, 0.0, 0.0)
+    assert reward.prefix("", "ad", 2).value == 0.0
     assert reward.details("da", "ad", truncated=True).parts == {"length": 1.0, "letters": 1.0, "ended": 0.0}
 
 

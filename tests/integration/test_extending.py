@@ -6,7 +6,6 @@ import csv
 import importlib
 import json
 import re
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from burnish.cli import main
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OWN_MODULES = ("my_parts", "train_with_csv")
+OWN_MODULES = ("my_parts",)
 
 
 @dataclass(frozen=True)
@@ -155,16 +154,18 @@ def test_engine(folder: Path, write_run: Callable[..., Path]) -> None:
     assert [row["policy/grad_norm"] for row in own] == [row["policy/grad_norm"] for row in local]
 
 
-def test_sink(folder: Path, write_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(sys, "argv", ["train_with_csv.py", str(write_run())])
-    runpy.run_path(str(folder / "train_with_csv.py"), run_name="__main__")
-    with (folder / "metrics.csv").open(newline="") as file:
+def test_sink(folder: Path, write_run: Callable[..., Path]) -> None:
+    path = str(write_run(**settings("A sink")))
+    assert main(["rl", path, "steps=1"]) == 0
+    assert main(["rl", path, "steps=2"]) == 0  # goes on after the first step
+    with (folder / "run" / "metrics.csv").open(newline="") as file:
         written = {(int(step), name): float(value) for step, name, value in csv.reader(file)}
     expected = {
         (int(row["step"]), name): value for row in rows(folder) for name, value in row.items() if name != "step"
     }
-    assert expected == {key: value for key, value in written.items() if key[1] != "step"}
+    assert {step for step, _ in expected} == {1, 2}
+    assert written == expected
+    assert list((folder / "run" / "tensorboard").iterdir())
 
 
 def test_reward(folder: Path, write_run: Callable[..., Path]) -> None:

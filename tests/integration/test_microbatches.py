@@ -28,9 +28,10 @@ from burnish.observability.metrics import MetricStore
 from burnish.trainers.batching import build_batch, build_outcome, scored
 from burnish.trainers.collection import Collected
 from burnish.trainers.credit import assign_advantages
+from burnish.trainers.preflight import resolve_algorithm
 from burnish.trainers.rl import RlRun, update
 from burnish.trainers.run import train_rl
-from burnish.trainers.setup import build_kl, build_objective, open_rl_run, resolve_algorithm
+from burnish.trainers.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.sft import train_sft
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.types import Rollout, RolloutGroup

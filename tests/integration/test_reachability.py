@@ -30,8 +30,9 @@ from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.collection import Collected
 from burnish.trainers.critic_setup import build_value_objective, critic_settings
+from burnish.trainers.preflight import resolve_algorithm
 from burnish.trainers.rl import RlRun, learn
-from burnish.trainers.setup import build_kl, build_objective, open_rl_run, resolve_algorithm
+from burnish.trainers.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
 CRITICS = ("separate", "shared")

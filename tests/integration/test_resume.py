@@ -240,18 +240,22 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(
     folder, first = train(config)
     assert "nothing to do" not in first
     before, metrics = trace(folder), (folder / "metrics.jsonl").read_text()
+    written = [(folder / name).read_text() for name in ("config.yaml", "environment.json")]
     _, said = train(config)
     assert "nothing to do" in said
     assert trace(folder) == before
     assert (folder / "metrics.jsonl").read_text() == metrics
+    assert [(folder / name).read_text() for name in ("config.yaml", "environment.json")] == written
 
 
 def test_fewer_steps_than_done_do_no_harm(tiny_run: BuildRl, trace: ReadTrace) -> None:
     folder, _ = train(rl_config(tiny_run, "grpo"))
-    before = trace(folder)
+    before, written = trace(folder), (folder / "config.yaml").read_text()
     _, said = train(rl_config(tiny_run, "grpo", "steps=2"))
-    assert "nothing to do: 5 steps are done, 2 were asked for" in said
+    assert f"{folder} is finished at step 5 (2 asked for), nothing to do; raise `steps` to go on" in said
     assert trace(folder) == before
+    assert (folder / "config.yaml").read_text() == written
+    assert "steps: 5" in written
 
 
 def test_a_changed_configuration_is_refused_by_name(tiny_run: BuildRl, trace: ReadTrace) -> None:

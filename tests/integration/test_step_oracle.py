@@ -166,8 +166,9 @@ def spread_of(values: Sequence[float], ddof: int) -> float:
 def assign(config: RlConfig, rows: list[Row]) -> None:
     """Advantages on every token, by the formula of the estimator."""
     algorithm = config.algorithm
-    if algorithm.estimator == "reinforce_plus_plus":
+    if algorithm.estimator in ("reinforce_plus_plus", "remax"):
         returns_to_go(rows, algorithm.kl_coef)
+        (less_greedy if algorithm.estimator == "remax" else whitened)(rows)
         return
     scores = whole_scores(config, rows)
     for row, value in zip(rows, sequence_advantages(algorithm.estimator, rows, scores), strict=True):
@@ -201,8 +202,6 @@ def shape(config: RlConfig, rows: list[Row]) -> None:
 
 def sequence_advantages(estimator: str, rows: list[Row], scores: list[float]) -> list[float]:
     groups = [[s for other, s in zip(rows, scores, strict=True) if other.group == row.group] for row in rows]
-    if estimator == "remax":
-        return [score - float(row.greedy or 0.0) for row, score in zip(rows, scores, strict=True)]
     if estimator == "gdpo":
         return gdpo(rows)
     pairs = list(zip(scores, groups, strict=True))
@@ -234,6 +233,14 @@ def returns_to_go(rows: list[Row], kl_coef: float) -> None:
         rewards = [-kl_coef * (a - b) for a, b in zip(row.old, row.ref, strict=True)]
         rewards[-1] += row.score
         row.advantages = [sum(rewards[t:]) for t in range(len(rewards))]
+
+
+def less_greedy(rows: list[Row]) -> None:
+    for row in rows:
+        row.advantages = [value - float(row.greedy or 0.0) for value in row.advantages]
+
+
+def whitened(rows: list[Row]) -> None:
     tokens = [value for row in rows if row.trained for value in row.advantages]
     centre, scale = mean(tokens), spread_of(tokens, 0)
     for row in rows:

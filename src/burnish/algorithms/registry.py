@@ -7,13 +7,13 @@ A row holds a pure function and what there is to know about it. A name is either
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from burnish.errors import ConfigError
+from burnish.outside import import_named
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,7 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ConfigError(f"{kind} {name!r} is incomplete", remedy="write it as package.module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"cannot import module {module_name!r} for {kind} {name!r}: {error}",
-            remedy="check the spelling and that the module can be imported from where the run starts",
-        ) from error
+    module = import_named(module_name, f"{kind} is {name!r}")
     functions = {key: value for key, value in vars(module).items() if inspect.isroutine(value)}
     if function_name not in functions:
         raise ConfigError(

@@ -87,20 +87,27 @@ class RunDirectory:
         """Whether a run was started here before."""
         return self.config_file.exists()
 
-    def begin(self, config: RunConfig) -> bool:
-        """Write configuration and environment; returns True when an earlier run is being continued.
+    def admit(self, config: RunConfig) -> bool:
+        """Whether an earlier run is being continued; changes nothing.
 
         Raises CheckpointError with every difference when the configuration does not agree with that of the run in
-        this folder, or when the folder holds something that is no run, or cannot be written.
+        this folder, or when the folder holds something that is no run.
         """
-        continued = self.begun()
-        if continued:
+        if self.begun():
             self._refuse_differences(config)
-        elif self.path.is_dir() and (self.path / "checkpoints").is_dir():
+            return True
+        if (self.path / "checkpoints").is_dir():
             raise CheckpointError(
                 f"{self.path} has checkpoints but no {CONFIG_FILE}, so nobody can tell which run they belong to",
                 remedy="set `output` to another folder, or put the run's config.yaml back",
             )
+        return False
+
+    def begin(self, config: RunConfig) -> None:
+        """Write the configuration that this start runs with, and its environment.
+
+        Raises CheckpointError when the folder cannot be written.
+        """
         try:
             self._remove_torn_files()
             write_text_atomically(self.config_file, dump_config(config))
@@ -109,7 +116,6 @@ class RunDirectory:
             raise CheckpointError(
                 f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path)
             ) from error
-        return continued
 
     def read_config(self) -> dict[str, Any]:
         """The resolved configuration of the run as plain values."""

@@ -63,7 +63,7 @@ class CheckpointStore:
             write(writing)
             seal(writing, step)
             self._put_in_place(writing, final)
-            self._prune(step)
+            self._remove_old(step)
         return Checkpoint(step, final)
 
     def steps(self) -> list[int]:
@@ -97,6 +97,12 @@ class CheckpointStore:
                 if later > step:
                     _remove(self._path(later))
 
+    def prune(self, newest: int) -> None:
+        """Remove all but the `keep` newest up to `newest`, which must be whole: a run that stopped on a full disk, or
+        kept more before, may have left more."""
+        with self._disk_errors(None, self._folder):
+            self._remove_old(newest)
+
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
@@ -110,7 +116,7 @@ class CheckpointStore:
         fsync_folder(self._folder)
         _remove(aside)
 
-    def _prune(self, newest: int) -> None:
+    def _remove_old(self, newest: int) -> None:
         """Drop what is older than the `keep` newest up to `newest`, which is safe on disk by now."""
         for step in [step for step in self.steps() if step <= newest][: -self._keep]:
             _remove(self._path(step))

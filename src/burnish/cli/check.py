@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from burnish.cli.arguments import Overrides
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from burnish.config.schema import DataSource, RlConfig
-    from burnish.rewards import GoldReport
+    from burnish.rewards import GoldReport, ProcessRewardScorer
+    from burnish.rewards.gold import Encode
     from burnish.types import Prompt
 
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
@@ -35,8 +37,9 @@ def check_rewards(
     """Score the gold answers of the data before training.
 
     A reward that fails them would teach the wrong thing. Also shows how each data
-    file was understood. No model is needed. Exit code 1 when a gold answer does not
-    reach the top score.
+    file was understood, and what the gold answers get of each reward. No weights are
+    loaded; rewards that read tokens need the model's tokenizer. Exit code 1 when a
+    gold answer does not reach the top score.
 
     [bold]Examples[/bold]
     burnish check run.yaml
@@ -78,15 +81,39 @@ def _check_sources(
     scorer = ProcessRewardScorer(config.rewards, scoring, columns=_columns(prompts))
     try:
         labels = scorer.answer_labels
-        if not labels:
-            console.print("no reward compares with an answer, so there is nothing to check\n")
-            return 0
         best = _best(config, scorer.labels, labels) if top_score is None else top_score
-        report = check_gold(prompts, scorer, top_score=best, labels=labels)
+        encode = _encoder(config, scorer, console)
+        report = check_gold(prompts, scorer, top_score=best, labels=labels, encode=encode)
     finally:
         scorer.close()
     _show_report(report, labels, show, console)
     return len(report.failures)
+
+
+def _encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) -> Encode | None:
+    """What the policy would have sampled to say a text, where a reward asks for tokens: its tokens and the EOS."""
+    if not scorer.token_labels:
+        return None
+    from burnish.data.chat import encode_response
+    from burnish.models.tokenizers import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(config.model)
+    except ModelError as error:
+        if set(scorer.token_labels) & set(scorer.answer_labels):
+            raise
+        named = ", ".join(scorer.token_labels)
+        console.print(
+            f"{error.message}; words stand in for tokens in {named}, which is not judged", markup=False, soft_wrap=True
+        )
+        return None
+    end = tokenizer.eos_token_id
+
+    def encode(prompt: Prompt, text: str) -> tuple[int, ...]:
+        tokens = encode_response(prompt, text, tokenizer, config.data.chat)
+        return tokens if end is None or tokens[-1:] == (end,) else (*tokens, end)
+
+    return encode
 
 
 def _columns(prompts: Sequence[Prompt]) -> set[str]:
@@ -94,7 +121,9 @@ def _columns(prompts: Sequence[Prompt]) -> set[str]:
 
 
 def _best(config: RlConfig, labels: Sequence[str], judged: Sequence[str]) -> float:
-    """Best sum of the judged rewards; one of the user's own counts as 1."""
+    """Best sum of the judged rewards, one of the user's own counting as 1; without any, all that can be scored pass."""
+    if not judged:
+        return -math.inf
     from burnish.rewards import BUILT_INS
 
     names = {label: reward.name for label, reward in zip(labels, config.rewards, strict=True)}
@@ -105,15 +134,20 @@ def _best(config: RlConfig, labels: Sequence[str], judged: Sequence[str]) -> flo
 def _show_report(report: GoldReport, labels: Sequence[str], show: int, console: Console) -> None:
     from rich.table import Table
 
-    judged = ", ".join(labels)
-    passed = report.checked - len(report.failures)
-    console.print(
-        f"{passed:,} of {report.checked:,} gold answers reach the top score {report.top_score:g} (judged by: {judged})",
-        markup=False,
-        soft_wrap=True,
-    )
+    judged = ", ".join(labels) or "the total"
+    passed = f"{report.checked - len(report.failures):,} of {report.checked:,} gold answers"
+    if math.isinf(report.top_score):
+        said = f"no reward compares with an answer (--top-score judges the total); {passed} can be scored"
+    else:
+        said = f"{passed} reach the top score {report.top_score:g} (judged by: {judged})"
+    console.print(said, markup=False, soft_wrap=True)
     if report.without_gold:
         console.print(f"{len(report.without_gold):,} rows have no gold answer (first: {report.without_gold[0]})")
+    if report.parts:
+        parts = Table("reward", "mean of gold answers", "lowest", "scored")
+        for part in report.parts:
+            parts.add_row(_short(part.name), f"{part.mean + 0.0:.4g}", f"{part.lowest + 0.0:.4g}", f"{part.count:,}")
+        console.print(parts)
     if report.failures and show:
         table = Table("row", "score", "status", "gold answer", "detail")
         for failure in report.failures[:show]:

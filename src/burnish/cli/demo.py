@@ -37,7 +37,9 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     from rich.console import Console
 
     from burnish.cli.demo_task import DemoFolder
+    from burnish.cli.silence import silence_transformers
 
+    silence_transformers()
     console = Console()
     folder = DemoFolder(Path(output))
     make_room(folder, console)

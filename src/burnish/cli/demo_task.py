@@ -115,11 +115,8 @@ def write_data(folder: DemoFolder, seed: int) -> float:
 
 def write_model(folder: DemoFolder, seed: int) -> int:
     """Write a randomly initialised transformer with its tokenizer. Returns the number of its parameters."""
-    from transformers.utils import logging as transformers_logging
-
     from burnish.models.characters import character_tokenizer, tiny_llama
 
-    transformers_logging.disable_progress_bar()  # one for a file of half a megabyte is only noise
     tokenizer = character_tokenizer(ALPHABET, eos="<eos>", pad="<pad>", context_length=64)
     model = tiny_llama(
         vocab_size=len(tokenizer),

@@ -31,6 +31,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     from rich.console import Console
 
     from burnish.cli.folders import checkpoint_weights, load_run
+    from burnish.cli.silence import silence_transformers
     from burnish.config.loading import load_run_file
 
     console, weights = Console(), None
@@ -44,6 +45,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
         loaded = load_run_file(target, overrides or (), "rl")
     from burnish.trainers.run import evaluate_run
 
+    silence_transformers()
     report = evaluate_run(loaded.rl, console=console, weights=weights)
     console.print(metrics_table(report.metrics))
     console.print(f"metrics    {report.metrics_file}\nresponses  {report.rollouts_file}", markup=False, soft_wrap=True)
@@ -55,8 +57,10 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
 
     columns: dict[str, dict[str, float]] = {"all": {}}
     for name, value in metrics.items():
-        parts = name.split("/")
-        domain, word = ("/".join(parts[2:-1]), parts[-1]) if parts[:2] == ["eval", "domain"] else ("all", parts[-1])
+        word = name.removeprefix("eval/")
+        domain = "all"
+        if word.startswith("domain/"):
+            domain, _, word = word.removeprefix("domain/").rpartition("/")
         columns.setdefault(domain, {})[word] = value
     table = Table("metric", *columns, title="held-out evaluation")
     for word in columns["all"]:

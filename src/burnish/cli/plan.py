@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from burnish.config.model_facts import ModelFacts
     from burnish.config.plan import Plan
-    from burnish.config.schema import DataSource, SftConfig
+    from burnish.config.schema import DataSource, RlConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, defaults too.")]
@@ -27,8 +27,9 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
     """Show what a run will do, without doing it.
 
     Prompts, rollouts, minibatches, optimizer steps, models and memory, and where
-    each value came from. Nothing is downloaded: sizes come from the model's
-    config.json and the rows of local data files.
+    each value came from. Nothing is downloaded and no weights are loaded: sizes
+    come from the model's config.json. Local data and rewards are read, and what
+    burnish rl would refuse is refused here too.
 
     [bold]Examples[/bold]
     burnish plan run.yaml
@@ -53,7 +54,6 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
 
 def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     from burnish.config.model_facts import read_model_facts
-    from burnish.config.plan import plan_rl
     from burnish.config.schema import RlConfig
     from burnish.config.schema_rm import RmConfig
 
@@ -62,10 +62,22 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     if facts is None:
         notes.append(f"model.path {config.model.path!r} is no local model folder, so its sizes and memory are unknown")
     if isinstance(config, RlConfig):
-        return plan_rl(config, num_prompts=_num_rows(config.data.train, "prompts", notes), facts=facts)
+        return _rl_plan(config, facts, notes)
     if isinstance(config, RmConfig):
         return _rm_plan(config, facts, notes)
     return _sft_plan(loaded.sft, facts, notes)
+
+
+def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
+    """Refuses what `burnish rl` would refuse, as far as that can be known without weights and downloads."""
+    from burnish.config.plan import plan_rl
+    from burnish.trainers.preflight import preview
+
+    num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
+    if num_prompts is None:
+        notes.append("data.train names a data set of the hub, so the number of prompts is unknown")
+    notes.extend(further)
+    return plan_rl(config, num_prompts=num_prompts, facts=facts)
 
 
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:

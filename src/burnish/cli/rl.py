@@ -35,6 +35,7 @@ def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fal
     from rich.console import Console
 
     from burnish.cli.folders import move_aside
+    from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
@@ -44,4 +45,5 @@ def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fal
         move_aside(loaded.config.output, console)
     from burnish.trainers.run import train_rl
 
+    silence_transformers()
     show_result(train_rl(loaded.rl, console=console), console)

@@ -26,6 +26,7 @@ def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fals
     from rich.console import Console
 
     from burnish.cli.folders import move_aside
+    from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
@@ -35,4 +36,5 @@ def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fals
         move_aside(loaded.config.output, console)
     from burnish.trainers.reward_model import train_reward_model
 
+    silence_transformers()
     show_result(train_reward_model(loaded.rm, console=console), console)

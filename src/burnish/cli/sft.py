@@ -24,6 +24,7 @@ def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = 
     from rich.console import Console
 
     from burnish.cli.folders import move_aside
+    from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
@@ -33,4 +34,5 @@ def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = 
         move_aside(loaded.config.output, console)
     from burnish.trainers.sft import train_sft
 
+    silence_transformers()
     show_result(train_sft(loaded.sft, console=console), console)

@@ -37,12 +37,13 @@ def check_rl(config: RlConfig) -> list[Problem]:
         *_labels(config),
         *_critic(config),
         *_held_out(config.data),
+        *_sinks(config),
     ]
 
 
 def check_sft(config: SftConfig) -> list[Problem]:
     """Everything that contradicts itself in a run file of `burnish sft`."""
-    problems = list(_held_out(config.data))
+    problems = [*_held_out(config.data), *_sinks(config)]
     steps, warmup = config.steps, config.optimization.warmup_steps
     if steps is not None and warmup > steps:
         problems.append(_warmup(warmup, steps, "steps"))
@@ -51,7 +52,7 @@ def check_sft(config: SftConfig) -> list[Problem]:
 
 def check_rm(config: RmConfig) -> list[Problem]:
     """Everything that contradicts itself in a run file of `burnish rm`."""
-    problems = [*_held_out(config.data), *_pairs_only(config), *_score_place(config)]
+    problems = [*_held_out(config.data), *_pairs_only(config), *_score_place(config), *_sinks(config)]
     if config.data.eval and config.held_out_fraction > 0:
         message = f"is {config.held_out_fraction:g}, but data.eval names held-out data already"
         problems.append(Problem("held_out_fraction", message, "remove one of the two"))
@@ -292,6 +293,13 @@ def _held_out(data: DataConfig) -> Iterator[Problem]:
         if source.path in paths and source.split == "train" and source.subset is None and source.limit is None:
             message = f"{source.path!r} is also training data, so the evaluation would not be held out"
             yield Problem(f"data.eval.{index}.path", message, "name another file or split, or set a limit on purpose")
+
+
+def _sinks(config: RunConfig) -> Iterator[Problem]:
+    for index, name in enumerate(config.logging.sinks):
+        if name not in names.SINK_NAMES and not _is_function_name(name):
+            remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class"
+            yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is no sink", remedy)
 
 
 def _of(section: AlgorithmConfig | CriticConfig, field: str) -> Any:

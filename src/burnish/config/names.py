@@ -58,6 +58,9 @@ CLIP_HIGH_LOSSES = ("ppo_clip", "gspo", "gmpo", "clip_cov")
 OWN_CLIP_LOSSES = ("gspo", "gmpo", "cispo")
 """Losses whose clip means something else than a token ratio's 0.2, so the default must not slip in."""
 
+SINK_NAMES = ("tensorboard", "wandb", "mlflow")
+"""Sinks beside metrics.jsonl that need no class from outside."""
+
 MODEL_REWARD = "model:"
 """Beginning of the name of a reward that is a trained reward model: `model:PATH`."""
 

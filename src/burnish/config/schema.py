@@ -362,10 +362,8 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """What is shown and written (metrics.jsonl is always written)."""
 
-    sinks: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_as_list)] = (
-        "tensorboard",
-    )
-    """Further sinks for the metrics."""
+    sinks: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ("tensorboard",)
+    """Further sinks for the metrics: `tensorboard`, `wandb`, `mlflow` or `package.module:Class`."""
     record_rollouts: bool = True
     """Write every rollout, before any filter, to rollouts/step-*.jsonl."""
     project: str = "burnish"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chat = Literal["auto", "always", "never"]
+Tokens = tuple[int, ...]
 
 # What a template, which is a program that came with the model, may raise on a conversation that it does not expect.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError, IndexError, AttributeError)
@@ -39,6 +40,23 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat
     if not tokens:
         raise DataError(f"prompt {prompt.id}: the tokenizer makes no token of it", remedy="remove the row")
     return tokens
+
+
+def encode_response(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, chat: Chat = "auto") -> Tokens:
+    """Token ids that the policy would have to sample to answer the prompt with this text (no EOS is added)."""
+    if chat == "never" or (chat == "auto" and prompt.messages is None):
+        return encode_continuation(encode_prompt(prompt, tokenizer, "never"), plain_text(prompt), text, tokenizer)
+    return encode_bare(text, tokenizer)
+
+
+def encode_continuation(before: Tokens, prompt: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Tokens of a text that follows on a plain prompt whose tokens are `before`.
+
+    Written in one go with the prompt, the text has no artificial space before it; but where a token spans the seam the
+    prompt must stay what the policy will be given, so the text is then encoded by itself.
+    """
+    joined = encode_text(prompt + text, tokenizer)
+    return joined[len(before) :] if joined[: len(before)] == before else encode_bare(text, tokenizer)
 
 
 def plain_text(prompt: Prompt) -> str:

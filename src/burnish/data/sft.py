@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from burnish.config.schema import DataSource
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import Chat, encode_bare, encode_prompt, encode_text, plain_text, turns_of
+from burnish.data.chat import Chat, encode_continuation, encode_prompt, encode_text, plain_text, turns_of
 from burnish.data.conversations import checked_messages, prompt_of
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
 from burnish.data.rows import Row, text_at, value_at
@@ -186,12 +186,7 @@ def _completion_text(completion: str | tuple[Message, ...]) -> str:
 
 def _encode_plain_pair(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase, row: Row) -> Encoded:
     before = encode_prompt(prompt, tokenizer, "never")
-    joined = encode_text(plain_text(prompt) + completion, tokenizer)
-    # Written in one go, the completion has no artificial space before it; but where a token spans the seam the prompt
-    # must stay what the policy will be given, so the completion is then encoded by itself.
-    seamless = joined[: len(before)] == before
-    answer = joined[len(before) :] if seamless else encode_bare(completion, tokenizer)
-    answer = _ended(answer, tokenizer, row)
+    answer = _ended(encode_continuation(before, plain_text(prompt), completion, tokenizer), tokenizer, row)
     return _first_untrained((*before, *answer), (False,) * len(before) + (True,) * len(answer))
 
 

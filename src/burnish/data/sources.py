@@ -36,6 +36,12 @@ def read_table(source: DataSource) -> Table:
     return Table(tuple(rows), tuple(left_out))
 
 
+def needs_download(source: DataSource) -> bool:
+    """Whether the path is the name of a data set on the hub, and nothing of this machine."""
+    path = Path(source.path).expanduser()
+    return not (path.is_dir() or path.is_file() or data_suffix(path)) and _is_hub_name(source.path)
+
+
 def source_names(sources: Sequence[DataSource]) -> list[str]:
     """One short name a source, all different, a function of the run file only (prompt ids begin with them)."""
     names = [_short_name(source, parents=0) for source in sources]
@@ -65,9 +71,9 @@ def _raw_rows(source: DataSource) -> Iterator[RawRow]:
     path = Path(source.path).expanduser()
     if path.is_dir():
         return _folder_rows(path, source)
-    if path.is_file() or data_suffix(path) or not _is_hub_name(source.path):
-        return read_file(path, document_separator=source.document_separator)
-    return _hub_rows(source)
+    if needs_download(source):
+        return _hub_rows(source)
+    return read_file(path, document_separator=source.document_separator)
 
 
 def _is_hub_name(path: str) -> bool:

@@ -49,9 +49,6 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language") -
     Raises ModelError (missing folder, no config.json, pickle weights, tokenizer that does not fit, weights missing from
     the files, a device that is not there).
     """
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()  # a run shows its own progress
     source = resolve_source(config.path, field="model.path")
     check_model_folder(source, needs_weights=not config.from_scratch)
     device = resolve_device(config.device)

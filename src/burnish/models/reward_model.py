@@ -178,15 +178,21 @@ def load_reward_model(config: ModelConfig, *, field: str = "model.path") -> Rewa
 
     Raises ModelError for a folder that holds no reward model.
     """
-    source = resolve_source(config.path, field=field)
-    check_model_folder(source, needs_weights=True)
-    _check_is_reward_model(source, field)
+    source = check_reward_folder(config.path, field=field)
     loaded = load_model(config, head="score")
     if NEW_HEAD in loaded.notes:
         raise _no_reward_model(source, field, "its files hold no weights of a score head")
     loaded.model.requires_grad_(False)
     normalization, readout = read_reward_file(Path(source))
     return RewardModel(loaded, readout, normalization)
+
+
+def check_reward_folder(path: str, *, field: str) -> str:
+    """The folder or hub name. ModelError for a folder of which a look at its files shows that it is no reward model."""
+    source = resolve_source(path, field=field)
+    check_model_folder(source, needs_weights=True)
+    _check_is_reward_model(source, field)
+    return source
 
 
 def _check_is_reward_model(source: str, field: str) -> None:

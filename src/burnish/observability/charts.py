@@ -80,7 +80,9 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
     ("Learning", "Reward by domain", "reward/domain/", ""),
     ("Learning", "Held-out reward by domain", "eval/domain/", "/reward_mean"),
     ("Learning", "Held-out accuracy by domain", "eval/domain/", "/accuracy"),
+    ("Learning", "Held-out reward by part", "eval/part/", ""),
     ("Learning", "Solved in k samples", "eval/pass@", ""),
+    ("Speed", "Seconds of reward workers", "time/reward_worker_seconds/", ""),
     ("Reward model", "Accuracy by lead", "eval/accuracy_by_gap/", ""),
     ("Reward model", "Accuracy by labelled margin", "eval/accuracy_by_margin/", ""),
 )
@@ -182,4 +184,4 @@ def _time_split(data: Mapping[str, Column]) -> dict[str, Any]:
 
 
 def _is_phase(name: str) -> bool:
-    return name.startswith("time/") and name.endswith("_seconds")
+    return name.startswith("time/") and name.endswith("_seconds") and name.count("/") == 1

@@ -1,7 +1,9 @@
-"""Where the metric rows go: metrics.jsonl always, TensorBoard by default, Weights & Biases and MLflow as extras."""
+"""Where the metric rows go: metrics.jsonl always, TensorBoard by default, Weights & Biases, MLflow and classes of the
+user's own as extras."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -11,15 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from burnish.config.names import SINK_NAMES
 from burnish.errors import BurnishError, ConfigError, DivergenceError
 from burnish.observability.atomic import disk_remedy, fsync_folder, write_text_atomically
 from burnish.observability.history import read_rows
+from burnish.outside import construct, find_class
 
 METRICS_FILE = "metrics.jsonl"
+_FIELD = "logging.sinks"
 
 
 class MetricSink(Protocol):
-    """Takes one row a step."""
+    """Takes one row a step.
+
+    A class of the user's own (`logging.sinks: package.module:Class`) is built as `Class(run_dir, project=...,
+    config=..., resume_step=...)`: folder of the run, `logging.project`, the resolved run file as plain values, and the
+    step of the checkpoint that the run goes on from (None for a new run). Rows after that step come once more.
+    """
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Log the numbers of one step."""
@@ -73,7 +83,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise _missing_package("tensorboard", "pip install tensorboard") from error
+            raise _missing_package("tensorboard") from error
         purge_step = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)  # type: ignore[no-untyped-call]
 
@@ -93,7 +103,7 @@ class WandbSink:
         try:
             import wandb
         except ImportError as error:
-            raise _missing_package("wandb", "pip install 'burnish[wandb]'") from error
+            raise _missing_package("wandb") from error
         identity = _kept_identity(run_dir / "wandb_run_id.txt", lambda: secrets.token_hex(8))
         self._run = wandb.init(
             project=project, id=identity, name=run_dir.name, dir=str(run_dir), resume="allow", config=dict(config)
@@ -115,7 +125,7 @@ class MlflowSink:
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
-            raise _missing_package("mlflow", "pip install 'burnish[mlflow]'") from error
+            raise _missing_package("mlflow") from error
         self._client = MlflowClient()
         self._run_id = _kept_identity(run_dir / "mlflow_run_id.txt", lambda: self._create(project, run_dir, config))
 
@@ -158,21 +168,47 @@ def build_sinks(
     config: Mapping[str, Any] | None = None,
     resume_step: int | None = None,
 ) -> Sinks:
-    """metrics.jsonl and the named sinks (tensorboard, wandb, mlflow).
+    """metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, `package.module:Class`).
 
     `resume_step` is the step of the checkpoint that the run continues from (None starts new files); `config` is the
-    resolved run file as plain values, shown by the services. Raises ConfigError when a package is not installed.
+    resolved run file as plain values, shown by the services. Raises ConfigError when a package is not installed, or
+    when there is no such class or it is no sink.
     """
+    find_sinks(names)
+    values = dict(config or {})
     builders: dict[str, Callable[[], MetricSink]] = {
         "tensorboard": lambda: TensorBoardSink(run_dir / "tensorboard", resume_step=resume_step),
-        "wandb": lambda: WandbSink(run_dir, project=project, config=config or {}),
-        "mlflow": lambda: MlflowSink(run_dir, project=project, config=config or {}),
+        "wandb": lambda: WandbSink(run_dir, project=project, config=values),
+        "mlflow": lambda: MlflowSink(run_dir, project=project, config=values),
     }
-    for name in names:
-        if name not in builders:
-            raise ConfigError(f"logging.sinks: {name!r} is no sink", remedy=f"choose among {', '.join(builders)}")
-    further = [builders[name]() for name in dict.fromkeys(names)]  # before the file: a missing package touches nothing
+
+    def outside(name: str) -> MetricSink:
+        arguments = {"project": project, "config": values, "resume_step": resume_step}
+        sink: MetricSink = construct(_sink_class(name), name, run_dir, arguments, field=_FIELD, first_name="run_dir")
+        return sink
+
+    # before the file: a missing package touches nothing
+    further = [builders[name]() if name in builders else outside(name) for name in dict.fromkeys(names)]
     return Sinks((JsonlSink(run_dir / METRICS_FILE, resume_step=resume_step), *further))
+
+
+def find_sinks(names: Sequence[str]) -> None:
+    """Raises ConfigError for a name that is neither a sink of Burnish's whose package is installed nor a class with
+    the methods of one."""
+    for name in names:
+        if name in SINK_NAMES:
+            if importlib.util.find_spec(name) is None:  # the package is called like the sink
+                raise _missing_package(name)
+            continue
+        if ":" not in name:
+            known = f"{', '.join(SINK_NAMES)} and package.module:Class"
+            raise ConfigError(f"{_FIELD}: {name!r} is no sink", remedy=f"choose among {known}")
+        _sink_class(name)
+
+
+def _sink_class(name: str) -> type:
+    protocol = "burnish.observability.sinks.MetricSink"
+    return find_class(name, field=_FIELD, methods=("write", "close"), protocol=protocol)
 
 
 def _line(step: int, row: Mapping[str, float]) -> str:
@@ -197,7 +233,8 @@ def _kept_identity(path: Path, create: Callable[[], str]) -> str:
     return identity
 
 
-def _missing_package(name: str, command: str) -> ConfigError:
+def _missing_package(name: str) -> ConfigError:
+    command = "pip install tensorboard" if name == "tensorboard" else f"pip install 'burnish[{name}]'"
     return ConfigError(
         f"logging.sinks names {name}, but the package {name} is not installed",
         remedy=f"{command}, or take {name} out of logging.sinks",

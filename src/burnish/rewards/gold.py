@@ -9,6 +9,12 @@ from burnish.rewards.protocol import RewardScorer
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
 
 BATCH_SIZE = 512
+TOTAL = "(total)"
+"""What stands for the weighted sum among the parts."""
+TOLERANCE = 1e-6
+"""Token rewards of a hundred tokens add up to a little less than their sum on paper."""
+
+Encode = Callable[[Prompt, str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,16 @@ class GoldFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class GoldPart:
+    """What the gold answers get of one reward before its weight, of one of its parts, or (`TOTAL`) in all, weighted."""
+
+    name: str
+    mean: float
+    lowest: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class GoldReport:
     """Result of a gold check. `without_gold` names the rows that have nothing to check."""
 
@@ -31,6 +47,7 @@ class GoldReport:
     top_score: float
     failures: tuple[GoldFailure, ...]
     without_gold: tuple[str, ...]
+    parts: tuple[GoldPart, ...] = ()
 
     @property
     def passed_fraction(self) -> float:
@@ -56,23 +73,27 @@ def check_gold(
     top_score: float = 1.0,
     labels: Sequence[str] = (),
     response: Callable[[Prompt], str | None] = gold_response,
+    encode: Encode | None = None,
 ) -> GoldReport:
     """Scores the gold response of every prompt and reports those below `top_score`.
 
     `labels` judges by the sum of these parts of the reward instead of all of it (`ProcessRewardScorer.answer_labels`
-    are those that look at the answer, which leaves out length or format). Give the scorer a `max_failure_fraction` of
-    1, or it stops at the first bad batch instead of reporting all of it.
+    are those that look at the answer, which leaves out length or format). `encode` gives the tokens that a policy would
+    have sampled to say the gold response, for rewards that read tokens; without it words stand in for them. Give the
+    scorer a `max_failure_fraction` of 1, or it stops at the first bad batch instead of reporting all of it.
     """
     failures: list[GoldFailure] = []
     without: list[str] = []
-    checked = 0
+    readings: dict[str, list[float]] = {}
     batch: list[tuple[Prompt, str]] = []
+    checked = 0
 
     def flush() -> None:
-        scored = scorer.score([(prompt, _as_rollout(prompt, gold)) for prompt, gold in batch])
+        scored = scorer.score([(prompt, _as_rollout(prompt, gold, encode)) for prompt, gold in batch])
         for (prompt, gold), rollout in zip(batch, scored, strict=True):
+            _note(rollout, readings)
             score = _judged(rollout, labels)
-            if score is None or score < top_score - 1e-9:
+            if score is None or score < top_score - TOLERANCE:
                 failures.append(
                     GoldFailure(prompt.id, prompt.domain, gold, score, rollout.status, rollout.status_detail)
                 )
@@ -88,7 +109,15 @@ def check_gold(
         if len(batch) == BATCH_SIZE:
             flush()
     flush()
-    return GoldReport(checked, top_score, tuple(failures), tuple(without))
+    parts = tuple(GoldPart(name, sum(v) / len(v), min(v), len(v)) for name, v in sorted(readings.items()))
+    return GoldReport(checked, top_score, tuple(failures), tuple(without), parts)
+
+
+def _note(rollout: Rollout, readings: dict[str, list[float]]) -> None:
+    for name, value in rollout.reward_parts.items():
+        readings.setdefault(name, []).append(value)
+    if rollout.reward is not None:
+        readings.setdefault(TOTAL, []).append(rollout.reward)
 
 
 def _judged(rollout: Rollout, labels: Sequence[str]) -> float | None:
@@ -98,17 +127,16 @@ def _judged(rollout: Rollout, labels: Sequence[str]) -> float | None:
     return sum(found) if len(found) == len(labels) else None
 
 
-def _as_rollout(prompt: Prompt, gold: str) -> Rollout:
-    """A rollout that says the gold response. It was never sampled, so it has no tokens; words stand in for them, that
-    rewards on length have something to measure."""
-    words = len(gold.split())
+def _as_rollout(prompt: Prompt, gold: str, encode: Encode | None) -> Rollout:
+    """A rollout that says the gold response, as if the policy had sampled it and then ended."""
+    tokens = (0,) * len(gold.split()) if encode is None else tuple(encode(prompt, gold))
     return Rollout(
         prompt_id=prompt.id,
         group_id=0,
         sample_index=0,
         prompt_tokens=(),
-        response_tokens=(0,) * words,
-        rollout_logprobs=(0.0,) * words,
+        response_tokens=tokens,
+        rollout_logprobs=(0.0,) * len(tokens),
         finish_reason=FinishReason.STOP,
         policy_version=0,
         response=gold,

@@ -68,6 +68,11 @@ class Signature:
         """Whether the reward compares with the answer (and can be tried on gold answers)."""
         return not {"answer", "answers"}.isdisjoint((*self.required, *self.optional))
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the reward asks for the tokens of a response, or for how many there are."""
+        return not {"response_tokens", "num_tokens"}.isdisjoint((*self.required, *self.optional))
+
     def row_value(self, name: str) -> str | None:
         """The row value behind a parameter name, or None when the name can only be a column."""
         if name in ROW_VALUES:

@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from burnish.config.names import MODEL_REWARD
 from burnish.errors import BurnishError, ConfigError, RewardError
+from burnish.outside import MEND, describe_failure
 from burnish.rewards.inputs import Signature, check_options, nearest, read_signature
 from burnish.rewards.registry import BUILT_INS
 
@@ -140,11 +140,10 @@ def _construct(target: type, spec: RewardSpec) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _user_code(doing: str) -> Iterator[None]:
-    """Boundary to code that is not ours: whatever it raises becomes a RewardError with its traceback."""
+    """Boundary to code that is not ours: whatever it raises becomes a RewardError with file and line."""
     try:
         yield
     except BurnishError:
         raise
     except (Exception, SystemExit) as error:
-        lines = "".join(traceback.format_exception(error))
-        raise RewardError(f"{doing} failed: {type(error).__name__}: {error}\n{lines}") from error
+        raise RewardError(f"{doing} failed: {describe_failure(error)}", remedy=MEND) from error

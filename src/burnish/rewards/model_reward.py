@@ -6,16 +6,16 @@ policy's own token ids. Import this only when a run names such a reward; it load
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import ModelConfig
 from burnish.data.chat import Chat, encode_bare, encode_prompt
 from burnish.errors import ConfigError, DataError, RewardError
 from burnish.models.reward_layout import PromptResponse
-from burnish.models.reward_model import RewardModel, load_reward_model
+from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
 from burnish.rewards.inputs import Item, Signature, nearest
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_result
@@ -105,17 +105,28 @@ def load_model_reward(spec: RewardSpec) -> ModelReward:
 
     Raises ModelError for a folder that is no reward model, ConfigError for a wrong option.
     """
-    options = _checked_options(spec)
-    path = spec.name.removeprefix(MODEL_REWARD)
-    if not path:
-        raise RewardError(f"reward {spec.name!r} names no folder", remedy="write model:PATH")
+    check_model_reward(spec)
+    options, path = spec.options, spec.name.removeprefix(MODEL_REWARD)
     config = ModelConfig(path=path, device=options.get("device", "auto"), dtype=options.get("dtype", "float32"))
-    model = load_reward_model(config, field=f"reward {spec.name!r}: the folder")
+    model = load_reward_model(config, field=_field(spec))
     budget = int(options.get("tokens_per_microbatch", 16_384))
     return ModelReward(spec, model, budget, options.get("chat", "auto"))
 
 
-def _checked_options(spec: RewardSpec) -> Mapping[str, Any]:
+def check_model_reward(spec: RewardSpec) -> None:
+    """Raises what `load_model_reward` would, as far as options and a look at the folder tell; loads nothing."""
+    _check_options(spec)
+    path = spec.name.removeprefix(MODEL_REWARD)
+    if not path:
+        raise RewardError(f"reward {spec.name!r} names no folder", remedy="write model:PATH")
+    check_reward_folder(path, field=_field(spec))
+
+
+def _field(spec: RewardSpec) -> str:
+    return f"reward {spec.name!r}: the folder"
+
+
+def _check_options(spec: RewardSpec) -> None:
     for name, value in spec.options.items():
         if name not in OPTIONS:
             near = nearest(name, OPTIONS)
@@ -133,7 +144,6 @@ def _checked_options(spec: RewardSpec) -> Mapping[str, Any]:
         raise ConfigError(
             f"reward {spec.label!r}: option tokens_per_microbatch is {budget!r}", remedy="set a whole number above 0"
         )
-    return spec.options
 
 
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:

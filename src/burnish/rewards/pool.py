@@ -64,6 +64,13 @@ class _Worker:
     since: float = 0.0
 
 
+class _TracebackInWorkerError(Exception):
+    """Stands in for an exception of the worker process: its traceback as text, for `--debug`."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 class WorkerPool:
     """Runs tasks on up to `size` worker processes, started when they are needed."""
 
@@ -178,8 +185,9 @@ class WorkerPool:
             case ("ready", signatures):
                 self._signatures = signatures
                 worker.ready, worker.deadline = True, None
-            case ("refused", kind, text, remedy):
-                raise (ConfigError if kind == ConfigError.__name__ else RewardError)(text, remedy=remedy)
+            case ("refused", kind, text, remedy, cause):
+                refusal = (ConfigError if kind == ConfigError.__name__ else RewardError)(text, remedy=remedy)
+                raise refusal from (_TracebackInWorkerError(cause) if cause else None)
             case ("violation", text, remedy):
                 raise RewardError(text, remedy=remedy)
             case _:

@@ -69,6 +69,11 @@ class ProcessRewardScorer:
         return tuple(signature.label for signature in self._signatures if signature.reads_answer)
 
     @property
+    def token_labels(self) -> tuple[str, ...]:
+        """The rewards that look at the tokens of a response: a text alone is not enough for them."""
+        return tuple(signature.label for signature in self._signatures if signature.reads_tokens)
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the living workers."""
         return self._pool.pids
@@ -102,7 +107,7 @@ class ProcessRewardScorer:
         """Failed fraction over all, by status and by domain, and seconds, since the last call."""
         metrics = self._counts.read()
         for position, index in enumerate(self._remote):
-            name = f"reward/worker_seconds/{self._specs[index].label}"
+            name = f"time/reward_worker_seconds/{self._specs[index].label}"
             metrics[name] = Metric(Reduction.SUM, self._pool.seconds[position])
             self._pool.seconds[position] = 0.0
         return metrics

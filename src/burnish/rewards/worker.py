@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -50,7 +51,8 @@ def _load(connection: Connection, specs: Sequence[RewardSpec]) -> list[LoadedRew
     try:
         rewards = [load_reward(spec) for spec in specs]
     except BurnishError as error:
-        connection.send(("refused", type(error).__name__, error.message, error.remedy))
+        cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
+        connection.send(("refused", type(error).__name__, error.message, error.remedy, cause))
         os._exit(0)
     connection.send(("ready", [reward.signature for reward in rewards]))
     return rewards

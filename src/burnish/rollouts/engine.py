@@ -35,7 +35,10 @@ class RolloutEngine(Protocol):
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int
     ) -> list[Rollout]:
-        """One rollout per request and sample index, in the order of the requests."""
+        """One rollout per request and sample index, in the order of the requests.
+
+        `Rollout.response` is the text of all sampled tokens, special ones too, but for the token that ended it.
+        """
         ...
 
     def sync(self, policy: Policy) -> None:

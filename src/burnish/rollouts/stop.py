@@ -32,11 +32,15 @@ class StopConditions:
         return FinishReason.LENGTH if len(response_tokens) >= limit else None
 
     def response_text(self, response_tokens: Sequence[int]) -> str:
-        """The response without its trailing stop token and without special tokens; stop texts stay in it."""
+        """The response without the token that ended it; stop texts stay in it, and so do special tokens.
+
+        A reward must be able to see what was produced: a policy that samples padding or a turn's beginning in the
+        middle of its answer would else look as if it had not.
+        """
         tokens = list(response_tokens)
         if tokens and tokens[-1] in self.token_ids:
             tokens.pop()
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _completes_text(self, response_tokens: Sequence[int]) -> bool:
         """Look at the last tokens only, and decode the whole response just to confirm a find.

@@ -167,13 +167,14 @@ def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
             sum(len(g.rollouts) > 1 and sum(r.reward is not None for r in g.rollouts) == 1 for g in groups),
         ),
     }
-    return metrics | _by_part(rollouts) | _by_domain(groups)
+    return metrics | mean_parts(rollouts, "reward/part") | _by_domain(groups)
 
 
-def _by_part(rollouts: Sequence[Rollout]) -> dict[str, Metric]:
+def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:
+    """`prefix/LABEL` and `prefix/LABEL/PART`: each reward before its weight, and its parts, over those that have it."""
     labels = sorted({label for r in rollouts for label in r.reward_parts})
     return {
-        f"reward/part/{label}": mean_of([r.reward_parts[label] for r in rollouts if label in r.reward_parts])
+        f"{prefix}/{label}": mean_of([r.reward_parts[label] for r in rollouts if label in r.reward_parts])
         for label in labels
     }
 

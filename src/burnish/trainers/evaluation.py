@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from burnish.observability.metrics import mean_of
 from burnish.rewards.protocol import RewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
-from burnish.trainers.collection import GREEDY_SAMPLE, EncodedPrompt
+from burnish.trainers.collection import GREEDY_SAMPLE, EncodedPrompt, mean_parts
 from burnish.types import FinishReason, Metric, Rollout, RolloutGroup, RolloutRequest
 
 EVALUATION_STEP = -1
@@ -53,6 +53,7 @@ class Evaluator:
 
     def describe(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         metrics = self._summary(groups, "eval")
+        metrics |= mean_parts([g.greedy for g in groups if g.greedy is not None], "eval/part")
         domains = sorted({group.prompt.domain for group in groups})
         if len(domains) > 1:
             for domain in domains:

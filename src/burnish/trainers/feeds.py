@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from burnish.data.prompts import PromptSet
+from burnish.config.schema import RlConfig
+from burnish.data.prompts import PromptSet, load_prompts
 from burnish.data.samplers import PromptSampler
+from burnish.errors import ConfigError
 from burnish.trainers.collection import EncodedPrompt
+from burnish.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +38,25 @@ def evaluation_prompts(prompts: PromptSet, limit: int | None, *, seed: int) -> l
     if limit is None or limit >= len(prompts):
         return [encoded(prompts, index) for index in range(len(prompts))]
     return [encoded(prompts, index) for index in sorted(set(prompts.sampler(seed=seed).take(limit, 0)))]
+
+
+def load_prompt_set(
+    config: RlConfig, tokenizer: PreTrainedTokenizerBase, context_tokens: int | None, split: str
+) -> PromptSet:
+    """The prompts of data.train or data.eval (`split`), encoded and cut as the run file says."""
+    sources = config.data.train if split == "train" else config.data.eval
+    if not sources:
+        raise ConfigError(f"data.{split} is empty", remedy=f"name at least one data set in data.{split}")
+    return load_prompts(
+        sources,
+        tokenizer=tokenizer,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        over_long=config.data.over_long,
+        chat=config.data.chat,
+        context_tokens=context_tokens,
+    )
+
+
+def shared_columns(prompts: Sequence[Prompt]) -> set[str]:
+    """Columns that every row has: what a reward may ask for by name."""
+    return set.intersection(*(set(prompt.columns) for prompt in prompts))

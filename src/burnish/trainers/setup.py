@@ -11,16 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
-from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
-from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.algorithms.policy_losses import PolicyLossSpec
 from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
-from burnish.data.prompts import PromptSet, load_prompts
-from burnish.errors import CheckpointError, ConfigError
+from burnish.errors import CheckpointError
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
@@ -33,7 +32,6 @@ from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.collection import Collector
-from burnish.trainers.credit import estimator_numbers
 from burnish.trainers.critic_setup import (
     build_separate_critic,
     build_shared_critic,
@@ -41,9 +39,10 @@ from burnish.trainers.critic_setup import (
     with_value_loss,
 )
 from burnish.trainers.evaluation import Evaluator
-from burnish.trainers.feeds import SampledPrompts, evaluation_prompts
+from burnish.trainers.feeds import SampledPrompts, evaluation_prompts, load_prompt_set, shared_columns
 from burnish.trainers.journal import Journal
 from burnish.trainers.objective import Correction, PolicyObjective
+from burnish.trainers.preflight import check_settings
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl import Progress, RlRun, TokenSelection
 from burnish.types import Rollout
@@ -66,10 +65,10 @@ class Workplace:
 
 @contextmanager
 def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
-    """Lock the run's folder, write its configuration, find the newest whole checkpoint."""
+    """Lock the run's folder, refuse a run of another configuration, find the newest whole checkpoint."""
     path = Path(config.output)
     with RunLock(path):
-        RunDirectory(path).begin(config)
+        RunDirectory(path).admit(config)
         store = CheckpointStore(path, keep=config.checkpoint.keep)
         store.clean()
         found = store.latest_valid()
@@ -82,6 +81,7 @@ def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
             )
         if found.checkpoint is not None:
             store.discard_after(found.checkpoint.step)
+            store.prune(found.checkpoint.step)
             console.print(f"resuming {path} after step {found.checkpoint.step}")
         yield Workplace(path, store, found.checkpoint)
 
@@ -89,16 +89,16 @@ def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
 @contextmanager
 def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
     """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
-    estimator, loss, numbers = resolve_algorithm(config.algorithm)
-    check_estimator(config, estimator)
+    estimator, loss, numbers = check_settings(config)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
         loaded = load_model(config.model, seed=config.seed)
         _say(console, loaded.notes)
         _say(console, scorer.attach_policy(loaded.tokenizer))
-        train = load_prompt_set(config, loaded, "train", console)
-        scorer.check_columns(shared_columns(train))
+        train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
+        _say(console, train.lines())
+        scorer.check_columns(shared_columns(train.prompts))
         separate = build_separate_critic(config, loaded) if estimator.needs_values else None
         policy = build_policy(config, loaded)
         critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
@@ -136,48 +136,6 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         if workplace.checkpoint is not None:
             restore(run, policy, workplace.checkpoint)
         yield run
-
-
-def resolve_algorithm(algorithm: AlgorithmConfig) -> tuple[Estimator, PolicyLossSpec, dict[str, Any]]:
-    """The estimator, the loss and the loss's numbers; misspelt options fail here, before anything is loaded."""
-    estimator = resolve_estimator(algorithm.estimator)
-    if estimator.needs_values and not estimator.token_level:
-        raise ConfigError(
-            f"algorithm.estimator {algorithm.estimator!r} asks for values but gives no returns to train a critic with",
-            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
-        )
-    estimator_numbers(estimator, algorithm)
-    loss = resolve_policy_loss(algorithm.loss)
-    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
-    known = {*loss.options, *loss.required_options}
-    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
-    numbers |= algorithm.loss_options
-    loss.check_options(numbers)
-    return estimator, loss, numbers
-
-
-def check_estimator(config: RlConfig, estimator: Estimator) -> None:
-    """ConfigError for settings of the run that the estimator cannot use: it would ignore them, or fail in mid-run."""
-    name, algorithm = estimator.name, config.algorithm
-    if estimator.needs_groups and config.rollout.group_size == 1:
-        raise ConfigError(
-            f"rollout.group_size is 1, but the estimator {name!r} compares the responses to one prompt",
-            remedy="set rollout.group_size to 2 or more",
-        )
-    if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
-        return
-    for field, value, unused in (
-        ("algorithm.kl_in", algorithm.kl_in, algorithm.kl_in == "reward"),
-        ("algorithm.reward_clip", algorithm.reward_clip, algorithm.reward_clip is not None),
-        ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
-        ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
-        ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
-    ):
-        if unused:
-            raise ConfigError(
-                f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum",
-                remedy=f"remove {field} (a KL can stand in the loss, an over-long penalty among the rewards)",
-            )
 
 
 def build_objective(config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float) -> Objective:
@@ -248,8 +206,9 @@ def build_evaluator(
     settings = config.evaluation
     if not config.data.eval:
         return None
-    prompts = load_prompt_set(config, loaded, "eval", console)
-    scorer.check_columns(shared_columns(prompts))
+    prompts = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "eval")
+    _say(console, prompts.lines())
+    scorer.check_columns(shared_columns(prompts.prompts))
     return Evaluator(
         prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
         engine=engine,
@@ -277,27 +236,6 @@ def _by_text(rollout: Rollout) -> str:
     return rollout.response.strip()
 
 
-def load_prompt_set(config: RlConfig, loaded: LoadedModel, split: str, console: Console) -> PromptSet:
-    sources = config.data.train if split == "train" else config.data.eval
-    if not sources:
-        raise ConfigError(f"data.{split} is empty", remedy=f"name at least one data set in data.{split}")
-    prompts = load_prompts(
-        sources,
-        tokenizer=loaded.tokenizer,
-        max_prompt_tokens=config.rollout.max_prompt_tokens,
-        over_long=config.data.over_long,
-        chat=config.data.chat,
-        context_tokens=loaded.context_length,
-    )
-    _say(console, prompts.lines())
-    return prompts
-
-
-def shared_columns(prompts: PromptSet) -> set[str]:
-    """Columns that every row has: what a reward may ask for by name."""
-    return set.intersection(*(set(prompt.columns) for prompt in prompts.prompts))
-
-
 @contextmanager
 def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
     """The rewards of the run file, loaded now, so that a wrong name or option stops the run before a model loads."""
@@ -312,10 +250,21 @@ def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
 def open_journal(
     config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
 ) -> Iterator[Journal]:
-    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from."""
+    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from.
+
+    The run's configuration is written here, where it is known whether there are steps to make: what a finished run
+    was made with stays on record.
+    """
     resume_step = workplace.resume_step
-    if resume_step is not None and resume_step >= total_steps:
-        console.print(f"nothing to do: {resume_step} steps are done, {total_steps} were asked for (raise `steps`)")
+    if resume_step is None or resume_step < total_steps:
+        RunDirectory(workplace.path).begin(config)
+    else:
+        console.print(
+            f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
+            "raise `steps` to go on",
+            markup=False,
+            soft_wrap=True,
+        )
     recorder = RolloutRecorder(workplace.path / "rollouts", token_texts(loaded))
     recorder.discard_after(-1 if resume_step is None else resume_step)
     sinks = build_sinks(

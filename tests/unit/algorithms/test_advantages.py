@@ -118,6 +118,18 @@ def test_baselines_that_need_no_group():
     assert raw(torch.tensor([1.0, 0.0]), baseline=0.25).tolist() == [0.75, -0.25]
 
 
+def test_remax_by_token_takes_the_greedy_score_off_the_return_to_go():
+    """KL penalties of .1, .2 and .3 and a score of 1 at the end; greedy .5. The second row has two tokens, no KL."""
+    rewards = torch.tensor([[-0.1, -0.2, 0.7], [0.0, 1.0, 9.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    advantages, returns = ESTIMATORS["remax"](
+        {"token_rewards_BT": rewards, "greedy_scores_B": torch.tensor([0.5, 0.25]), "mask_BT": mask}, {}
+    )
+    torch.testing.assert_close(returns, torch.tensor([[0.4, 0.5, 0.7], [1.0, 1.0, 0.0]]))
+    torch.testing.assert_close(advantages, torch.tensor([[-0.1, 0.0, 0.2], [0.75, 0.75, 0.0]]))
+    assert remax(torch.tensor([1.0]), torch.tensor([0.25])).tolist() == [0.75]
+
+
 def test_scores_and_ids_of_different_length_are_refused():
     with pytest.raises(ValueError, match="group_ids"):
         rloo(torch.ones(3), torch.zeros(2, dtype=torch.long))
@@ -169,6 +181,7 @@ def test_what_estimators_need_is_read_from_their_signatures():
     assert ESTIMATORS["gae"].token_level
     assert ESTIMATORS["gae"].options == {"gamma": 1.0, "lam": 0.95}
     assert ESTIMATORS["remax"].needs_greedy
+    assert ESTIMATORS["remax"].token_level
     assert ESTIMATORS["gdpo"].needs_parts
     assert ESTIMATORS["opo"].inputs == ("scores_B", "group_ids_B", "lengths_B")
     assert not ESTIMATORS["reinforce_plus_plus"].needs_groups

@@ -25,8 +25,10 @@ def config(**fields: Any) -> RlConfig:
 
 def test_a_run_begins_and_continues(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "new" / "run")
-    assert run.begin(config(seed=3)) is False
-    assert run.begin(config(seed=3)) is True
+    assert run.admit(config(seed=3)) is False
+    run.begin(config(seed=3))
+    assert run.admit(config(seed=3)) is True
+    run.begin(config(seed=3))
     assert run.read_config()["seed"] == 3
     starts = json.loads(run.environment_file.read_text())["starts"]
     assert len(starts) == 2
@@ -42,7 +44,7 @@ def test_differences_are_refused_and_listed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.begin(config())
     with pytest.raises(CheckpointError) as caught:
-        run.begin(config(seed=1, optimization={"learning_rate": 0.5}, logging={"project": "x"}))
+        run.admit(config(seed=1, optimization={"learning_rate": 0.5}, logging={"project": "x"}))
     message = caught.value.message
     assert "optimization.learning_rate: 1e-06 before, 0.5 now" in message
     assert "seed: 0 before, 1 now" in message
@@ -89,7 +91,7 @@ def test_a_field_that_is_new_since_then_has_its_default() -> None:
 def test_checkpoints_of_nobody_are_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match=r"has checkpoints but no config\.yaml"):
-        RunDirectory(tmp_path).begin(config())
+        RunDirectory(tmp_path).admit(config())
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_remedy(tmp_path: Path) -> None:

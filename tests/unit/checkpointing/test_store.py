@@ -52,6 +52,17 @@ def test_saved_found_and_pruned(tmp_path: Path) -> None:
     assert value_of(store) == 30
 
 
+def test_pruned_to_fewer_than_were_kept(tmp_path: Path) -> None:
+    """What is newer than the one that is known to be whole neither counts nor goes."""
+    for step in (1, 2, 3, 4):
+        CheckpointStore(tmp_path, keep=9).save(step, writer(step))
+    store = CheckpointStore(tmp_path, keep=2)
+    store.prune(3)
+    assert names(tmp_path) == ["step-000002", "step-000003", "step-000004"]
+    store.prune(4)
+    assert names(tmp_path) == ["step-000003", "step-000004"]
+
+
 def test_no_folder_and_an_empty_folder_are_no_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     assert store.latest_valid().checkpoint is None

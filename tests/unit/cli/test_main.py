@@ -92,6 +92,31 @@ def test_check_reports_gold_answers_that_fail(folder: Path, capsys: pytest.Captu
     assert "0.5" in text
 
 
+def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "own.py").write_text("def short(response):\n    return 1.0 - 0.25 * len(response)\n")
+    assert main(["check", "run.yaml", "rewards=own.py:short"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no reward compares with an answer (--top-score judges the total); 8 of 8 gold answers can be scored" in said
+    assert "short │ 0.75 │ 0.75 │ 8 │" in said
+    assert main(["check", "run.yaml", "rewards=own.py:short", "--top-score", "1"]) == 1
+    assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in capsys.readouterr().out
+
+
+def test_check_needs_the_tokenizer_for_a_judged_reward_that_reads_tokens(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "own.py").write_text("def dense(answer, response_tokens):\n    return 1.0\n")
+    words = ["check", "run.yaml", "model=./nowhere"]
+    assert main([*words, "rewards=own.py:dense"]) == 2
+    assert "model.path './nowhere' does not exist" in capsys.readouterr().err
+    assert main([*words, "rewards=[exact,length]", "rewards.1.options.maximum=3"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "words stand in for tokens in length, which is not judged" in said
+    assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in said
+
+
 def test_check_lists_the_built_in_rewards(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
     assert "math" in capsys.readouterr().out
@@ -143,6 +168,14 @@ def test_evaluation_table_has_a_column_for_each_domain() -> None:
     table = metrics_table({"eval/accuracy": 0.5, "eval/domain/a/b/accuracy": 1.0, "eval/domain/c/accuracy": 0.0})
     assert [str(column.header) for column in table.columns] == ["metric", "all", "a/b", "c"]
     assert [list(column.cells) for column in table.columns] == [["accuracy"], ["0.5"], ["1"], ["0"]]
+
+
+def test_evaluation_table_names_the_parts_of_a_reward() -> None:
+    table = metrics_table({"eval/reward_mean": 0.5, "eval/part/brief": 1.0, "eval/part/brief/words": 0.25})
+    assert [list(column.cells) for column in table.columns] == [
+        ["reward_mean", "part/brief", "part/brief/words"],
+        ["0.5", "1", "0.25"],
+    ]
 
 
 def test_bytes_in_words() -> None:

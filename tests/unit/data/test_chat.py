@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from burnish.data.chat import encode_prompt, encode_text
+from burnish.data.chat import encode_prompt, encode_response, encode_text
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
 
@@ -37,6 +37,22 @@ def test_plain_text_gets_bos_but_never_eos(new_tokenizer) -> None:
 def test_an_eos_that_the_text_itself_has_stays(new_tokenizer) -> None:
     tokenizer = new_tokenizer(bos=True, eos=True)
     assert tokenizer.decode(encode_text("Q</s>", tokenizer)) == "<s>Q</s>"
+
+
+def test_a_response_has_the_tokens_that_follow_on_the_prompt(new_tokenizer, chatml) -> None:
+    """No BOS and no EOS of its own, whatever the tokenizer adds to a text."""
+    for bos in (False, True):
+        tokenizer = new_tokenizer(bos=bos, eos=True, template=chatml)
+        for prompt in (TEXT, TALK):
+            assert tokenizer.decode(encode_response(prompt, " yes", tokenizer)) == " yes"
+
+
+def test_a_response_after_a_merge_over_the_seam_is_encoded_by_itself() -> None:
+    """The prompt `a` and the response `b` would be one token `ab` in one go, but the policy is given `a`."""
+    core = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    assert encode_response(Prompt("p:2", text="a"), "b", tokenizer) == (1,)
+    assert encode_response(Prompt("p:3", text="b"), "ab", tokenizer) == (2,)
 
 
 def test_a_template_with_bos_gets_no_second_one(new_tokenizer, chatml) -> None:

@@ -104,7 +104,7 @@ def test_a_missing_service_names_the_command_and_touches_nothing(
 
 
 def test_an_unknown_sink_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'tensorbord'(.|\n)*tensorboard, wandb, mlflow"):
+    with pytest.raises(ConfigError, match=r"'tensorbord'(.|\n)*tensorboard, wandb, mlflow and package"):
         build_sinks(["tensorbord"], tmp_path)
 
 

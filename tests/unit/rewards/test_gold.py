@@ -53,6 +53,40 @@ def test_judged_by_the_rewards_that_look_at_the_answer(make_scorer: Any) -> None
     assert check_gold(rows, scorer, labels=scorer.answer_labels).failures == ()
 
 
+DENSE = """
+from burnish.types import Score
+
+def dense(response, answer, response_tokens):
+    # 1 shared out over the letters of the answer and the end after them; token 7 earns nothing
+    share = 1 / (len(answer) + 1)
+    right = [token != 7 for token in response_tokens]
+    return Score(sum(share * r for r in right), parts={"tokens": len(right)}, token_rewards=[share * r for r in right])
+"""
+
+
+def test_dense_rewards_are_given_the_tokens_that_a_policy_would_sample(make_scorer: Any, reward_file: Any) -> None:
+    scorer = make_scorer({"name": f"{reward_file(DENSE)}:dense", "weight": 2.0}, {"name": "exact", "weight": 0.5})
+    assert scorer.answer_labels == ("dense", "exact")
+    assert scorer.token_labels == ("dense",)
+    rows = [_prompt("a", "12"), _prompt("b", "345")]
+    asked = []
+
+    def encode(prompt: Prompt, text: str) -> list[int]:
+        asked.append((prompt.id, text))
+        return [1] * len(text) + [9]
+
+    report = check_gold(rows, scorer, top_score=2.0, labels=scorer.answer_labels, encode=encode)
+    assert asked == [("a", "12"), ("b", "345")]
+    assert report.failures == ()
+    parts = {part.name: (part.mean, part.lowest, part.count) for part in report.parts}
+    assert parts["dense"] == pytest.approx((1.0, 1.0, 2))
+    assert parts["dense/tokens"] == (3.5, 3.0, 2)
+    assert parts["exact"] == (1.0, 1.0, 2)
+    assert parts["(total)"] == pytest.approx((2.5, 2.5, 2))
+    wrong = check_gold(rows, scorer, top_score=2.0, labels=scorer.answer_labels, encode=lambda *_: [7, 1, 9])
+    assert [round(failure.score or 0, 4) for failure in wrong.failures] == [1.6667, 1.5]
+
+
 def test_nothing_to_check(make_scorer: Any) -> None:
     report = check_gold([], make_scorer("exact"))
     assert (report.checked, report.passed_fraction, report.failures) == (0, 0.0, ())

@@ -66,7 +66,7 @@ def test_greedy_equals_generate_on_a_real_model(stories_model: Path) -> None:
     for prompt, rollout in zip(prompts, rollouts, strict=True):
         expected = reference_greedy(model, prompt, 60, eos=2)
         assert list(rollout.response_tokens) == expected
-        assert rollout.response == tokenizer.decode([t for t in expected if t != 2], skip_special_tokens=True)
+        assert rollout.response == tokenizer.decode([t for t in expected if t != 2], skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -176,7 +176,7 @@ def test_finish_reasons_and_text(llama: Any, make_engine: Make, tokenizer: Any) 
         assert not ends & set(before)
         assert (rollout.finish_reason is FinishReason.STOP) == (last in ends)
         shown = before if last in {1, 4, 9, 10} else [*before, last]
-        assert rollout.response == tokenizer.decode(shown, skip_special_tokens=True)
+        assert rollout.response == tokenizer.decode(shown, skip_special_tokens=False)
         assert len(rollout.rollout_logprobs) == len(rollout.response_tokens) <= 10
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 

@@ -50,7 +50,7 @@ def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: s
         ("locl", "did you mean 'local'"),
         ("vllm", "'package.module:Class'"),
         ("engines_of_mine:", "no engine"),
-        ("no_such_package.engines:Class", "cannot be imported"),
+        ("no_such_package.engines:Class", "cannot import module"),
         ("engines_of_mine:Remot", "did you mean 'Remote'"),
         ("engines_of_mine:number", "is a int"),
         ("engines_of_mine:Mute", "no method generate"),

@@ -40,10 +40,12 @@ def test_a_stop_text_over_several_tokens_stops_at_the_one_that_completes_it(toke
     assert stop.response_text(tokens) == "A" * 60 + "EEND"
 
 
-def test_the_text_is_without_trailing_stop_token_and_special_tokens(tokenizer: Any) -> None:
+def test_the_text_is_without_the_token_that_ended_it_and_with_all_others(tokenizer: Any) -> None:
+    """Token 0 is the padding, 1 the end. An id that ends responses may also be an ordinary token."""
     stop = conditions(tokenizer, ids=tuple(letters(tokenizer, ".")))
     assert stop.response_text([*letters(tokenizer, "AB"), 1]) == "AB"
-    assert stop.response_text([*letters(tokenizer, "A.B."), 0]) == "A.B."
+    assert stop.response_text([*letters(tokenizer, "A.B."), 0]) == "A.B.<pad>"
+    assert stop.response_text([0, *letters(tokenizer, "A"), 0, *letters(tokenizer, "B"), 1]) == "<pad>A<pad>B"
     assert stop.response_text(letters(tokenizer, "A.B.")) == "A.B"
     assert stop.response_text([1]) == ""
 

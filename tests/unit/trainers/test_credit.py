@@ -13,7 +13,7 @@ from burnish.errors import ConfigError
 from burnish.models.batch import Batch
 from burnish.trainers.batching import Outcome
 from burnish.trainers.credit import assign_advantages, estimator_numbers
-from burnish.trainers.setup import resolve_algorithm
+from burnish.trainers.preflight import resolve_algorithm
 
 
 def four_rows(**fields: torch.Tensor) -> Batch:
@@ -105,6 +105,15 @@ def test_remax_takes_the_greedy_score_as_baseline() -> None:
     greedy = torch.tensor([0.5, 0.5, 1.0, 1.0])
     batch, _ = run(AlgorithmConfig(estimator="remax"), [1.0, 0.0, 1.0, 0.0], four_rows(), greedy_scores_B=greedy)
     assert batch.advantages[:, 0].tolist() == [0.5, -0.5, 0.0, -1.0]
+
+
+def test_remax_charges_a_token_for_the_kl_from_itself_onwards() -> None:
+    """d = old - ref is .1 on every token; a score of 1 and a greedy score of .5, coefficient 1."""
+    batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
+    algorithm = AlgorithmConfig(estimator="remax", kl_in="reward", kl_coef=1.0, kl_estimator="k1")
+    scored, _ = run(algorithm, [1.0] * 4, batch, kl_coef=1.0, greedy_scores_B=torch.full((4,), 0.5))
+    expected = torch.tensor([[0.3, 0.4], [0.4, 0.0], [0.3, 0.4], [0.3, 0.4]])
+    torch.testing.assert_close(scored.advantages, expected)
 
 
 def test_an_estimator_that_lacks_its_input_says_so() -> None:

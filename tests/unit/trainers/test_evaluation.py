@@ -94,6 +94,16 @@ def test_greedy_statistics_leave_failures_out_of_the_mean_and_count_them() -> No
     assert not [name for name in row if "@" in name or "domain" in name]
 
 
+def test_parts_are_means_over_the_greedy_responses_that_have_them() -> None:
+    """A failed reward leaves the parts of the others; the sampled responses have no say."""
+    parts: list[dict[str, float]] = [{"exact": 1.0, "brief": 0.5, "brief/words": 3.0}, {"exact": 0.0}]
+    greedy = [dataclasses.replace(judged("x", 1.0), reward_parts=of_one) for of_one in parts]
+    sampled = dataclasses.replace(judged("x", 1.0), reward_parts={"exact": 9.0})
+    row = described([group_of(one, sampled) for one in greedy], samples=1)
+    found = {name: value for name, value in row.items() if "part" in name}
+    assert found == {"eval/part/exact": 0.5, "eval/part/brief": 0.5, "eval/part/brief/words": 3.0}
+
+
 def test_samples_give_pass_and_majority_over_prompts_that_were_scored_whole() -> None:
     """First prompt: 1 of 2 solved, majority tied, first seen wins (wrong). Second: both solved. Third: one failed."""
     groups = [

@@ -9,7 +9,8 @@ import pytest
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
-from burnish.trainers.setup import build_kl, check_estimator
+from burnish.trainers.preflight import check_estimator
+from burnish.trainers.setup import build_kl
 
 
 def config_of(estimator: str, *, scoring: dict[str, Any] | None = None, size: int = 4, **algorithm: Any) -> RlConfig:

@@ -14,7 +14,7 @@ from burnish.algorithms.advantages.outcome import (
     remax,
     rloo,
 )
-from burnish.algorithms.advantages.returns import discounted_returns, gae, reinforce_plus_plus
+from burnish.algorithms.advantages.returns import discounted_returns, gae, reinforce_plus_plus, remax_per_token
 from burnish.algorithms.advantages.table import ESTIMATOR_INPUTS, ESTIMATORS, Estimator, resolve_estimator
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "remax",
+    "remax_per_token",
     "resolve_estimator",
     "rloo",
 ]

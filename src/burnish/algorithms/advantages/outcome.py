@@ -127,7 +127,10 @@ def gdpo(
 
 
 def remax(scores_B: Tensor, greedy_scores_B: Tensor) -> Tensor:
-    """r - score of the greedy response to the same prompt `[B]`, Li 2023 (https://arxiv.org/abs/2310.10505)."""
+    """r - score of the greedy response to the same prompt `[B]`, Li 2023 (https://arxiv.org/abs/2310.10505).
+
+    For rewards by token, a KL among them, see `returns.remax_per_token`, which is what the estimator `remax` uses.
+    """
     if scores_B.shape != greedy_scores_B.shape:
         raise ValueError(f"{tuple(scores_B.shape)} scores against {tuple(greedy_scores_B.shape)} greedy ones")
     return as_float(scores_B) - as_float(greedy_scores_B)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from burnish.algorithms.advantages.outcome import remax
 from burnish.algorithms.masking import fill_masked, whiten
 
 
@@ -44,3 +45,15 @@ def reinforce_plus_plus(token_rewards_BT: Tensor, mask_BT: Tensor, *, gamma: flo
     """
     returns_BT = discounted_returns(token_rewards_BT, mask_BT, gamma=gamma)
     return whiten(returns_BT, mask_BT), returns_BT
+
+
+def remax_per_token(token_rewards_BT: Tensor, greedy_scores_B: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return-to-go of the token rewards (KL inside) minus the greedy response's score, Li 2023
+    (https://arxiv.org/abs/2310.10505).
+
+    A token answers for the KL from itself onwards, not for that of the tokens before it. Where the whole reward stands
+    on the last token this is `remax` of the scores, spread over the tokens. The returns come back without the baseline.
+    """
+    returns_BT = discounted_returns(token_rewards_BT, mask_BT)
+    advantages_BT = remax(returns_BT, greedy_scores_B.unsqueeze(1).expand(returns_BT.shape))
+    return fill_masked(advantages_BT, mask_BT), returns_BT

@@ -104,10 +104,10 @@ ESTIMATORS: dict[str, Estimator] = {
     ),
     "remax": Estimator(
         "remax",
-        outcome.remax,
+        returns.remax_per_token,
         "score of the greedy response as baseline",
         "https://arxiv.org/abs/2310.10505",
-        "r - r_greedy",
+        "R_t - r_greedy, R_t = r_t + R'",
     ),
     "opo": Estimator(
         "opo",

@@ -1,0 +1,86 @@
+"""Code from outside: modules and classes that a run file names, and where they went wrong."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from burnish.errors import BurnishError, ConfigError
+
+MEND = "mend it (--debug shows the whole traceback)"
+
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OWN = str(Path(__file__).parent)
+
+
+def describe_failure(error: BaseException) -> str:
+    """`NameError: name 'x' is not defined (/home/me/my_parts.py:3)`: what happened, and in which line of whose file.
+
+    The line is the innermost one of a file that is neither installed nor Burnish's own; of an error without such a
+    line, the innermost of all.
+    """
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+        source = f": {error.text.strip()}" if error.text else ""
+        return f"{type(error).__name__}: {error.msg} ({place}){source}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    theirs = [frame for frame in frames if not frame.filename.startswith((_OWN, *_INSTALLED))]
+    place = "".join(f" ({frame.filename}:{frame.lineno})" for frame in (theirs or frames)[-1:])
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def import_named(module_name: str, wanted: str) -> ModuleType:
+    """The module. ConfigError, beginning with `wanted`, when it is not there or fails while it is imported."""
+    try:
+        return importlib.import_module(module_name)
+    except BurnishError:
+        raise
+    except (Exception, SystemExit) as error:  # boundary: a module from outside may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
+        raise ConfigError(
+            f"{wanted}, but cannot import module {module_name!r}: {error if absent else describe_failure(error)}",
+            remedy="check the spelling, and that it can be imported from where the run starts" if absent else MEND,
+        ) from error
+
+
+def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) -> type:
+    """The class that `package.module:Class` names, checked to have the methods of the protocol.
+
+    `field` is where the run file names it. Raises ConfigError saying which part cannot be found or is missing.
+    """
+    module_name, _, class_name = name.partition(":")
+    members = vars(import_named(module_name, f"{field} is {name!r}"))
+    if class_name not in members:
+        near = difflib.get_close_matches(class_name, members, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "check the spelling"
+        raise ConfigError(f"{field} is {name!r}, but {module_name} has no {class_name}", remedy=hint)
+    found = members[class_name]
+    if not inspect.isclass(found):
+        raise ConfigError(
+            f"{field} is {name!r}, which is a {type(found).__name__}", remedy=f"name a class that implements {protocol}"
+        )
+    missing = [method for method in methods if method not in dir(found)]
+    if missing:
+        raise ConfigError(
+            f"{field} is {name!r}, which has no method {' and no '.join(missing)}", remedy=f"implement {protocol}"
+        )
+    return found
+
+
+def construct(found: Any, name: str, first: Any, arguments: Mapping[str, Any], *, field: str, first_name: str) -> Any:
+    """`found(first, **arguments)`. ConfigError when its constructor does not take them."""
+    try:
+        inspect.signature(found).bind(first, **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{field} is {name!r}, whose constructor does not fit: {error}",
+            remedy=f"it must take ({first_name}, *, {', '.join(arguments)})",
+        ) from error
+    return found(first, **arguments)

@@ -1,0 +1,149 @@
+"""What `burnish rl` refuses before it has loaded a model. `burnish plan` asks the same, so that it promises no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.checkpointing.run import RunDirectory
+from burnish.config.names import MODEL_REWARD
+from burnish.config.schema import AlgorithmConfig, DataSource, RlConfig
+from burnish.data.prompts import PromptSet, read_prompts
+from burnish.data.sources import needs_download
+from burnish.errors import CheckpointError, ConfigError, ModelError
+from burnish.models.folders import check_model_folder, resolve_source
+from burnish.models.loading import resolve_device
+from burnish.models.tokenizers import load_tokenizer
+from burnish.observability.sinks import find_sinks
+from burnish.rewards.loading import RewardSpec
+from burnish.rewards.model_reward import check_model_reward
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rollouts.registry import find_engine
+from burnish.trainers.credit import estimator_numbers
+from burnish.trainers.feeds import load_prompt_set, shared_columns
+from burnish.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AlgorithmParts = tuple[Estimator, PolicyLossSpec, dict[str, Any]]
+"""The estimator, the loss and the loss's numbers."""
+
+
+def check_settings(config: RlConfig) -> AlgorithmParts:
+    """The algorithm's parts. ConfigError for what a look at the run file, and at the classes and functions that it
+    names, shows to be unusable; nothing is loaded or written."""
+    estimator, loss, numbers = resolve_algorithm(config.algorithm)
+    check_estimator(config, estimator)
+    find_engine(config.rollout.engine)
+    find_sinks(config.logging.sinks)
+    return estimator, loss, numbers
+
+
+def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, list[str]]:
+    """(prompts that data.train provides, None when they would have to be downloaded; what is worth a note).
+
+    Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
+    weights and downloads nothing: what only they can tell is left to the run. `context_tokens`: of the model, if known.
+    """
+    check_settings(config)
+    source = resolve_source(config.model.path, field="model.path")
+    check_model_folder(source, needs_weights=not config.model.from_scratch)
+    tokenizer = _local_tokenizer(config)
+    train = _local_prompts(config, config.data.train, "train", tokenizer, context_tokens)
+    heldout = _local_prompts(config, config.data.eval, "eval", tokenizer, context_tokens)
+    _check_rewards(config, [prompts for prompts in (train, heldout) if prompts])
+    return (None if train is None else len(train)), _notes(config)
+
+
+def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
+    """What the names in the run file stand for; misspelt options fail here, before anything is loaded."""
+    estimator = resolve_estimator(algorithm.estimator)
+    if estimator.needs_values and not estimator.token_level:
+        raise ConfigError(
+            f"algorithm.estimator {algorithm.estimator!r} asks for values but gives no returns to train a critic with",
+            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
+        )
+    estimator_numbers(estimator, algorithm)
+    loss = resolve_policy_loss(algorithm.loss)
+    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    known = {*loss.options, *loss.required_options}
+    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
+    numbers |= algorithm.loss_options
+    loss.check_options(numbers)
+    return estimator, loss, numbers
+
+
+def check_estimator(config: RlConfig, estimator: Estimator) -> None:
+    """ConfigError for settings of the run that the estimator cannot use: it would ignore them, or fail in mid-run."""
+    name, algorithm = estimator.name, config.algorithm
+    if estimator.needs_groups and config.rollout.group_size == 1:
+        raise ConfigError(
+            f"rollout.group_size is 1, but the estimator {name!r} compares the responses to one prompt",
+            remedy="set rollout.group_size to 2 or more",
+        )
+    if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
+        return
+    for field, value, unused in (
+        ("algorithm.kl_in", algorithm.kl_in, algorithm.kl_in == "reward"),
+        ("algorithm.reward_clip", algorithm.reward_clip, algorithm.reward_clip is not None),
+        ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
+        ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
+        ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
+    ):
+        if unused:
+            raise ConfigError(
+                f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum",
+                remedy=f"remove {field} (a KL can stand in the loss, an over-long penalty among the rewards)",
+            )
+
+
+def _local_tokenizer(config: RlConfig) -> PreTrainedTokenizerBase | None:
+    """None when it would have to be downloaded."""
+    folder = Path(config.model.tokenizer or config.model.path).expanduser()
+    return load_tokenizer(config.model) if folder.exists() else None
+
+
+def _local_prompts(
+    config: RlConfig,
+    sources: Sequence[DataSource],
+    split: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    context_tokens: int | None,
+) -> Sequence[Prompt] | None:
+    """Prompts as the run would have them; without a tokenizer none is too long. None when they are not all here."""
+    if not sources or any(needs_download(source) for source in sources):
+        return None
+    if tokenizer is None:
+        return read_prompts(sources)[0]
+    found: PromptSet = load_prompt_set(config, tokenizer, context_tokens, split)
+    return found.prompts
+
+
+def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) -> None:
+    functions = [reward for reward in config.rewards if not reward.name.startswith(MODEL_REWARD)]
+    for reward in config.rewards:
+        if reward not in functions:
+            check_model_reward(RewardSpec(reward.name, reward.label or "model", reward.options))
+    if not functions:
+        return
+    with ProcessRewardScorer(functions, config.scoring) as scorer:
+        for prompts in prompt_sets:
+            scorer.check_columns(shared_columns(prompts))
+
+
+def _notes(config: RlConfig) -> list[str]:
+    """What another machine, or `--fresh`, would put right."""
+    notes = []
+    try:
+        resolve_device(config.model.device)
+    except ModelError as error:
+        notes.append(error.message)
+    try:
+        RunDirectory(Path(config.output)).admit(config)
+    except CheckpointError as error:
+        notes.append(f"{error.message}\n`burnish rl` would refuse to go on with it; --fresh would start over")
+    return notes

@@ -1,0 +1,29 @@
+"""No documented key reaches nothing: every field of a run file is read somewhere outside of `burnish.config`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import burnish
+from burnish.config.fields import iter_fields
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.config.schema_rm import RmConfig
+
+REFUSED_BUT_FOR_ITS_DEFAULT = {"max_staleness"}
+
+
+def code_outside_of_config() -> str:
+    root = Path(burnish.__file__).parent
+    files = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] != "config"]
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
+
+
+@pytest.mark.parametrize("section", [RlConfig, SftConfig, RmConfig])
+def test_every_field_of_a_run_file_is_read_by_name(section: type[RunConfig]) -> None:
+    code = code_outside_of_config()
+    names = {field.path.rpartition(".")[2] for field in iter_fields(section)}
+    unread = {name for name in names if not re.search(rf"\.{name}\b", code)}
+    assert unread <= REFUSED_BUT_FOR_ITS_DEFAULT
