@@ -126,8 +126,8 @@ DETECTORS: tuple[Detector, ...] = (
             f"the critic's explained variance was below 0 for ten steps on end and is {explained:.3g}: the advantages "
             "are noisier than they would be with the mean return in its place"
         ),
-        knob="critic.warmup_steps up, so that it learns before the policy moves on; a head on a shared trunk also needs "
-        "a higher critic.learning_rate or critic.coef, a critic that swings a lower critic.learning_rate",
+        knob="critic.warmup_steps up, so that it learns before the policy moves on; for a head on a shared trunk also "
+        "critic.learning_rate or critic.coef up; where values swing from step to step, critic.learning_rate down",
         patience=10,
     ),
     Detector(
