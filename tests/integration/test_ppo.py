@@ -14,6 +14,7 @@ from rich.console import Console
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from burnish.config.schema import RlConfig
+from burnish.observability.report import write_report
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.rl import RlRun, run_loop, train_step
 from burnish.trainers.run import train_rl
@@ -161,6 +162,23 @@ def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[.
         assert line["token_returns"] == pytest.approx(expected, abs=1e-5)
         assert any(line["token_values"])
         assert line["reward"] == pytest.approx(sum(rewards))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], kind: str) -> None:
+    config = tiny_run("steps=2", "evaluation.at_start=true", algorithm=PPO, critic={"kind": kind}, optimization=FAST)
+    train_rl(config, console=QUIET)
+    before, _, last = rows_of(config)
+    assert before["eval/value_mean"] == 0
+    assert last["eval/value_mean"] != 0
+    file = Path(config.output) / "rollouts" / "eval-000002.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    assert all(len(line["token_values"]) == len(line["response_tokens"]) for line in lines)
+    firsts = [line["token_values"][0] for line in lines]
+    assert last["eval/value_mean"] == pytest.approx(sum(firsts) / len(firsts))
+    page = write_report(Path(config.output)).read_text()
+    assert "Return by value" in page
+    assert "held-out value" in page
 
 
 def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConfig]) -> None:
