@@ -194,6 +194,40 @@ def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConf
     assert moved > 1e-3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[..., RlConfig], kind: str) -> None:
+    """From recorded values, log-probabilities and rewards to returns, whitened advantages and the value loss."""
+    gamma, lam, kl_coef = 0.95, 0.9, 0.3
+    config = tiny_run(
+        "steps=3",
+        algorithm={**PPO, "gamma": gamma, "lam": lam, "kl_coef": kl_coef},
+        critic={"kind": kind, "learning_rate": 1e-2},
+        optimization={"learning_rate": 1e-2, "epochs": 1, "tokens_per_microbatch": 20},
+    )
+    train_rl(config, console=QUIET)
+    lines, raw = rollouts_of(config, 3), []
+    for line in lines:
+        values = line["token_values"]
+        rewards = [-kl_coef * (a - b) for a, b in zip(line["old_logprobs"], line["ref_logprobs"], strict=True)]
+        rewards[-1] += line["reward"]
+        advantages = [0.0] * (len(values) + 1)
+        for t in reversed(range(len(values))):
+            after = values[t + 1] if t + 1 < len(values) else 0.0
+            advantages[t] = rewards[t] + gamma * after - values[t] + gamma * lam * advantages[t + 1]
+        raw.append(advantages[:-1])
+        assert any(values)
+        assert line["token_returns"] == pytest.approx([a + v for a, v in zip(raw[-1], values, strict=True)], abs=1e-4)
+    flat = [advantage for row in raw for advantage in row]
+    mean = sum(flat) / len(flat)
+    spread = (sum((a - mean) ** 2 for a in flat) / len(flat)) ** 0.5
+    for line, row in zip(lines, raw, strict=True):
+        assert line["token_advantages"] == pytest.approx([(a - mean) / spread for a in row], abs=2e-3)
+    row = rows_of(config)[-1]
+    # One update a step: its values are still those of the rollouts, so the loss is half the mean squared advantage.
+    assert row["critic/loss"] == pytest.approx(sum(a * a for a in flat) / len(flat) / 2, rel=1e-3)
+    assert row["critic/clip_fraction"] == 0
+
+
 def test_a_critic_comes_to_explain_the_returns(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
     """The first token decides: from the second on the state tells the return. The policy sits still meanwhile."""
     (tmp_path / "first.py").write_text(FIRST)
