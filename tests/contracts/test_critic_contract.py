@@ -7,10 +7,7 @@ import torch
 
 from burnish.config.schema import LoraConfig
 from burnish.errors import CheckpointError, DivergenceError
-from burnish.models.batch import Batch
-from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.critic import SeparateCritic, SharedCritic
-from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.trainers.value_objective import ClippedValueObjective
@@ -19,51 +16,28 @@ SETTINGS = OptimizerSettings(1e-2, 10)
 LOSS = ClippedValueObjective(clip=None, aggregation="token_mean", length=6)
 
 
-def _loaded():
-    tokenizer = character_tokenizer("0123456789,:", bos="S", eos="E", pad="P", unk="U")
-    model = tiny_llama(vocab_size=16, hidden_size=16, eos_token_id=1, pad_token_id=2)
-    return LoadedModel(model, tokenizer, (1,), 2, 128)
-
-
-def _separate(lora=None):
-    loaded = _loaded()
+def _separate(loaded, lora=None):
     critic = SeparateCritic.copy_of(loaded, SETTINGS, tokens_per_microbatch=24)
     return LocalPolicy(loaded, SETTINGS, tokens_per_microbatch=24, lora=lora), critic
 
 
-def _shared(lora=None):
-    policy = LocalPolicy(_loaded(), SETTINGS, tokens_per_microbatch=24, lora=lora)
+def _shared(loaded, lora=None):
+    policy = LocalPolicy(loaded, SETTINGS, tokens_per_microbatch=24, lora=lora)
     return policy, SharedCritic(policy, SETTINGS, tokens_per_microbatch=24)
 
 
 IMPLEMENTATIONS = {
     "separate": _separate,
-    "separate beside LoRA": lambda: _separate(LoraConfig(rank=2)),
+    "separate beside LoRA": lambda loaded: _separate(loaded, LoraConfig(rank=2)),
     "shared": _shared,
-    "shared with LoRA": lambda: _shared(LoraConfig(rank=2)),
+    "shared with LoRA": lambda loaded: _shared(loaded, LoraConfig(rank=2)),
 }
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def pair(request):
+def pair(request, new_model):
     """A policy and its critic."""
-    return IMPLEMENTATIONS[request.param]()
-
-
-@pytest.fixture
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.tensor([5, 2, 4, 1])
-    return Batch(
-        prompt_tokens=torch.randint(3, 16, (4, 3), generator=generator),
-        prompt_lengths=torch.tensor([3, 1, 2, 3]),
-        response_tokens=torch.randint(3, 16, (4, 6), generator=generator),
-        response_lengths=lengths,
-        loss_mask=torch.arange(6) < lengths[:, None],
-        group_ids=torch.arange(4),
-        values=torch.zeros(4, 6),
-        returns=torch.randn(4, 6, generator=generator) + 1,
-    )
+    return IMPLEMENTATIONS[request.param](new_model())
 
 
 def weights_of(policy):
@@ -135,12 +109,12 @@ def test_a_batch_without_trained_tokens_moves_nothing(pair, batch):
     assert torch.equal(critic.values(batch), values)
 
 
-def test_state_and_weights_make_a_twin(pair, batch, tmp_path, request):
+def test_state_and_weights_make_a_twin(pair, new_model, batch, tmp_path, request):
     policy, critic = pair
     critic.update(batch, LOSS)
     policy.save_weights(tmp_path / "policy")
     critic.save_weights(tmp_path / "critic")
-    twin_policy, twin = IMPLEMENTATIONS[request.node.callspec.params["pair"]]()
+    twin_policy, twin = IMPLEMENTATIONS[request.node.callspec.params["pair"]](new_model())
     twin_policy.load_weights(tmp_path / "policy")
     twin.load_weights(tmp_path / "critic")
     twin.load_training_state(critic.training_state())

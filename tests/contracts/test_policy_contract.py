@@ -7,41 +7,21 @@ import torch
 
 from burnish.config.schema import LoraConfig
 from burnish.errors import DivergenceError
-from burnish.models.batch import Batch
-from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import ObjectiveValue
 
 
-def _local(lora=None):
-    tokenizer = character_tokenizer("0123456789,:", bos="S", eos="E", pad="P", unk="U")
-    model = tiny_llama(vocab_size=16, hidden_size=16, eos_token_id=1, pad_token_id=2)
-    loaded = LoadedModel(model, tokenizer, (1,), 2, 128)
+def _local(loaded, lora=None):
     return LocalPolicy(loaded, OptimizerSettings(1e-2, 10), tokens_per_microbatch=24, lora=lora)
 
 
-IMPLEMENTATIONS = {"local": _local, "local_lora": lambda: _local(LoraConfig(rank=2))}
+IMPLEMENTATIONS = {"local": _local, "local_lora": lambda loaded: _local(loaded, LoraConfig(rank=2))}
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def policy(request):
-    return IMPLEMENTATIONS[request.param]()
-
-
-@pytest.fixture
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.tensor([5, 2, 4, 1])
-    return Batch(
-        prompt_tokens=torch.randint(3, 16, (4, 3), generator=generator),
-        prompt_lengths=torch.tensor([3, 1, 2, 3]),
-        response_tokens=torch.randint(3, 16, (4, 6), generator=generator),
-        response_lengths=lengths,
-        loss_mask=torch.arange(6) < lengths[:, None],
-        group_ids=torch.zeros(4, dtype=torch.int64),
-    )
+def policy(request, new_model):
+    return IMPLEMENTATIONS[request.param](new_model())
 
 
 class Likelihood:
@@ -96,12 +76,12 @@ def test_divergence_leaves_the_weights(policy, batch):
     assert torch.equal(before, policy.logprobs(batch).logprobs_BT)
 
 
-def test_state_and_weights_make_a_twin(policy, batch, tmp_path, request):
+def test_state_and_weights_make_a_twin(policy, new_model, batch, tmp_path, request):
     policy.update(batch, Likelihood())
     policy.save_weights(tmp_path)
     assert (tmp_path / "config.json").is_file()
     assert list(tmp_path.glob("*.safetensors"))
-    twin = IMPLEMENTATIONS[request.node.callspec.params["policy"]]()
+    twin = IMPLEMENTATIONS[request.node.callspec.params["policy"]](new_model())
     twin.load_weights(tmp_path)
     twin.load_training_state(policy.training_state())
     policy.update(batch, Likelihood())

@@ -19,7 +19,6 @@ import pytest
 from burnish.checkpointing.run import dump_config
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.models.characters import character_tokenizer, tiny_llama
 
 SERVER = """
 import json, os, sys
@@ -180,24 +179,9 @@ def run_file(tmp_path: Path) -> Callable[[RunConfig], str]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(save_tiny_llama: Callable[..., Path]) -> Path:
     """Folder of a random character-level Llama."""
-    folder = tmp_path_factory.mktemp("tiny-model")
-    tokenizer = character_tokenizer("0123456789+=", eos="$", pad="_")
-    model = tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=64,
-        context_length=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        seed=1,
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny_llama("0123456789+=", hidden_size=32, intermediate_size=64)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
+from burnish.config.schema import ModelConfig
+from burnish.models.reward_layout import Readout
+from burnish.models.reward_model import new_reward_model
 
 BASE = """\
 output: run
@@ -26,6 +29,9 @@ evaluation: {at_start: false}
 logging: {sinks: []}
 """
 SFT = "output: run\nmodel: model\ndata: {train: train.jsonl}\nmax_tokens: 16\nlogging: {sinks: []}\n"
+RM = "output: run\nmodel: model\ndata: {train: pairs.jsonl}\nmax_tokens: 16\nsteps: 2\nlogging: {sinks: []}\n"
+PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+FOUR = {"prompt": "1+1=", "responses": ["1", "2", "3"], "best": 1}
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,32 @@ COMMANDS = [
     case("output that is a file", "train.jsonl", words="output=train.jsonl"),
 ]  # fmt: skip
 
-CASES = [*CONFIG, *DATA, *MODEL, *REWARD, *COMMANDS]
+
+def pairs(name: str, *says: str, rows: list[dict[str, object]], words: str = "") -> Case:
+    """A case for `burnish rm` with these rows of preferences."""
+    files = {"pairs.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+    return case(name, *says, base=RM, words=words, files=files, command=("rm", "run.yaml"))
+
+
+LEARNED = [
+    pairs("identical pair", "pairs.jsonl:2", "chosen and rejected are identical", "bad_rows: drop",
+          rows=[PAIR, {**PAIR, "rejected": "2"}]),
+    pairs("empty response", "pairs.jsonl:1", "the rejected response is empty", rows=[{**PAIR, "rejected": ""}]),
+    pairs("candidates of another number", "pairs.jsonl:2", "2 candidates, but 3 are expected", words="loss=best_of",
+          rows=[FOUR, {**FOUR, "responses": ["1", "2"]}]),
+    pairs("label out of range", "pairs.jsonl:1", "best is int 3", "0 to 2", words="loss=best_of",
+          rows=[{**FOUR, "best": 3}]),
+    pairs("rows that compare nothing", "compare nothing", "prompt, completion",
+          rows=[{"prompt": "1", "completion": "2"}]),
+    case("reward that is no reward model", "reward 'model:model'", "LlamaForCausalLM", "burnish rm",
+         words="rewards=model:model"),
+    case("missing reward model", "reward 'model:./rm'", "does not exist", words="rewards=model:./rm"),
+    case("critic from a language model", "critic.init 'model' is not a reward model", "burnish rm",
+         words="algorithm=ppo critic.init=./model"),
+    case("critic from nowhere", "critic.init './rm' does not exist", words="algorithm=ppo critic.init=./rm"),
+]  # fmt: skip
+
+CASES = [*CONFIG, *DATA, *MODEL, *REWARD, *COMMANDS, *LEARNED]
 
 SEEN_BY_THE_RUN_ALONE = {
     "tokenizer of another model", "unknown device", "pad token that ends responses", "unknown pad token",
@@ -371,3 +402,13 @@ def test_a_run_with_another_configuration_is_not_resumed(refuse: Callable[[Case]
     assert "--fresh" in message
     assert main(["rl", "run.yaml", "rollout.temperature=0.5", "--fresh"]) == 0
     assert (folder / "run.old-1" / "metrics.jsonl").is_file()
+
+
+def test_a_critic_of_another_tokenizer_is_refused(
+    refuse: Callable[[Case], str], folder: Path, save_tiny_llama: Callable[..., Path]
+) -> None:
+    source = ModelConfig(path=str(save_tiny_llama("0123456789-=", hidden_size=32)), device="cpu")
+    new_reward_model(source, Readout(), seed=0).save(folder / "rm")
+    message = refuse(case("tokenizer", words="algorithm=ppo critic.init=./rm"))
+    for part in ("critic.init './rm' has another tokenizer (14 tokens) than the policy", "model", "'+' is id 12 here"):
+        assert part in message, message

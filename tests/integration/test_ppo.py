@@ -14,6 +14,7 @@ from rich.console import Console
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from burnish.config.schema import RlConfig
+from burnish.observability.report import write_report
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.rl import RlRun, run_loop, train_step
 from burnish.trainers.run import train_rl
@@ -163,6 +164,23 @@ def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[.
         assert line["reward"] == pytest.approx(sum(rewards))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], kind: str) -> None:
+    config = tiny_run("steps=2", "evaluation.at_start=true", algorithm=PPO, critic={"kind": kind}, optimization=FAST)
+    train_rl(config, console=QUIET)
+    before, _, last = rows_of(config)
+    assert before["eval/value_mean"] == 0
+    assert last["eval/value_mean"] != 0
+    file = Path(config.output) / "rollouts" / "eval-000002.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    assert all(len(line["token_values"]) == len(line["response_tokens"]) for line in lines)
+    firsts = [line["token_values"][0] for line in lines]
+    assert last["eval/value_mean"] == pytest.approx(sum(firsts) / len(firsts))
+    page = write_report(Path(config.output)).read_text()
+    assert "Return by value" in page
+    assert "held-out value" in page
+
+
 def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConfig]) -> None:
     config = tiny_run("steps=3", algorithm={**PPO, "lam": 1.0, "kl_coef": 0.5}, optimization=FAST)
     train_rl(config, console=QUIET)
@@ -174,6 +192,40 @@ def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConf
         expected = [sum(rewards[t:]) for t in range(len(rewards))]
         assert line["token_returns"] == pytest.approx(expected, abs=1e-4)
     assert moved > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[..., RlConfig], kind: str) -> None:
+    """From recorded values, log-probabilities and rewards to returns, whitened advantages and the value loss."""
+    gamma, lam, kl_coef = 0.95, 0.9, 0.3
+    config = tiny_run(
+        "steps=3",
+        algorithm={**PPO, "gamma": gamma, "lam": lam, "kl_coef": kl_coef},
+        critic={"kind": kind, "learning_rate": 1e-2},
+        optimization={"learning_rate": 1e-2, "epochs": 1, "tokens_per_microbatch": 20},
+    )
+    train_rl(config, console=QUIET)
+    lines, raw = rollouts_of(config, 3), []
+    for line in lines:
+        values = line["token_values"]
+        rewards = [-kl_coef * (a - b) for a, b in zip(line["old_logprobs"], line["ref_logprobs"], strict=True)]
+        rewards[-1] += line["reward"]
+        advantages = [0.0] * (len(values) + 1)
+        for t in reversed(range(len(values))):
+            after = values[t + 1] if t + 1 < len(values) else 0.0
+            advantages[t] = rewards[t] + gamma * after - values[t] + gamma * lam * advantages[t + 1]
+        raw.append(advantages[:-1])
+        assert any(values)
+        assert line["token_returns"] == pytest.approx([a + v for a, v in zip(raw[-1], values, strict=True)], abs=1e-4)
+    flat = [advantage for row in raw for advantage in row]
+    mean = sum(flat) / len(flat)
+    spread = (sum((a - mean) ** 2 for a in flat) / len(flat)) ** 0.5
+    for line, row in zip(lines, raw, strict=True):
+        assert line["token_advantages"] == pytest.approx([(a - mean) / spread for a in row], abs=2e-3)
+    row = rows_of(config)[-1]
+    # One update a step: its values are still those of the rollouts, so the loss is half the mean squared advantage.
+    assert row["critic/loss"] == pytest.approx(sum(a * a for a in flat) / len(flat) / 2, rel=1e-3)
+    assert row["critic/clip_fraction"] == 0
 
 
 def test_a_critic_comes_to_explain_the_returns(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:

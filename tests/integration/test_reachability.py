@@ -39,6 +39,18 @@ CRITICS = ("separate", "shared")
 WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]
 CRITIC_FREE = [name for name, row in ESTIMATORS.items() if not row.needs_values]
 KL_MODES = ("none", "reward", "loss")
+OPTIONS: list[dict[str, object]] = [
+    {"reward_clip": 0.4},
+    {"whiten_rewards": True},
+    {"whiten_advantages": True},
+    {"advantage_clip": 0.5},
+    {"entropy_coef": 0.01},
+    {"mask_truncated": True},
+    {"mismatch_correction": "token_truncate"},
+    {"mismatch_correction": "token_mask"},
+    {"mismatch_correction": "sequence_truncate"},
+    {"mismatch_correction": "sequence_mask"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -166,24 +178,28 @@ def test_every_kl_estimator_works_in_both_places(
     step_changes_weights(*sampled, algorithm)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"reward_clip": 0.4},
-        {"whiten_rewards": True},
-        {"whiten_advantages": True},
-        {"advantage_clip": 0.5},
-        {"entropy_coef": 0.01},
-        {"mask_truncated": True},
-        {"mismatch_correction": "token_truncate"},
-        {"mismatch_correction": "token_mask"},
-        {"mismatch_correction": "sequence_truncate"},
-        {"mismatch_correction": "sequence_mask"},
-    ],
-    ids=lambda options: "-".join(map(str, *options.items())),
-)
+@pytest.mark.parametrize("kl_estimator", list(KL_ESTIMATORS))
+@pytest.mark.parametrize("kl_in", ["reward", "loss"])
+def test_every_kl_estimator_works_in_both_places_with_a_critic(
+    with_critic: tuple[RlRun, Collected], kl_estimator: str, kl_in: str
+) -> None:
+    algorithm = AlgorithmConfig(
+        estimator="gae", kl_in=kl_in, kl_coef=0.1, kl_estimator=kl_estimator, kl_target=1.0, whiten_advantages=True
+    )
+    assert step_changes_weights(*with_critic, algorithm)["critic/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, *options.items())))
 def test_every_option_makes_a_real_step(sampled: tuple[RlRun, Collected], options: dict[str, object]) -> None:
     step_changes_weights(*sampled, AlgorithmConfig(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, *options.items())))
+def test_every_option_makes_a_real_step_with_a_critic(
+    with_critic: tuple[RlRun, Collected], options: dict[str, object]
+) -> None:
+    algorithm = AlgorithmConfig(estimator="gae", **options)  # type: ignore[arg-type]
+    assert step_changes_weights(*with_critic, algorithm)["critic/grad_norm"] > 0
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from burnish.config.schema import DataSource, RlConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
 
+Counts = TypeVar("Counts")
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, defaults too.")]
 
 
@@ -85,21 +86,24 @@ def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
     from burnish.config.plan_rm import plan_rm
 
     rows = _num_rows(config.data.train, "comparisons", notes)
-    if rows is None or facts is None:
+    counts = None
+    if rows is not None and facts is not None:
+        limit = min(config.max_tokens, facts.context_tokens or config.max_tokens)
+        counts = _or_note(lambda: _count_comparisons(config, limit), notes)
+    if counts is None:
         return plan_rm(config, num_comparisons=rows, facts=facts)
+    return plan_rm(config, num_comparisons=counts[0], num_tokens=counts[1], facts=facts)
+
+
+def _count_comparisons(config: RmConfig, limit: int) -> tuple[int, int]:
+    """Comparisons to train on, and tokens of all of them."""
     from rich.console import Console
 
     from burnish.models.tokenizers import load_tokenizer
     from burnish.trainers.reward_model import comparisons_of, load_comparisons
 
-    try:
-        limit = min(config.max_tokens, facts.context_tokens or config.max_tokens)
-        train, _ = load_comparisons(config, load_tokenizer(config.model), limit, Console(quiet=True))
-    except BurnishError as error:  # the arithmetic is worth showing all the same
-        notes.append(error.message)
-        return plan_rm(config, num_comparisons=rows, facts=facts)
-    tokens = sum(c.num_tokens() for c in comparisons_of(train.examples))
-    return plan_rm(config, num_comparisons=len(train), num_tokens=tokens, facts=facts)
+    train, _ = load_comparisons(config, load_tokenizer(config.model), limit, Console(quiet=True))
+    return len(train), sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
 
 
 def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
@@ -107,27 +111,30 @@ def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> 
     from burnish.config.plan import plan_sft
 
     rows = _num_rows(config.data.train, "examples", notes)
-    if rows is None or facts is None:
+    counts = None if rows is None or facts is None else _or_note(lambda: _count_examples(config), notes)
+    if counts is None:
         return plan_sft(config, num_examples=rows, facts=facts)
+    examples, tokens, steps = counts
+    return plan_sft(config, num_examples=examples, num_tokens=tokens, num_steps=steps, facts=facts)
+
+
+def _count_examples(config: SftConfig) -> tuple[int, int, int]:
+    """Examples, tokens of all of them, and the optimizer steps of `optimization.epochs` passes."""
     from burnish.data.sft import load_sft_examples
     from burnish.models.tokenizers import load_tokenizer
     from burnish.trainers.sft import Schedule
 
-    try:
-        examples = load_sft_examples(
-            config.data.train,
-            tokenizer=load_tokenizer(config.model),
-            max_tokens=config.max_tokens,
-            over_long=config.data.over_long,
-            chat=config.data.chat,
-        )
-        lengths = examples.lengths()
-        sampler = examples.sampler(seed=config.seed, shuffle=config.data.shuffle)
-        steps = Schedule(lengths, config.optimization.tokens_per_batch, sampler).count(config.optimization.epochs)
-    except BurnishError as error:  # the arithmetic is worth showing all the same
-        notes.append(error.message)
-        return plan_sft(config, num_examples=rows, facts=facts)
-    return plan_sft(config, num_examples=len(examples), num_tokens=sum(lengths), num_steps=steps, facts=facts)
+    examples = load_sft_examples(
+        config.data.train,
+        tokenizer=load_tokenizer(config.model),
+        max_tokens=config.max_tokens,
+        over_long=config.data.over_long,
+        chat=config.data.chat,
+    )
+    lengths = examples.lengths()
+    sampler = examples.sampler(seed=config.seed, shuffle=config.data.shuffle)
+    steps = Schedule(lengths, config.optimization.tokens_per_batch, sampler).count(config.optimization.epochs)
+    return len(examples), sum(lengths), steps
 
 
 def _num_rows(sources: Sequence[DataSource], what: str, notes: list[str]) -> int | None:
@@ -138,9 +145,14 @@ def _num_rows(sources: Sequence[DataSource], what: str, notes: list[str]) -> int
         return None
     from burnish.data.sources import read_table
 
+    return _or_note(lambda: sum(len(read_table(source).rows) for source in sources), notes)
+
+
+def _or_note(count: Callable[[], Counts], notes: list[str]) -> Counts | None:
+    """What `count` gives; when it fails a note says why, since the arithmetic is worth showing all the same."""
     try:
-        return sum(len(read_table(source).rows) for source in sources)
-    except BurnishError as error:  # the arithmetic is worth showing all the same
+        return count()
+    except BurnishError as error:
         notes.append(error.message)
         return None
 

@@ -14,6 +14,9 @@ H hidden, F feed-forward, N tokens in one forward and backward, V vocabulary, K 
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
 | log-probabilities | 3 x 4 x min(N V, 2^24) + 12 N H | chunks of float32 logits, hidden states and their gradients |
 | key/value cache | 2 L K b x rows x tokens of a row | rows decoded side by side, at their longest |
+| policy that responds | P b, reward models with `normalization.on: policy` | it samples what scores are measured on |
+
+A reward model has a score head in place of its output head: no log-probabilities, and P is a little too large.
 
 The cache and the activations are not held at the same time; both are listed, the sum is therefore a cautious one.
 Not counted: the library's own working memory, fragmentation, attention without a memory-saving kernel.
@@ -26,8 +29,12 @@ from dataclasses import dataclass
 from burnish.config import names
 from burnish.config.model_facts import ModelFacts
 from burnish.config.schema import LoraConfig, RlConfig, SftConfig
+from burnish.config.schema_rm import RmConfig
+
+Trained = RlConfig | SftConfig | RmConfig
 
 _CHUNK_LOGITS = 1 << 24
+_NORMALIZATION_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +46,19 @@ class MemoryItem:
     formula: str
 
 
-def estimate_memory(config: RlConfig | SftConfig, facts: ModelFacts) -> tuple[MemoryItem, ...]:
+def estimate_memory(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]:
     """The lines of the table above for this run, those of zero bytes left out."""
     width = 4 if config.model.dtype == "float32" else 2
     trained = _trained(config.model.lora, facts)
+    trains = "reward model" if isinstance(config, RmConfig) else "policy"
     items = [
-        MemoryItem(
-            "policy weights", facts.num_parameters * width, f"{facts.num_parameters:,} parameters x {width} bytes"
-        ),
+        _copy(f"{trains} weights", facts, width),
         MemoryItem("gradients", trained * width, f"{trained:,} trained parameters x {width} bytes"),
         MemoryItem("master weights", 0 if width == 4 else 4 * trained, f"{trained:,} x 4 bytes (float32)"),
         MemoryItem("Adam moments", 8 * trained, f"{trained:,} x 2 x 4 bytes (float32)"),
         *_role_items(config, facts, width),
         _activations(config, facts, width),
-        _logprobs(config, facts),
+        *([] if isinstance(config, RmConfig) else [_logprobs(config, facts)]),
     ]
     return tuple(item for item in items if item.num_bytes > 0)
 
@@ -68,21 +74,37 @@ def _trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     return facts.num_layers * lora.rank * ends
 
 
-def _role_items(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
-    if not isinstance(config, RlConfig):
+def _role_items(config: Trained, facts: ModelFacts, width: int) -> list[MemoryItem]:
+    """Models beside the one that is trained, and the cache of what samples."""
+    if isinstance(config, RmConfig):
+        return _normalization_items(config, facts, width)
+    if isinstance(config, SftConfig):
         return []
     items = []
     if config.algorithm.kl_in != "none" and config.model.lora is None:
-        formula = f"{facts.num_parameters:,} parameters x {width} bytes"
-        items.append(MemoryItem("reference weights", facts.num_parameters * width, formula))
+        items.append(_copy("reference weights", facts, width))
     items += _critic_items(config, facts, width)
     rollout = config.rollout
     rows = min(rollout.max_batch_rows, rollout.prompts_per_step * rollout.group_size)
-    tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
+    return [*items, _cache(rows, rollout.max_prompt_tokens + rollout.max_response_tokens, facts, width)]
+
+
+def _normalization_items(config: RmConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
+    settings = config.normalization
+    if settings.kind == "none" or settings.on != "policy":
+        return []
+    rows = min(_NORMALIZATION_ROWS, settings.responses)
+    return [_copy("policy that responds", facts, width), _cache(rows, config.max_tokens, facts, width)]
+
+
+def _copy(name: str, facts: ModelFacts, width: int) -> MemoryItem:
+    return MemoryItem(name, facts.num_parameters * width, f"{facts.num_parameters:,} parameters x {width} bytes")
+
+
+def _cache(rows: int, tokens: int, facts: ModelFacts, width: int) -> MemoryItem:
     per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
     formula = f"{rows} rows x {tokens} tokens x {per_token:,} bytes"
-    items.append(MemoryItem("key/value cache", rows * tokens * per_token, formula))
-    return items
+    return MemoryItem("key/value cache", rows * tokens * per_token, formula)
 
 
 def _critic_items(config: RlConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
@@ -94,7 +116,7 @@ def _critic_items(config: RlConfig, facts: ModelFacts, width: int) -> list[Memor
     return [MemoryItem("critic", facts.num_parameters * each, formula)]
 
 
-def _activations(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> MemoryItem:
+def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
     tokens = microbatch_tokens(config)
     layer = 8 * facts.hidden_size + 2 * facts.num_key_value_heads * facts.head_size + 3 * facts.intermediate_size
     if config.model.gradient_checkpointing:
@@ -113,11 +135,14 @@ def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts) -> MemoryItem:
     return MemoryItem("log-probabilities", 4 * (3 * chunk + 3 * tokens * facts.hidden_size), formula)
 
 
-def microbatch_tokens(config: RlConfig | SftConfig) -> int:
+def microbatch_tokens(config: Trained) -> int:
     """Tokens in one forward and backward: the budget, or less when a whole optimizer step is smaller."""
     budget = config.optimization.tokens_per_microbatch
     if isinstance(config, SftConfig):
         return min(budget, config.optimization.tokens_per_batch)
+    if isinstance(config, RmConfig):  # a comparison is never cut, however small the budget
+        one = (config.candidates or 2) * config.max_tokens
+        return max(min(budget, config.optimization.comparisons_per_batch * one), one)
     rollout = config.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     responses = -(-rollout.prompts_per_step * rollout.group_size // config.optimization.minibatches)

@@ -35,17 +35,17 @@ class Plan:
 
     steps: int | None
     optimizer_steps: int | None
-    optimizer_steps_per_step: int
-    responses_per_step: int
-    greedy_responses_per_step: int
-    responses_per_minibatch: tuple[int, ...]
-    total_responses: int
     passes_over_data: float | None
-    evaluations: int | None
     models: tuple[ModelRole, ...]
     memory: tuple[MemoryItem, ...]
     lines: tuple[PlanLine, ...]
     warnings: tuple[str, ...] = ()
+    optimizer_steps_per_step: int = 1
+    responses_per_step: int = 0
+    greedy_responses_per_step: int = 0
+    responses_per_minibatch: tuple[int, ...] = ()
+    total_responses: int = 0
+    evaluations: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -100,13 +100,7 @@ def plan_sft(
     return Plan(
         steps=steps,
         optimizer_steps=steps,
-        optimizer_steps_per_step=1,
-        responses_per_step=0,
-        greedy_responses_per_step=0,
-        responses_per_minibatch=(),
-        total_responses=0,
         passes_over_data=passes,
-        evaluations=None,
         models=(ModelRole("policy", "is trained"),),
         memory=estimate_memory(config, facts) if facts is not None else (),
         lines=tuple(_sft_lines(config, num_examples, num_tokens, steps, passes)),
@@ -224,7 +218,8 @@ def _critic_lines(config: RlConfig, total: int) -> Iterator[PlanLine]:
     alone = total - config.policy_updates
     because = f"all of them; the first {alone:,} without the policy" if alone else "one with each of the policy's"
     yield PlanLine("whole run", "optimizer steps of the critic", f"{total:,}", because)
-    yield PlanLine("whole run", "learning rate of the critic", f"{critic.learning_rate:g}", "critic.learning_rate")
+    because = f"critic.learning_rate, {config.optimization.schedule}"
+    yield PlanLine("whole run", "learning rate of the critic", f"{critic.learning_rate:g}", because)
     if bound is not None:
         because = f"after an epoch with a KL above {bound:g} (algorithm.max_epoch_kl) the rest are skipped"
         yield PlanLine("one step", "epochs, at most", f"{config.optimization.epochs}", because)
@@ -262,8 +257,28 @@ def _warnings(config: RlConfig, num_prompts: int | None, facts: ModelFacts | Non
         )
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     yield from context_warning(longest, "rollout.max_prompt_tokens + max_response_tokens", facts)
+    yield from _slow_critic(config, facts)
     if rollout.group_size == 1 and config.algorithm.estimator == "raw" and config.algorithm.kl_in == "none":
         yield "plain REINFORCE without baseline and KL learns slowly and may drift"
+
+
+def _slow_critic(config: RlConfig, facts: ModelFacts | None) -> Iterator[str]:
+    """A warning when the whole run is too short to bring a critic's values, which begin at 0, to the size of 1.
+
+    An Adam step moves each of H weights by about the learning rate, and hidden states have numbers of about 1: so a
+    value moves by about learning rate x H. What the rewards are is not known here; most are made to be about 1.
+    """
+    critic, fresh = config.critic, config.critic.kind == "shared" or config.critic.init == "policy"
+    if facts is None or not fresh or config.algorithm.estimator not in names.CRITIC_ESTIMATORS:
+        return
+    steps = config.steps * config.optimization.epochs * config.optimization.minibatches
+    reach = critic.learning_rate * facts.hidden_size * steps
+    if reach < 1:
+        yield (
+            f"the critic's values begin at 0 and move by about {reach:.2g} in the whole run (critic.learning_rate "
+            f"{critic.learning_rate:g} x hidden size {facts.hidden_size:,} x {steps:,} optimizer steps): too little "
+            "for rewards of about 1; raise critic.learning_rate"
+        )
 
 
 def context_warning(longest: int, words: str, facts: ModelFacts | None) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from burnish.config.memory import estimate_memory
 from burnish.config.model_facts import ModelFacts
 from burnish.config.plan import ModelRole, Plan, PlanLine, context_warning, count_in_words, number_in_words
 from burnish.config.schema_rm import RmConfig
@@ -27,15 +28,9 @@ def plan_rm(
     return Plan(
         steps=steps,
         optimizer_steps=steps,
-        optimizer_steps_per_step=1,
-        responses_per_step=0,
-        greedy_responses_per_step=0,
-        responses_per_minibatch=(),
-        total_responses=0,
         passes_over_data=passes,
-        evaluations=None,
         models=tuple(_models(config)),
-        memory=(),
+        memory=estimate_memory(config, facts) if facts is not None else (),
         lines=tuple(_lines(config, num_comparisons, num_tokens, steps, passes)),
         warnings=tuple(context_warning(config.max_tokens, "max_tokens", facts)),
     )

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from burnish.config.schema import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.batch import Batch
-from burnish.models.folders import check_model_folder, resolve_source
-from burnish.models.loading import DTYPES, LoadedModel, prepare_for_training
+from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
+from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
+from burnish.models.tokenizers import vocabulary_difference
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.types import Metric
 
@@ -68,16 +71,23 @@ class SeparateCritic:
     def from_folder(
         path: str, like: LoadedModel, settings: OptimizerSettings, *, field: str, tokens_per_microbatch: int = 16_384
     ) -> SeparateCritic:
-        """A critic that begins with the weights and the read-out of a sequence classifier with one label.
+        """A critic that begins with the weights and the rewards of a reward model, its normalisation included.
 
-        Number type and device are those of the policy `like`. Raises ModelError when the folder is no such model or has
-        another vocabulary than the policy.
+        Number type and device are those of the policy `like`, whose token ids it reads. Raises ModelError when the
+        folder holds no reward model or one of another vocabulary.
         """
-        classifier = _load_classifier(path, like, field)
-        trunk = trunk_of(classifier)
-        readout = _readout(classifier, path, field)
-        head = ValueHead(readout.weight.shape[1], device=like.model.device)
-        head.take(readout.weight, readout.bias)
+        config = ModelConfig(
+            path=path,
+            device=str(like.model.device),
+            dtype="float32" if like.model.dtype is torch.float32 else "bfloat16",
+            gradient_checkpointing=like.gradient_checkpointing,
+        )
+        start = load_reward_model(config, field=field)
+        _check_vocabulary(start.loaded, like, path, field)
+        trunk = trunk_of(start.loaded.model).requires_grad_(True)
+        head = ValueHead(start.head.in_features, device=like.model.device)
+        bias = torch.zeros_like(head.bias) if start.head.bias is None else start.head.bias
+        head.take(start.head.weight, bias + start.normalization.bias)
         return SeparateCritic(
             trunk,
             head,
@@ -206,42 +216,20 @@ def _named(trunk: PreTrainedModel, head: ValueHead) -> list[tuple[str, nn.Parame
     return [*own, *((f"head.{name}", parameter) for name, parameter in head.named_parameters())]
 
 
-def _load_classifier(path: str, like: LoadedModel, field: str) -> PreTrainedModel:
-    from transformers import AutoModelForSequenceClassification
-
-    source = resolve_source(path, field=field)
-    check_model_folder(source, needs_weights=True)
-    remedy = "name a folder of a sequence classifier with num_labels 1, or leave the field at `policy`"
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            source, dtype=DTYPES[_dtype_name(like)], use_safetensors=True, num_labels=1, output_loading_info=True
-        )
-    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+def _check_vocabulary(theirs: LoadedModel, ours: LoadedModel, path: str, field: str) -> None:
+    """A critic reads the policy's token ids, so each of them has to be the same token to it."""
+    remedy = f"set {field} to a reward model that was trained from the policy's own model, or to policy"
+    name = ours.tokenizer.name_or_path
+    difference = vocabulary_difference(theirs.tokenizer, ours.tokenizer)
+    if difference is not None:
         raise ModelError(
-            f"{field} {path!r} cannot be loaded as a sequence classifier: {error}", remedy=remedy
-        ) from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise ModelError(f"{field} {path!r} has no weights for {missing[0]!r}: it is no reward model", remedy=remedy)
-    ours, theirs = (m.get_input_embeddings().weight.shape[0] for m in (like.model, model))
-    if ours != theirs:
-        raise ModelError(
-            f"{field} {path!r} has {theirs} embeddings, the policy has {ours}: they do not share a tokenizer",
-            remedy="use a reward model that was trained from the policy's own model",
+            f"{field} {path!r} has another tokenizer ({len(theirs.tokenizer):,} tokens) than the policy {name!r} "
+            f"({len(ours.tokenizer):,} tokens), whose token ids it would read: {difference}",
+            remedy=remedy,
         )
-    prepare_for_training(model, gradient_checkpointing=like.gradient_checkpointing)
-    return model.to(like.model.device)
-
-
-def _readout(classifier: PreTrainedModel, path: str, field: str) -> nn.Linear:
-    found = [part for name, part in classifier.named_children() if name in ("score", "classifier")]
-    if len(found) == 1 and isinstance(found[0], nn.Linear) and found[0].out_features == 1:
-        return found[0]
-    raise ModelError(
-        f"{field} {path!r}: the head of {type(classifier).__name__} is not one linear read-out",
-        remedy="use a decoder model with a `score` layer, as Llama, Qwen or GPT-2 classifiers have",
-    )
-
-
-def _dtype_name(like: LoadedModel) -> str:
-    return next(name for name, dtype in DTYPES.items() if dtype is like.model.dtype)
+    here, there = (m.model.get_input_embeddings().weight.shape[0] for m in (ours, theirs))
+    if there < here:
+        raise ModelError(
+            f"{field} {path!r} has {there:,} embeddings, the policy {name!r} has {here:,} and can sample any of them",
+            remedy=remedy,
+        )

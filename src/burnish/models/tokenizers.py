@@ -69,6 +69,22 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *,
         )
 
 
+def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Whether both map the same tokens to the same ids and end texts alike."""
+    return first.get_vocab() == second.get_vocab() and first.eos_token_id == second.eos_token_id
+
+
+def vocabulary_difference(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> str | None:
+    """One of our tokens that has another id there, or none, in words; None when every id of ours means the same there
+    (theirs may know more tokens)."""
+    known = theirs.get_vocab()
+    for token, number in sorted(ours.get_vocab().items(), key=lambda item: item[1]):
+        if known.get(token) != number:
+            there = "no token there" if token not in known else f"id {known[token]} there"
+            return f"{token!r} is id {number} here and {there}"
+    return None
+
+
 def eos_token_ids(
     tokenizer: PreTrainedTokenizerBase, raw_config: dict[str, Any], generation_config: dict[str, Any]
 ) -> tuple[int, ...]:

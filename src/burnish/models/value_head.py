@@ -39,10 +39,10 @@ class ValueHead(nn.Module):
         return nn.functional.linear(hidden.float(), self.weight, self.bias).squeeze(-1)
 
     @torch.no_grad()
-    def take(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Start from a trained read-out (1, H)."""
+    def take(self, weight: Tensor, bias: Tensor) -> None:
+        """Start from a trained read-out: weight (1, H), bias (1)."""
         self.weight.copy_(weight)
-        self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
+        self.bias.copy_(bias)
 
     def save(self, folder: Path) -> None:
         """Write the head beside the trunk's weights."""

@@ -118,6 +118,34 @@ DETECTORS: tuple[Detector, ...] = (
         "scoring.on_failure",
     ),
     Detector(
+        name="critic worse than a constant",
+        metric="critic/explained_variance",
+        # While the critic warms up the policy makes no optimizer step, and its row says so by naming none.
+        trips=lambda explained, start, row: explained < 0 and "policy/optimizer_steps" in row,
+        message=lambda explained, start, row: (
+            f"the critic's explained variance was below 0 for ten steps on end and is {explained:.3g}: the advantages "
+            "are noisier than they would be with the mean return in its place"
+        ),
+        knob="critic.warmup_steps up, so that it learns before the policy moves on; for a head on a shared trunk also "
+        "critic.learning_rate or critic.coef up; where values swing from step to step, critic.learning_rate down",
+        patience=10,
+    ),
+    Detector(
+        name="critic far from the returns",
+        metric="critic/value_mean",
+        trips=lambda value, start, row: (
+            abs(value - row.get("critic/return_mean", value))
+            > max(row.get("critic/return_std", 0.0), 0.2 * abs(row.get("critic/return_mean", 0.0)))
+        ),
+        message=lambda value, start, row: (
+            f"for twenty steps on end the mean value was further from the mean return than the returns spread, now "
+            f"{value:.3g} against {row.get('critic/return_mean', 0.0):.3g}: the critic moves too slowly"
+        ),
+        knob="critic.learning_rate up (a value moves by about learning rate x hidden size an optimizer step), "
+        "critic.warmup_steps up, critic.clip up or null",
+        patience=20,
+    ),
+    Detector(
         name="length explains the preference",
         metric="eval/length_correlation",
         trips=lambda correlation, start, row: (

@@ -36,6 +36,8 @@ class RolloutNote:
 
 Notes = Mapping[tuple[int, int], RolloutNote]
 """(group_id, sample_index) to note."""
+TokenValues = Mapping[tuple[int, int], Sequence[float]]
+"""(group_id, sample_index) to the critic's values before each response token."""
 
 
 class RolloutRecorder:
@@ -53,9 +55,9 @@ class RolloutRecorder:
         """Write the training rollouts of a step, all of them: those without a note count as not kept."""
         return self._write(f"step-{step:06d}.jsonl", step, groups, {} if notes is None else notes)
 
-    def record_evaluation(self, step: int, groups: Sequence[RolloutGroup]) -> Path:
-        """Write the evaluation rollouts made after `step` steps."""
-        return self._write(f"eval-{step:06d}.jsonl", step, groups, None)
+    def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> Path:
+        """Write the evaluation rollouts made after `step` steps, with the critic's values where there is one."""
+        return self._write(f"eval-{step:06d}.jsonl", step, groups, None, values)
 
     def discard_after(self, step: int) -> None:
         """Remove files of later steps: what a killed run wrote past the checkpoint it resumes from."""
@@ -63,9 +65,16 @@ class RolloutRecorder:
             if step_of(path) > step:
                 path.unlink()
 
-    def _write(self, name: str, step: int, groups: Sequence[RolloutGroup], notes: Notes | None) -> Path:
+    def _write(
+        self,
+        name: str,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        notes: Notes | None,
+        values: TokenValues | None = None,
+    ) -> Path:
         path = self._folder / name
-        lines = [_dump(self._entry(step, *item, notes)) for item in _rollouts(groups)]
+        lines = [_dump(self._entry(step, *item, notes, values or {})) for item in _rollouts(groups)]
         try:
             write_text_atomically(path, "".join(lines))
         except OSError as error:
@@ -74,12 +83,17 @@ class RolloutRecorder:
             ) from error
         return path
 
-    def _entry(self, step: int, prompt: Prompt, rollout: Rollout, greedy: bool, notes: Notes | None) -> dict[str, Any]:
+    def _entry(
+        self, step: int, prompt: Prompt, rollout: Rollout, greedy: bool, notes: Notes | None, values: TokenValues
+    ) -> dict[str, Any]:
         entry = {"step": step, **_prompt_fields(prompt), **rollout.to_dict(), "greedy": greedy}
         if self._decode_tokens is not None:
             entry["token_texts"] = list(self._decode_tokens(rollout.response_tokens))
+        key = rollout.group_id, rollout.sample_index
         if notes is not None and not greedy:
-            entry |= _note_fields(notes.get((rollout.group_id, rollout.sample_index)), rollout)
+            entry |= _note_fields(notes.get(key), rollout)
+        if key in values:
+            entry["token_values"] = list(values[key])
         return entry
 
 

@@ -20,6 +20,7 @@ from burnish.observability.charts import build_charts, headline, histogram_chart
 from burnish.observability.history import read_rows
 from burnish.observability.rollout_samples import Limits, sample_rollouts
 from burnish.observability.sinks import METRICS_FILE
+from burnish.observability.value_plot import value_charts
 
 HISTOGRAM_FILE = "score_histogram.json"
 
@@ -56,7 +57,7 @@ def _render(run_dir: Path, rows: Sequence[Mapping[str, Any]], samples: Mapping[s
         alarms=replay(rows),
         config=_optional_text(run_dir / "config.yaml"),
         environment=_optional_text(run_dir / "environment.json"),
-        charts=script_json([*build_charts(rows), *score_histogram(run_dir)]),
+        charts=script_json([*build_charts(rows), *_value_charts(run_dir, rows), *score_histogram(run_dir)]),
         rollouts=script_json(samples),
         note=samples["note"],
     )
@@ -68,6 +69,11 @@ def script_json(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+def _value_charts(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """None for a run without a critic, whose rollouts need not be searched for values."""
+    return value_charts(run_dir / "rollouts") if any("critic/value_mean" in row for row in rows) else []
 
 
 def score_histogram(run_dir: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from burnish.data.chat import Chat, encode_bare, encode_prompt
 from burnish.errors import ConfigError, DataError, RewardError
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
+from burnish.models.tokenizers import same_tokens
 from burnish.rewards.inputs import Item, Signature, nearest
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_result
@@ -144,8 +145,3 @@ def _check_options(spec: RewardSpec) -> None:
         raise ConfigError(
             f"reward {spec.label!r}: option tokens_per_microbatch is {budget!r}", remedy="set a whole number above 0"
         )
-
-
-def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Whether both map the same tokens to the same ids and end texts alike."""
-    return first.get_vocab() == second.get_vocab() and first.eos_token_id == second.eos_token_id

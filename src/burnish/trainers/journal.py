@@ -11,7 +11,7 @@ from torch import Tensor
 from burnish.models.batch import Batch
 from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display
-from burnish.observability.recorder import RolloutNote, RolloutRecorder
+from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks
 from burnish.trainers.batching import scored
 from burnish.trainers.collection import Collected
@@ -32,9 +32,10 @@ class Journal:
         if self.recorder is not None:
             self.recorder.record(step, collected.sampled, rollout_notes(collected, batch))
 
-    def record_evaluation(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+    def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> None:
+        """Every rollout of an evaluation, with the critic's values where there is one."""
         if self.recorder is not None:
-            self.recorder.record_evaluation(step, groups)
+            self.recorder.record_evaluation(step, groups, values)
 
     def write(self, step: int, row: dict[str, float]) -> None:
         """One line of metrics; alarms that this line sets off are said once."""

@@ -21,12 +21,14 @@ from burnish.errors import DivergenceError, RolloutError
 from burnish.models.batch import Batch
 from burnish.models.roles import Critic, Objective, Policy, Reference, ValueObjective
 from burnish.observability.metrics import MetricStore
+from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.batching import build_batch, build_outcome, scored
 from burnish.trainers.collection import Collected, Collector
 from burnish.trainers.credit import assign_advantages
 from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.evaluation import Evaluator
+from burnish.trainers.held_out_values import held_out_values
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.journal import Journal
 from burnish.trainers.stopwatch import Stopwatch
@@ -250,8 +252,12 @@ def evaluate(run: RlRun) -> dict[str, float]:
     stopwatch = Stopwatch(run.journal.display.phase)
     with stopwatch.phase("evaluate"):
         metrics, groups = run.evaluator.evaluate()
+        values: TokenValues = {}
+        if run.critic is not None:
+            expected, values = held_out_values(run.critic, groups, pad_token_id=run.pad_token_id, device=run.device)
+            metrics |= expected
     run.evaluator.scorer.metrics()  # failures while evaluating are in eval/failed_fraction, not in the next step's
-    run.journal.record_evaluation(run.progress.step, groups)
+    run.journal.record_evaluation(run.progress.step, groups, values)
     store = MetricStore()
     store.merge(metrics)
     store.add("time/evaluate_seconds", Metric(Reduction.SUM, stopwatch.seconds("evaluate")))

@@ -175,3 +175,20 @@ def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:
     assert critic() == [facts.num_parameters * 16]
     assert critic(model={"path": "m", "dtype": "bfloat16"}) == [facts.num_parameters * 16]
     assert critic(critic={"kind": "shared"}) == []
+
+
+def test_a_critic_that_cannot_leave_zero_is_named() -> None:
+    """1e-5 x 64 (hidden size) x 10 steps x 4 epochs = 0.0256."""
+    facts = facts_of(LLAMA)
+
+    def warnings(**sections: Any) -> list[str]:
+        plan = plan_rl(rl(**({"algorithm": "ppo", "steps": 10} | sections)), facts=facts)
+        return [warning for warning in plan.warnings if "critic" in warning]
+
+    (warning,) = warnings()
+    assert "about 0.026 in the whole run" in warning
+    assert "raise critic.learning_rate" in warning
+    assert len(warnings(critic={"kind": "shared"})) == 1
+    assert warnings(critic={"learning_rate": 1e-3}) == []
+    assert warnings(critic={"init": "runs/rm"}) == []
+    assert warnings(algorithm="grpo") == []

@@ -6,10 +6,14 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from burnish.config.schema import ModelConfig
 from burnish.errors import ModelError
+from burnish.models.characters import character_tokenizer
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.reward_layout import Readout
+from burnish.models.reward_model import new_reward_model
 
 SETTINGS = OptimizerSettings(1e-2, 10)
 
@@ -18,16 +22,17 @@ SETTINGS = OptimizerSettings(1e-2, 10)
 def classifier_folder(model_folder, tokenizer, tmp_path):
     """A sequence classifier of the family, with a read-out that is not 0."""
 
-    def save(family, *, num_labels=1, vocabulary=None):
+    def save(family, *, num_labels=1, embeddings=None, words=tokenizer):
         torch.manual_seed(3)
         model = AutoModelForSequenceClassification.from_pretrained(
             model_folder(family), num_labels=num_labels, pad_token_id=2
         )
-        if vocabulary is not None:
-            model.resize_token_embeddings(vocabulary)
+        if embeddings is not None:
+            model.resize_token_embeddings(embeddings)
         with torch.no_grad():
             model.score.weight.normal_()
         model.save_pretrained(tmp_path / family)
+        words.save_pretrained(tmp_path / family)
         return tmp_path / family
 
     return save
@@ -50,15 +55,51 @@ def test_a_critic_from_a_classifier_gives_its_scores(load, batch, classifier_fol
         assert values[row, t].item() == pytest.approx(score.item(), abs=1e-5)
 
 
+def test_a_critic_from_a_normalised_reward_model_gives_its_rewards(load, batch, model_folder, tmp_path):
+    """Gain and bias of the normalisation belong to the reward that the critic begins with, as the read-out does."""
+    model = new_reward_model(ModelConfig(path=str(model_folder("llama")), device="cpu"), Readout(), seed=0)
+    model.normalise([2.0, 3.5, 4.0], scale=True, measured_on="three")
+    model.save(tmp_path)
+    values = SeparateCritic.from_folder(str(tmp_path), load(), SETTINGS, field="critic.init").values(batch)
+    prompt = batch.prompt_tokens[0, : batch.prompt_lengths[0]].tolist()
+    response = batch.response_tokens[0].tolist()
+    expected = model.score([(prompt, response[:t]) for t in range(1, 9)])
+    assert values[0, 1:9].tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_language_model_is_no_reward_model(load, model_folder):
-    with pytest.raises(ModelError, match="no reward model"):
+    with pytest.raises(ModelError, match="not a reward model"):
         SeparateCritic.from_folder(str(model_folder("llama")), load(), SETTINGS, field="critic.init")
 
 
-def test_a_classifier_of_another_vocabulary_is_refused(load, classifier_folder):
-    folder = classifier_folder("llama", vocabulary=20)
-    with pytest.raises(ModelError, match="20 embeddings, the policy has 16"):
+def test_another_tokenizer_is_refused_though_it_is_as_large(load, classifier_folder, model_folder):
+    """Same number of tokens, same embeddings, but 4 and 5 have changed places."""
+    other = character_tokenizer("1023456789,:", bos="S", eos="E", pad="P", unk="U")
+    folder = classifier_folder("llama", words=other)
+    with pytest.raises(ModelError, match=r"critic\.init .*another tokenizer \(16 tokens\)") as caught:
         SeparateCritic.from_folder(str(folder), load(), SETTINGS, field="critic.init")
+    assert all(str(name) in str(caught.value) for name in (folder, model_folder("llama")))
+    assert "'0' is id 4 here and id 5 there" in str(caught.value)
+
+
+def test_the_critic_may_know_more_tokens_but_not_fewer(load, classifier_folder):
+    larger = character_tokenizer("0123456789,:xyz", bos="S", eos="E", pad="P", unk="U")
+    SeparateCritic.from_folder(
+        str(classifier_folder("llama", embeddings=20, words=larger)), load(), SETTINGS, field="critic.init"
+    )
+    smaller = character_tokenizer("0123456789,", bos="S", eos="E", pad="P", unk="U")
+    with pytest.raises(ModelError, match="':' is id 15 here and no token there"):
+        SeparateCritic.from_folder(
+            str(classifier_folder("llama", words=smaller)), load(), SETTINGS, field="critic.init"
+        )
+
+
+def test_embeddings_that_only_the_policy_has_are_refused(load, classifier_folder):
+    """Vocabularies are often padded: the sampler can pick an id that no token has, and the critic has to read it."""
+    policy = load()
+    policy.model.resize_token_embeddings(20)
+    with pytest.raises(ModelError, match=r"has 16 embeddings, the policy '.*' has 20"):
+        SeparateCritic.from_folder(str(classifier_folder("llama")), policy, SETTINGS, field="critic.init")
 
 
 def test_a_classifier_with_two_labels_is_refused(load, classifier_folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMH
 
 from burnish.config.schema import LoraConfig, ModelConfig
 from burnish.errors import DivergenceError, ModelError
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.characters import character_tokenizer
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_layout import Readout, lay_out_pairs
 from burnish.models.reward_learner import ComparedScores, Comparison, RewardLearner
@@ -29,21 +30,8 @@ PAIRS = [((3, 4), (5, 6, 2)), ((3,), (7, 2)), ((8, 9, 4), (5, 5, 5, 6))]
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    tokenizer = character_tokenizer("0123456789", eos="$", pad="_")
-    tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        context_length=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        seed=1,
-    ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def llama(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("0123456789")
 
 
 def new(folder: Path, readout: Readout | None = None, **model: object) -> RewardModel:

@@ -11,7 +11,8 @@ from burnish.observability.alarms import DETECTORS, AlarmBell, replay
 HEALTHY = {
     "reward/mean": 0.5, "reward/std": 0.4, "rollout/truncated_fraction": 0.1, "groups/constant_fraction": 0.4,
     "policy/first_ratio_deviation": 1e-6, "policy/entropy": 1.0, "kl/reference_per_token": 0.02,
-    "reward/failed_fraction": 0.0, "policy/grad_norm": 0.3,
+    "reward/failed_fraction": 0.0, "policy/grad_norm": 0.3, "policy/optimizer_steps": 4, "critic/value_mean": 0.5,
+    "critic/explained_variance": 0.3, "critic/return_mean": 0.6, "critic/return_std": 0.4,
 }  # fmt: skip
 
 
@@ -40,20 +41,38 @@ def test_a_healthy_run_is_quiet() -> None:
         ("KL runaway", "kl/reference_per_token", 0.25, 12),
         ("reward failures", "reward/failed_fraction", 0.02, 11),
         ("gradient zero", "policy/grad_norm", 0.0, 12),
+        ("critic worse than a constant", "critic/explained_variance", -0.01, 20),
+        ("critic far from the returns", "critic/value_mean", 0.15, 30),
     ],
 )
 def test_each_fires_once_after_its_patience(name: str, metric: str, value: float, step: int) -> None:
-    rows = [*steps(10), *[HEALTHY | {metric: value}] * 8]
+    rows = [*steps(10), *[HEALTHY | {metric: value}] * 25]
     assert fired(rows) == [(name, step)]
 
 
 @pytest.mark.parametrize(
     ("metric", "value"),
     [("groups/constant_fraction", 0.9), ("policy/first_ratio_deviation", 1e-3), ("policy/entropy", 0.06),
-     ("kl/reference_per_token", 0.19), ("rollout/truncated_fraction", 0.99)],
+     ("kl/reference_per_token", 0.19), ("rollout/truncated_fraction", 0.99), ("critic/explained_variance", 0.0),
+     ("critic/value_mean", 0.25)],
 )  # fmt: skip
 def test_values_at_the_edge_stay_quiet(metric: str, value: float) -> None:
-    assert fired([*steps(10), *[HEALTHY | {metric: value}] * 8]) == []
+    assert fired([*steps(10), *[HEALTHY | {metric: value}] * 25]) == []
+
+
+def test_a_critic_that_warms_up_is_given_time() -> None:
+    """In its warm-up the policy makes no optimizer step; only what follows counts."""
+    alone = {name: value for name, value in HEALTHY.items() if name != "policy/optimizer_steps"}
+    warming = [alone | {"critic/explained_variance": -1.0}] * 15
+    bad = steps(12, critic__explained_variance=-0.2)
+    assert fired([*warming, *steps(5)]) == []
+    assert fired([*warming, *bad]) == [("critic worse than a constant", 25)]
+
+
+def test_returns_that_are_all_alike_need_no_exact_values() -> None:
+    solved = {"critic__return_mean": 1.0, "critic__return_std": 0.0}
+    assert fired(steps(30, **solved, critic__value_mean=0.9)) == []
+    assert fired(steps(30, **solved, critic__value_mean=0.7)) == [("critic far from the returns", 20)]
 
 
 def test_a_good_step_in_between_starts_the_patience_again() -> None:
@@ -81,7 +100,7 @@ def test_replay_is_the_same_as_live() -> None:
     (alarm,) = replay(rows)
     assert (alarm.name, alarm.step) == ("reward failures", 4)
     assert "50.0%" in alarm.message
-    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 9
+    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 11
 
 
 @pytest.mark.parametrize(

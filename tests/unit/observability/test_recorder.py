@@ -43,6 +43,13 @@ def test_a_line_has_prompt_tokens_and_fate(tmp_path: Path) -> None:
     assert "kept" not in greedy
 
 
+def test_evaluations_carry_values_also_of_greedy_responses(tmp_path: Path) -> None:
+    values = {(7, -1): (0.25, 0.5), (7, 0): (0.125, 1.0)}
+    made = [group(rollout(0), rollout(1), greedy=rollout(-1))]
+    lines = read_rollouts(RolloutRecorder(tmp_path).record_evaluation(1, made, values))
+    assert [line.get("token_values") for line in lines] == [[0.125, 1.0], None, [0.25, 0.5]]
+
+
 def test_writing_again_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
     recorder = RolloutRecorder(tmp_path)
     recorder.record(1, [group(rollout(0), rollout(1))])

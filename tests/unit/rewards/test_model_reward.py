@@ -11,7 +11,7 @@ import pytest
 
 from burnish.config.schema import ModelConfig
 from burnish.errors import ConfigError, ModelError, RewardError
-from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.characters import character_tokenizer
 from burnish.models.reward_layout import Readout
 from burnish.models.reward_model import RewardModel, new_reward_model
 from burnish.rewards.inputs import Item
@@ -19,21 +19,8 @@ from burnish.types import FinishReason, Prompt, RewardStatus
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = character_tokenizer("abcWht? ", eos="$", pad="_")
-    tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        context_length=16,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        seed=2,
-    ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def policy(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("abcWht? ", context_length=16, seed=2)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import ModelConfig
 from burnish.config.schema_rm import RmConfig
 from burnish.errors import BurnishError, ConfigError
-from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.reward_model import load_reward_model
 from burnish.observability.report import write_report
 from burnish.trainers import reward_model as trainer
@@ -28,22 +27,8 @@ QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = character_tokenizer("abcdefgh?", eos="$", pad="_")
-    tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=64,
-        context_length=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        seed=1,
-    ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def model(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("abcdefgh?", hidden_size=32, intermediate_size=64)
 
 
 def write_pairs(path: Path, count: int, seed: int) -> None:

@@ -47,6 +47,7 @@ function bounds(chart) {
   let [x0, x1] = range(xs), [y0, y1] = range(ys);
   if (x0 === x1) { x0 -= 1; x1 += 1; }
   const margin = y0 === y1 ? Math.abs(y0) * 0.1 || 1 : (y1 - y0) * 0.06;
+  if (chart.kind === "scatter") return { x0: x0 - (x1 - x0) * 0.04, x1: x1 + (x1 - x0) * 0.04, y0: y0 - margin, y1: y1 + margin };
   return { x0, x1, y0: y0 >= 0 && y0 - margin < 0 ? 0 : y0 - margin, y1: y1 + margin };
 }
 
@@ -72,13 +73,15 @@ function drawChart(svg, chart) {
     svg.append(draw("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, number(y)));
   }
   for (const x of ticks(box.x0, box.x1, Math.max(2, Math.floor(width / 90)))) {
-    if (Number.isInteger(x)) svg.append(draw("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, String(x)));
+    if (chart.kind === "scatter" || Number.isInteger(x)) svg.append(draw("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, number(x)));
   }
   if (chart.kind === "stack") {
     stacked(chart).forEach((s, i) => {
       const up = s.x.map((x, k) => `${X(x)},${Y(s.top[k])}`), down = s.x.map((x, k) => `${X(x)},${Y(s.bottom[k])}`).reverse();
       svg.append(draw("polygon", { points: [...up, ...down].join(" "), fill: colour(i), "fill-opacity": 0.75 }));
     });
+  } else if (chart.kind === "scatter") {
+    drawScatter(svg, chart, X, Y, box);
   } else {
     chart.series.forEach((s, i) => {
       const points = s.x.map((x, k) => `${X(x)},${Y(s.y[k])}`).join(" ");
@@ -88,8 +91,33 @@ function drawChart(svg, chart) {
   }
   const cursor = draw("g", { visibility: "hidden" });
   svg.append(cursor);
-  svg.onpointermove = (event) => hover(event, svg, chart, { X, Y, box, left, right, top, bottom, cursor });
+  const look = chart.kind === "scatter" ? hoverDot : hover;
+  svg.onpointermove = (event) => look(event, svg, chart, { X, Y, box, left, right, top, bottom, cursor });
   svg.onpointerleave = () => { cursor.setAttribute("visibility", "hidden"); tooltip.hidden = true; };
+}
+
+function drawScatter(svg, chart, X, Y, box) {
+  const low = Math.max(box.x0, box.y0), high = Math.min(box.x1, box.y1);
+  if (low < high) svg.append(draw("line", { x1: X(low), y1: Y(low), x2: X(high), y2: Y(high), stroke: "var(--soft)", "stroke-dasharray": "4 4" }));
+  chart.series.forEach((s, i) => {
+    if (s.mark === "line") {
+      svg.append(draw("polyline", { points: s.x.map((x, k) => `${X(x)},${Y(s.y[k])}`).join(" "), fill: "none", stroke: colour(i), "stroke-width": 1.8 }));
+    }
+    const size = s.mark === "line" ? 3 : 2, opacity = s.mark === "line" ? 1 : 0.35;
+    s.x.forEach((x, k) => svg.append(draw("circle", { cx: X(x), cy: Y(s.y[k]), r: size, fill: colour(i), "fill-opacity": opacity })));
+  });
+}
+
+function hoverDot(event, svg, chart, plot) {
+  const area = svg.getBoundingClientRect(), x = event.clientX - area.left, y = event.clientY - area.top;
+  let best = { far: Infinity };
+  chart.series.forEach((s, i) => s.x.forEach((value, k) => {
+    const far = (plot.X(value) - x) ** 2 + (plot.Y(s.y[k]) - y) ** 2;
+    if (far < best.far) best = { far, i, label: s.label, value, result: s.y[k] };
+  }));
+  plot.cursor.replaceChildren(draw("circle", { cx: plot.X(best.value), cy: plot.Y(best.result), r: 5, fill: "none", stroke: colour(best.i) }));
+  plot.cursor.setAttribute("visibility", "visible");
+  showTooltip(event, make("b", {}, best.label), make("span", {}, `value  ${number(best.value)}`), make("span", {}, `return  ${number(best.result)}`));
 }
 
 function nearest(xs, wanted) {
@@ -151,14 +179,18 @@ function promptText(prompt) {
 }
 
 function tintOf(response, index, scale) {
+  if (view.tint === "value" && response.values) {
+    const value = response.values[index], { low, high } = scale.value;
+    return typeof value === "number" && high > low ? `rgba(var(--worth), ${(0.65 * ((value - low) / (high - low))).toFixed(3)})` : "";
+  }
   if (view.tint === "logprob" && response.logprobs) {
     const value = response.logprobs[index];
     return typeof value === "number" ? `rgba(var(--surprise), ${(0.75 * Math.min(1, -value / 5)).toFixed(3)})` : "";
   }
   if (view.tint === "advantage") {
     const value = response.advantages ? response.advantages[index] : response.advantage;
-    if (typeof value !== "number" || value === 0 || !scale) return "";
-    return `rgba(var(--${value > 0 ? "plus" : "minus"}), ${(0.6 * Math.min(1, Math.abs(value) / scale)).toFixed(3)})`;
+    if (typeof value !== "number" || value === 0 || !scale.advantage) return "";
+    return `rgba(var(--${value > 0 ? "plus" : "minus"}), ${(0.6 * Math.min(1, Math.abs(value) / scale.advantage)).toFixed(3)})`;
   }
   return "";
 }
@@ -208,6 +240,12 @@ function advantageScale(group) {
   return values.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
 }
 
+function valueRange(file) {
+  // Over the whole step, so that the expectations of an easy and a hard prompt can be told apart.
+  const values = file.groups.flatMap((g) => g.responses.flatMap((r) => r.values || [])).filter((v) => typeof v === "number");
+  return values.reduce(({ low, high }, v) => ({ low: Math.min(low, v), high: Math.max(high, v) }), { low: Infinity, high: -Infinity });
+}
+
 function promptCard(group) {
   const card = make("div", { class: "prompt" });
   if (typeof group.prompt === "string") card.append(make("div", { class: "body" }, group.prompt));
@@ -254,22 +292,28 @@ function segmented(choices, current, choose) {
     make("button", { type: "button", "aria-pressed": value === current ? "true" : "false", onclick: () => choose(value) }, label)));
 }
 
-function tintKey() {
-  if (view.tint === "none") return null;
-  const [low, high, fill] = view.tint === "advantage"
-    ? ["worse", "better", "linear-gradient(90deg, rgba(var(--minus), .6), transparent, rgba(var(--plus), .6))"]
-    : ["expected", "surprising", "linear-gradient(90deg, transparent, rgba(var(--surprise), .75))"];
+function tintKey(range) {
+  const keys = {
+    advantage: ["worse", "better", "linear-gradient(90deg, rgba(var(--minus), .6), transparent, rgba(var(--plus), .6))"],
+    logprob: ["expected", "surprising", "linear-gradient(90deg, transparent, rgba(var(--surprise), .75))"],
+    value: [`value ${number(range.low)}`, number(range.high), "linear-gradient(90deg, transparent, rgba(var(--worth), .65))"],
+  };
+  if (!(view.tint in keys) || (view.tint === "value" && range.low > range.high)) return null;
+  const [low, high, fill] = keys[view.tint];
   return make("span", { class: "key" }, low, make("i", { style: `background: ${fill}` }), high);
 }
 
 function controls(files, refresh) {
   const select = make("select", { onchange: (event) => { view.file = Number(event.target.value); view.group = 0; refresh(); } },
     ...files.map((file, i) => make("option", { value: i, selected: i === view.file }, `${file.kind === "eval" ? "evaluation after step" : "training step"} ${file.step}`)));
+  const range = valueRange(files[view.file]);
+  const hasValues = files.some((file) => file.groups.some((g) => g.responses.some((r) => r.values)));
+  const tints = [["advantage", "advantage"], ["logprob", "log-prob"], ...(hasValues ? [["value", "value"]] : []), ["none", "none"]];
   const move = (by) => { view.file = Math.max(0, Math.min(files.length - 1, view.file + by)); view.group = Math.min(view.group, files[view.file].groups.length - 1); refresh(); };
   return make("div", { class: "controls" },
     make("button", { type: "button", "aria-label": "Earlier", onclick: () => move(-1) }, "‹"), select,
     make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"),
-    make("label", {}, "tint", segmented([["advantage", "advantage"], ["logprob", "log-prob"], ["none", "none"]], view.tint, (v) => { view.tint = v; refresh(); })), tintKey(),
+    make("label", {}, "tint", segmented(tints, view.tint, (v) => { view.tint = v; refresh(); })), tintKey(range),
     make("label", {}, "order", segmented([["sample", "sample"], ["reward", "reward"]], view.sort, (v) => { view.sort = v; refresh(); })));
 }
 
@@ -282,9 +326,9 @@ function buildBrowser(files) {
     tooltip.hidden = true;
     const file = files[view.file], group = file.groups[view.group];
     const kept = place.querySelector(".prompts"), position = kept ? kept.scrollTop : 0;
-    const list = promptList(file, refresh);
+    const list = promptList(file, refresh), range = valueRange(file);
     const right = group
-      ? make("div", {}, promptCard(group), make("div", { class: "responses" }, ...sorted(group.responses).map((r) => responseCard(r, advantageScale(group)))))
+      ? make("div", {}, promptCard(group), make("div", { class: "responses" }, ...sorted(group.responses).map((r) => responseCard(r, { advantage: advantageScale(group), value: range }))))
       : make("p", { class: "quiet" }, "No rollouts in this file.");
     place.replaceChildren(controls(files, refresh), make("div", { class: "panes" }, list, right));
     list.scrollTop = position;
