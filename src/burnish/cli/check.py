@@ -13,7 +13,8 @@ from burnish.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.schema import DataSource, RlConfig
+    from burnish.config.schema import RlConfig
+    from burnish.config.schema_data import DataSource
     from burnish.rewards import GoldReport
     from burnish.types import Prompt
 

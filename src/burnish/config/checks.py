@@ -10,15 +10,8 @@ from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
 
 if TYPE_CHECKING:
-    from burnish.config.schema import (
-        AlgorithmConfig,
-        CriticConfig,
-        DataConfig,
-        RlConfig,
-        RunConfig,
-        ScoringConfig,
-        SftConfig,
-    )
+    from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig, RunConfig, ScoringConfig, SftConfig
+    from burnish.config.schema_data import DataConfig
     from burnish.config.schema_rm import RmConfig
 
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 from burnish.config import names
 from burnish.config.model_facts import ModelFacts
-from burnish.config.schema import LoraConfig, RlConfig, SftConfig
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_data import LoraConfig
 
 _CHUNK_LOGITS = 1 << 24
 

@@ -8,40 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
 
-from burnish.config import checks, fields
-
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values never change after loading, numbers are strict."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain_scalars(cls, value: Any, info: ValidationInfo) -> Any:
-        return fields.plain_scalar(fields.field_annotations(cls)[str(info.field_name)], value)
-
-
-def refuse(problems: list[Any]) -> None:
-    """Hand several problems of fields together through pydantic, which knows only one message."""
-    if problems:
-        text = "; ".join(f"{p.field}: {p.message} ({p.remedy})" for p in problems)
-        raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _path_shorthand(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
+from burnish.config import checks
+from burnish.config.schema_data import DataConfig, ModelConfig
+from burnish.config.section import Fraction, NonNegativeInt, PositiveInt, Section, as_list, path_shorthand, refuse
 
 
 def _name_shorthand(value: Any) -> Any:
@@ -50,104 +21,6 @@ def _name_shorthand(value: Any) -> Any:
 
 def _preset_shorthand(value: Any) -> Any:
     return {"preset": value} if isinstance(value, str) else value
-
-
-class LoraConfig(Section):
-    """Train low-rank adapters instead of all weights; the reference is then the base with the adapter off."""
-
-    rank: PositiveInt = 16
-    """Rank of each adapter."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    """Scale of the adapter; its output is multiplied by alpha / rank."""
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Names of the layers to adapt, or `all-linear` for every linear layer but the head."""
-
-
-class ModelConfig(Section):
-    """Which model is trained, and how its weights are held."""
-
-    path: str
-    """Local folder in the Hugging Face layout (safetensors) or a hub name."""
-    tokenizer: str | None = None
-    """Folder or hub name of the tokenizer, when it does not lie beside the weights."""
-    revision: str | None = None
-    """Hub revision (branch, tag or commit)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of the weights while training."""
-    device: str = "auto"
-    """`auto` (a GPU when there is one), `cpu`, `cuda`, `cuda:1` ..."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you ask."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more arithmetic."""
-    lora: LoraConfig | None = None
-    """Low-rank adapters; none trains all weights."""
-    chat_template: str | None = None
-    """Jinja chat template (inline text or a path to a file) that replaces the tokenizer's."""
-    pad_token: str | None = None
-    """Token to pad with, for a tokenizer that has none (it must not end a response)."""
-    from_scratch: bool = False
-    """Ignore the weights in the folder and start from a random initialisation of its `config.json`."""
-
-
-class DataSource(Section):
-    """One data set."""
-
-    path: str
-    """File (.jsonl, .json, .csv, .parquet, .txt; .gz too), folder of a saved data set, or hub name."""
-    split: str = "train"
-    """Split of a hub or saved data set."""
-    subset: str | None = None
-    """Configuration name of a hub data set."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Role to column name, roles: prompt, messages, completion, text, answer, domain, id; of comparisons chosen,
-    rejected, responses, best, margin, tie.
-    What is not named is recognised from the columns; dots reach into nested values (`reward_model.ground_truth`)."""
-    schema_name: Literal[
-        "auto",
-        "prompt",
-        "prompt_completion",
-        "chat",
-        "text",
-        "verl",
-        "roll",
-        "preference",
-        "candidates",
-        "token_labels",
-    ] = "auto"
-    """Layout of the rows; `auto` recognises it and prints what it understood."""
-    prompt_template: str | None = None
-    """Text around the prompt, with column names in braces: `"Question: {question}\\nAnswer:"`."""
-    system_prompt: str | None = None
-    """System message put before every conversation that has none (turns text prompts into conversations)."""
-    domain: str | None = None
-    """Domain of all rows, for logging by domain; default: the domain column, else the name of the file."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of this source among several (largest remainder keeps the shares exact)."""
-    limit: PositiveInt | None = None
-    """Use only the first so many rows."""
-    document_separator: str | None = None
-    """Text files: regular expression between two documents (`"\\n\\n(?=Once upon a time)"`); default: `<|endoftext|>`
-    where the file has it, else two blank lines, else one blank line, else the end of each line."""
-
-
-Source = Annotated[DataSource, BeforeValidator(_path_shorthand)]
-Sources = Annotated[tuple[Source, ...], BeforeValidator(_as_list)]
-
-
-class DataConfig(Section):
-    """What is trained and evaluated on."""
-
-    train: Sources = ()
-    """Training data: a path, a source, or a list of them."""
-    eval: Sources = ()
-    """Held-out data: a path, a source, or a list of them."""
-    over_long: Literal["drop", "truncate", "error"] = "drop"
-    """What to do with prompts above `max_prompt_tokens` (truncation keeps the end); always counted and printed."""
-    chat: Literal["auto", "always", "never"] = "auto"
-    """Apply the chat template: to messages only (`auto`), to plain prompts as well (`always`), or never."""
-    shuffle: bool = True
-    """A fresh order each pass over the data, a pure function of the seed."""
 
 
 class RewardConfig(Section):
@@ -362,9 +235,7 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """What is shown and written (metrics.jsonl is always written)."""
 
-    sinks: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_as_list)] = (
-        "tensorboard",
-    )
+    sinks: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(as_list)] = ("tensorboard",)
     """Further sinks for the metrics."""
     record_rollouts: bool = True
     """Write every rollout, before any filter, to rollouts/step-*.jsonl."""
@@ -379,7 +250,7 @@ class RunConfig(Section):
     """Folder of the run; starting again in it resumes."""
     seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
-    model: Annotated[ModelConfig, BeforeValidator(_path_shorthand)]
+    model: Annotated[ModelConfig, BeforeValidator(path_shorthand)]
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -393,7 +264,7 @@ class RlConfig(RunConfig):
     """Steps of the loop: each samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
     """Optimizer steps by which rollouts may lag behind the policy; 0 is synchronous (the only value yet)."""
-    rewards: Annotated[tuple[Reward, ...], BeforeValidator(_as_list)] = ()
+    rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
     """Rewards; a name, a section or a list of them."""
     scoring: ScoringConfig = ScoringConfig()
     algorithm: Annotated[AlgorithmConfig, BeforeValidator(_preset_shorthand)] = AlgorithmConfig()

@@ -7,16 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from burnish.config import checks
-from burnish.config.schema import (
-    EvaluationConfig,
-    NonNegativeInt,
-    OptimizationConfig,
-    PositiveInt,
-    RunConfig,
-    Section,
-    Sources,
-    refuse,
-)
+from burnish.config.schema import EvaluationConfig, OptimizationConfig, RunConfig
+from burnish.config.schema_data import Sources
+from burnish.config.section import NonNegativeInt, PositiveInt, Section, refuse
 
 
 class RmOptimizationConfig(OptimizationConfig):

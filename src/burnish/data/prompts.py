@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.chat import Chat, encode_prompt
 from burnish.data.conversations import prompt_of, without_last_answer
 from burnish.data.rows import Row, describe, value_at

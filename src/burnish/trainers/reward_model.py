@@ -14,7 +14,7 @@ from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
-from burnish.config.schema import Sources
+from burnish.config.schema_data import Sources
 from burnish.config.schema_rm import RmConfig
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences

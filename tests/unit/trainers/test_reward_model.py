@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from burnish.config.loading import load_run_data
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_rm import RmConfig
 from burnish.errors import BurnishError, ConfigError
 from burnish.models.characters import character_tokenizer, tiny_llama
