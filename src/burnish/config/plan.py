@@ -224,7 +224,9 @@ def _critic_lines(config: RlConfig, total: int) -> Iterator[PlanLine]:
     alone = total - config.policy_updates
     because = f"all of them; the first {alone:,} without the policy" if alone else "one with each of the policy's"
     yield PlanLine("whole run", "optimizer steps of the critic", f"{total:,}", because)
-    yield PlanLine("whole run", "learning rate of the critic", f"{critic.learning_rate:g}", "critic.learning_rate")
+    rate = config.optimization.learning_rate if critic.learning_rate is None else critic.learning_rate
+    because = "optimization.learning_rate" if critic.learning_rate is None else "critic.learning_rate"
+    yield PlanLine("whole run", "learning rate of the critic", f"{rate:g}", because)
     if bound is not None:
         because = f"after an epoch with a KL above {bound:g} (algorithm.max_epoch_kl) the rest are skipped"
         yield PlanLine("one step", "epochs, at most", f"{config.optimization.epochs}", because)

@@ -53,6 +53,16 @@ class ScoringConfig(Section):
     """The stated score of a failed reward (needs `on_failure: score`)."""
     max_failure_fraction: Fraction = 0.1
     """Stop the run when more than this fraction of a step's responses could not be scored."""
+    truncate_token: str | None = None
+    """Score each response cut after the first such token at or after position `truncate_after`; the token stays, and
+    the loss still covers all of the response (2019 style: `.` and 16, https://arxiv.org/abs/1909.08593). A token as
+    the vocabulary spells it, or a text that is one token; none scores responses as they are."""
+    truncate_after: NonNegativeInt = 0
+    """First position, counted from 0, at which `truncate_token` is looked for."""
+    incomplete_score: float | None = None
+    """Score that replaces that of an incomplete response: one without such a `truncate_token`, or, when none is set,
+    one cut at max_response_tokens before its end. -1 in both styles (https://arxiv.org/abs/1909.08593, section 3.1.1;
+    the EOS trick of https://arxiv.org/abs/2403.17031). None scores incomplete responses as the others."""
 
 
 class AlgorithmConfig(Section):
@@ -149,6 +159,9 @@ class RolloutConfig(Section):
     """Texts that end a response (the text stays in the response)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response, beside the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """Go on through the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
+    (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
     engine: str = "local"
     """`local` (the training weights themselves) or `package.module:Class`."""
     max_batch_rows: PositiveInt = 256
@@ -166,6 +179,9 @@ class OptimizationConfig(Section):
     """Optimizer steps from 0 up to the peak."""
     final_learning_rate_fraction: Fraction = 0.0
     """Where a linear or cosine schedule ends, as a fraction of the peak."""
+    schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
+    """When the learning rate moves, and what `warmup_steps` counts: every optimizer step, or every step of the loop, so
+    that its epochs and minibatches share one rate (both lineage styles, https://arxiv.org/abs/2403.17031)."""
     optimizer: Literal["adamw", "adam_tf"] = "adamw"
     """Update rule; `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -194,16 +210,26 @@ class CriticConfig(Section):
     kind: Literal["separate", "shared"] = "separate"
     """A model of its own, all of whose weights train, or a value head on the policy's trunk (one backward for both)."""
     init: str = "policy"
-    """Start of a separate critic: `policy` (a copy of its trunk, values of 0), or the folder of a sequence classifier
-    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    """Peak learning rate of a separate critic, or of the head on a shared trunk."""
+    """Start of a separate critic: `policy` (a copy of its trunk and a new head), the folder of a sequence classifier
+    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, or `reward_model`, the folder of the
+    run's one `model:PATH` reward (2020 style, https://arxiv.org/abs/2009.01325)."""
+    head_init_std: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of a new head's weights. 0 makes all first values 0 (2019 style)."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = 1e-5
+    """Peak learning rate of a separate critic, or of the head on a shared trunk. None takes that of `optimization`:
+    without gradient clipping policy and critic are then stepped as by one optimizer over both (2019 and 2020 style)."""
     clip: Annotated[float, Field(gt=0)] | None = 0.2
     """Value clipping: a value further than this from the one at sampling time earns no gradient. None does not clip."""
-    coef: Annotated[float, Field(gt=0)] = 0.1
-    """Shared trunk: weight of the value loss beside the policy loss."""
+    coef: Annotated[float, Field(gt=0)] | None = None
+    """Weight of the value loss. None is 0.1 beside the policy loss of a shared trunk and 1 for a separate critic (whose
+    Adam steps a constant factor changes only through `eps` and gradient clipping)."""
     warmup_steps: NonNegativeInt = 0
     """First steps of the run in which the critic alone is trained and the policy stays as it is."""
+
+    @property
+    def loss_weight(self) -> float:
+        """The `coef` that is used."""
+        return self.coef if self.coef is not None else {"shared": 0.1, "separate": 1.0}[self.kind]
 
 
 class EvaluationConfig(Section):
@@ -293,6 +319,8 @@ class SftOptimizationConfig(OptimizationConfig):
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     tokens_per_batch: PositiveInt = 16_384
     """Tokens of one optimizer step (whole examples, at most this many with padding counted out)."""
+    schedule_unit: Literal["optimizer_step"] = "optimizer_step"
+    """Not used by supervised fine-tuning: one batch is one optimizer step."""
     minibatches: Literal[1] = 1
     """Not used by supervised fine-tuning: one batch is one optimizer step."""
     epochs: PositiveInt = 1

@@ -92,6 +92,15 @@ Source = Annotated[DataSource, BeforeValidator(path_shorthand)]
 Sources = Annotated[tuple[Source, ...], BeforeValidator(as_list)]
 
 
+class QueryConfig(Section):
+    """The part of a document that becomes a prompt."""
+
+    start_text: str | None = None
+    """The query begins after the first such text (white space left out); none begins with the document."""
+    end_text: Annotated[str, Field(min_length=1)]
+    """The query ends with the last such text that still fits into `rollout.max_prompt_tokens`."""
+
+
 class DataConfig(Section):
     """What is trained and evaluated on."""
 
@@ -101,6 +110,10 @@ class DataConfig(Section):
     """Held-out data: a path, a source, or a list of them."""
     over_long: Literal["drop", "truncate", "error"] = "drop"
     """What to do with prompts above `max_prompt_tokens` (truncation keeps the end); always counted and printed."""
+    query: QueryConfig | None = None
+    """Documents (layout `text`) as prompts: cut a query from each, one that begins after `start_text` and ends at
+    `end_text` (2019 style: both `.`, https://arxiv.org/abs/1909.08593). Documents without one are left out and counted;
+    rows of other layouts are prompts already and stay as they are. None takes whole documents."""
     chat: Literal["auto", "always", "never"] = "auto"
     """Apply the chat template: to messages only (`auto`), to plain prompts as well (`always`), or never."""
     shuffle: bool = True

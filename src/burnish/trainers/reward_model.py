@@ -139,7 +139,14 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
     """Everything that the loop talks to."""
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
-        model = new_reward_model(config.model, Readout(config.score_at, config.response_length), seed=config.seed)
+        model = new_reward_model(
+            config.model,
+            Readout(config.score_at, config.response_length),
+            seed=config.seed,
+            head_init_std=config.head_init_std,
+        )
+        if config.normalization.trainable:
+            model.train_gain_and_bias()
         loaded = model.loaded
         for note in loaded.notes:
             console.print(note, highlight=False)

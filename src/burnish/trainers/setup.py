@@ -172,6 +172,7 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
         ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
         ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
         ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
+        ("scoring.incomplete_score", config.scoring.incomplete_score, config.scoring.incomplete_score is not None),
     ):
         if unused:
             raise ConfigError(
@@ -238,6 +239,7 @@ def build_sampling(config: RlConfig) -> Sampling:
         min_p=rollout.min_p,
         stop_token_ids=rollout.stop_token_ids,
         stop=rollout.stop,
+        ignore_eos=rollout.ignore_eos,
     )
 
 
@@ -288,6 +290,7 @@ def load_prompt_set(config: RlConfig, loaded: LoadedModel, split: str, console: 
         over_long=config.data.over_long,
         chat=config.data.chat,
         context_tokens=loaded.context_length,
+        query=config.data.query,
     )
     _say(console, prompts.lines())
     return prompts
