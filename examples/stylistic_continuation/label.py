@@ -2,9 +2,9 @@
 
     python examples/stylistic_continuation/label.py MODEL_FOLDER STORIES.txt OUTPUT_FOLDER [--style descriptiveness]
 
-STORIES.txt is plain text with blank lines between paragraphs. Writes train.txt and heldout.txt (paragraphs; a paragraph
-is in one of them only, chosen by a hash of its text), and labels.jsonl and heldout_labels.jsonl: token ids in the schema
-of the published labels (`query`, `sample0` .. `sample3`, `best`). A query is what the preset oai_2019 cuts from a
+STORIES.txt is plain text with blank lines between paragraphs. Writes train.txt and heldout.txt (paragraphs; each in one
+of them only, chosen by a hash of its text), and labels.jsonl and heldout_labels.jsonl: token ids in the schema of the
+published labels (`query`, `sample0` .. `sample3`, `best`). A query is what the preset oai_2019 cuts from a
 paragraph, a sample 24 tokens of the untrained model at temperature 0.7, the best one that which the rule in styles.py
 scores highest. Rows in which two share the highest score say nothing and are left out.
 """
@@ -59,7 +59,8 @@ def prepare(model: str, stories: Path, output: Path, *, style: str, labels: int)
         rows = list(label(sample(queries, loaded, count), STYLES[style]))
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (output / f"{label_file}.jsonl").write_text(lines, encoding="utf-8")
-        yield f"{documents}: {len(queries)} queries; {label_file}.jsonl: {len(rows)} of {count} comparisons have one best"
+        kept = f"{label_file}.jsonl: {len(rows)} of {count} comparisons have one best"
+        yield f"{documents}: {len(queries)} queries; {kept}"
 
 
 def held_out(text: str) -> bool:

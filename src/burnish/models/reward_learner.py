@@ -163,7 +163,7 @@ class RewardLearner:
             with torch.no_grad():
                 for name, value in apart.items():
                     value.copy_(state["apart"][name])
-            self.model.normalization = replace(self.model.normalization, gain=float(state["earlier_gain"]))
+            self.model.normalization = replace(self.model.normalization, gain=float(state["earlier_gain"]), bias=0.0)
             self._optimizer.refresh()
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])

@@ -64,7 +64,7 @@ class GainBias(nn.Module):
 class RewardModel:
     """Scores responses. `loaded.model` is a sequence classifier with one label, `head` its linear layer.
 
-    `gain_bias` is None unless gain and bias are trained; then `normalization` holds what came before them.
+    `gain_bias` is None unless gain and bias are trained; then `normalization` holds the gain that came before, bias 0.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class RewardModel:
 
     def train_gain_and_bias(self) -> None:
         """From now on gain and bias are parameters of their own (`normalization.trainable`)."""
-        old = self.normalization
-        self.gain_bias = GainBias(1.0, old.bias, device=self.loaded.model.device)
+        self.gain_bias = GainBias(1.0, self.normalization.bias, device=self.loaded.model.device)
+        self.normalization = replace(self.normalization, bias=0.0)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Everything that trains."""

@@ -46,7 +46,7 @@ def test_documents_become_prompts_and_the_others_are_counted(tmp_path: Path, pla
     assert "2 of 3 rows used" in lines
     assert "left out: 1 documents without a query between '.' and '.' within max_prompt_tokens (17)" in lines
     whole = load_prompts([DataSource(path=str(file))], tokenizer=plain_tokenizer, max_prompt_tokens=64)
-    assert [prompt.text for prompt in whole.prompts][0] == STORY
+    assert whole.prompts[0].text == STORY
 
 
 def test_prompts_are_not_documents(jsonl, plain_tokenizer) -> None:
