@@ -94,8 +94,8 @@ class RewardLearner:
         metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
         metrics["rm/learning_rate"] = Metric(Reduction.LAST, rate)
         if self.model.gain_bias is not None:
-            metrics["rm/gain"] = Metric(Reduction.LAST, float(self.model.gain_bias.gain))
-            metrics["rm/bias"] = Metric(Reduction.LAST, float(self.model.gain_bias.bias))
+            metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.item())
+            metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.item())
         return metrics
 
     @torch.no_grad()

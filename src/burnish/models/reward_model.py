@@ -58,7 +58,7 @@ class GainBias(nn.Module):
 
     def folded(self, earlier: Normalization) -> Normalization:
         """What it amounts to, on top of the gain that the head's weight holds already."""
-        return Normalization(earlier.gain * float(self.gain), float(self.bias), earlier.measured_on)
+        return Normalization(earlier.gain * self.gain.item(), self.bias.item(), earlier.measured_on)
 
 
 class RewardModel:
