@@ -3,8 +3,8 @@
     python benchmarks/stylistic_continuation.py DATA_FOLDER [--style descriptiveness] [--output runs/stylistic]
     python benchmarks/stylistic_continuation.py --draw-only
 
-DATA_FOLDER holds data/tinystories/tinystories.txt and models/stories260k. Labels, reward model, and two policies: `policy`
-as the example has it and `loose` with a KL target nobody reaches. About half an hour of one CPU core; what lies in the
+DATA_FOLDER holds data/tinystories/tinystories.txt and models/stories260k. Labels, reward model, two policies: `policy`
+as the example has it, `loose` with a KL target nobody reaches. About half an hour of one CPU core; what lies in the
 output folder already is gone on with, not started over. Start it from the repository's root.
 """
 
