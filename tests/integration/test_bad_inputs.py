@@ -98,7 +98,7 @@ CONFIG = [
     case("position without a token", "scoring.truncate_after is 2", "truncate_token is not set",
          words="scoring.truncate_after=2"),
     case("position behind the response", "scoring.truncate_after is 4", "at most 4 tokens",
-         words="scoring.truncate_token=1 scoring.truncate_after=4"),
+         words="scoring.truncate_token='1' scoring.truncate_after=4"),
     case("token that is two", "scoring.truncate_token is '12'", "not one token", "['1', '2']",
          words="scoring.truncate_token='12'"),
     case("fixed length that is never complete", "scoring.incomplete_score is -1", "no response ends",

@@ -187,7 +187,7 @@ def test_every_option_makes_a_real_step(sampled: tuple[RlRun, Collected], option
 
 ADAPTED = {
     # Digits have no full stop, and the task's responses no sixteen tokens.
-    "oai_2019": ("scoring.truncate_token=3", "scoring.truncate_after=1"),
+    "oai_2019": ("scoring.truncate_token='3'", "scoring.truncate_after=1"),
     # Its critic begins as the reward model, of which the task has none.
     "tldr_2020": ("critic.init=policy",),
 }
