@@ -121,6 +121,58 @@ def test_the_file_wins_over_the_preset_of_a_reward_model() -> None:
     assert loaded.provenance["max_tokens"] == "command line"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "scoring.truncate_token=null",
+        "scoring.incomplete_score=null",
+        "rollout.ignore_eos=false",
+        "data.query=null",
+        "algorithm.kl_in=none",
+        "algorithm.kl_target=null",
+        "algorithm.whiten_rewards=false",
+        "algorithm.whiten_advantages=false",
+        "algorithm.lam=1.0",
+        "critic.kind=separate",
+        "critic.clip=null",
+        "critic.coef=1.0",
+        "critic.head_init_std=0.1",
+        "critic.learning_rate=1e-4",
+        "optimization.optimizer=adamw",
+        "optimization.schedule=constant",
+        "optimization.schedule_unit=optimizer_step",
+        "optimization.max_grad_norm=1.0",
+        "optimization.minibatches=4",
+    ],
+)
+def test_each_detail_is_one_word_from_off(words: str) -> None:
+    assert load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, [words]).rl
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "normalization.kind=none",
+        "normalization.kind=bias",
+        "normalization.before=false",
+        "normalization.after=false",
+        "normalization.trainable=false",
+        "head_init_std=0.02",
+        "optimization.optimizer=adamw",
+        "optimization.schedule=constant",
+    ],
+)
+def test_each_detail_of_the_reward_model_too(words: str) -> None:
+    assert load_run_data({**RUN, "preset": "oai_2019"}, [words], "rm").rm
+
+
+def test_without_its_token_the_rule_about_truncation_is_gone() -> None:
+    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, ["scoring.truncate_token=null"]).rl
+    assert (config.scoring.truncate_after, config.scoring.incomplete_score) == (0, None)
+    trick = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "tldr_2020"}, ["scoring.truncate_token=null"]).rl
+    assert trick.scoring.incomplete_score == -1.0  # which is about the end of the response there
+
+
 def test_learning_rates_of_the_reward_model_of_2019() -> None:
     """4,992 labels in batches of 32 are 156 steps, from 5e-5 down to 5e-5 * 32 / 4992."""
     config = load_run_data({**RUN, "preset": "oai_2019"}, (), "rm").rm

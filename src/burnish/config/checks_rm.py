@@ -24,8 +24,11 @@ def check_rm(config: RmConfig) -> list[Problem]:
     if steps is not None and warmup > steps:
         problems.append(warmup_too_long(warmup, steps, "steps"))
     normalization = config.normalization
+    if config.data.query is not None and not normalization.prompts:
+        message = "is set, but nothing would read it: comparisons have their prompts"
+        problems.append(Problem("data.query", message, "remove it (it cuts documents in normalization.prompts)"))
     if normalization.kind == "none":
-        changed = [name for name in ("prompts", "references", "policy", "trainable") if normalization.__dict__[name]]
+        changed = [name for name in ("prompts", "references", "policy") if normalization.__dict__[name]]
         for name in changed:
             problems.append(Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind"))
     elif not (normalization.before or normalization.after):

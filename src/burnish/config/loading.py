@@ -148,7 +148,7 @@ def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
     if preset is None:
         return  # there is none, or the checks report it with the nearest name
     values = dict(preset.values)
-    for key in _dropped_with(_algorithm(given)) if layers.kind == "rl" else ():
+    for key in (*_dropped_kl(_section(given, "algorithm")), *_dropped_ending(_section(given, "scoring"), values)):
         values.pop(key, None)
     nested: dict[str, Any] = {}
     for key, value in values.items():
@@ -159,16 +159,23 @@ def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
 def _preset_of(kind: Kind, given: Mapping[str, Any]) -> Preset | None:
     known = {"rl": PRESETS, "rm": RM_PRESETS, "sft": {}}[kind]
     default = AlgorithmConfig.model_fields["preset"].default
-    name = _algorithm(given).get("preset", default) if kind == "rl" else given.get("preset")
+    name = _section(given, "algorithm").get("preset", default) if kind == "rl" else given.get("preset")
     return known.get(name) if isinstance(name, str) else None
 
 
-def _algorithm(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    section = given.get("algorithm")
+def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = given.get(name)
     return section if isinstance(section, dict) else {}
 
 
-def _dropped_with(section: Mapping[str, Any]) -> tuple[str, ...]:
+def _dropped_ending(scoring: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """So is its rule about truncated responses: without the token there is no position and no response without one."""
+    if values.get("scoring.truncate_token") is not None and scoring.get("truncate_token", "") is None:
+        return ("scoring.truncate_after", "scoring.incomplete_score")
+    return ()
+
+
+def _dropped_kl(section: Mapping[str, Any]) -> tuple[str, ...]:
     """The KL of a preset is one thing: a run file that turns it off in one word need not unset the others."""
     steering = ("algorithm.kl_estimator", "algorithm.kl_target", "algorithm.kl_horizon")
     if section.get("kl_in") == "none" and "kl_coef" not in section:

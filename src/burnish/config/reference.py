@@ -39,7 +39,8 @@ rollout: {prompts_per_step: 16, group_size: 8, max_response_tokens: 256}
 **Layers.** Defaults, then the preset named by `algorithm.preset` (in a file of `burnish rm` by `preset`), then the
 file, then `key.path=value` words on the command line; the later one wins. `burnish plan FILE` prints every value and
 which layer it came from. Lists are replaced as a whole; one entry is reached by its number (`rewards.0.weight=2`). A
-preset's KL is dropped as a whole when the file says `kl_in: none` or `kl_coef: 0`.
+preset's KL is dropped as a whole when the file says `kl_in: none` or `kl_coef: 0`, its rule about truncated responses
+when the file says `truncate_token: null`.
 
 **Paths.** Relative paths, in the file and on the command line alike, start at the folder in which the command is run.
 
