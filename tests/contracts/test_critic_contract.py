@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.config.schema import LoraConfig
+from burnish.config.schema_data import LoraConfig
 from burnish.errors import CheckpointError, DivergenceError
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.optimizers import OptimizerSettings

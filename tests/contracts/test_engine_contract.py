@@ -95,6 +95,26 @@ def test_greedy_ignores_the_noise(engine: RolloutEngine) -> None:
     assert len({r.response_tokens for r in first if r.prompt_id == "data/7"}) == 1
 
 
+def test_sampling_that_ignores_eos_goes_on_through_it_to_the_full_length(engine: RolloutEngine) -> None:
+    """Up to its first end-of-sequence token each response is the one that stops there, so "sample all, then cut"
+    and "stop" are the same."""
+    many = [RolloutRequest("data/7", 4, (5, 9, 2), tuple(range(40)))]
+    fixed = engine.generate(many, Sampling(12, ignore_eos=True), seed=0, step=0)
+    stopped = engine.generate(many, Sampling(12), seed=0, step=0)
+    assert {(len(r.response_tokens), r.finish_reason) for r in fixed} == {(12, FinishReason.LENGTH)}
+    assert sum(EOS in r.response_tokens[:-1] for r in fixed) > 5
+    for whole, cut in zip(fixed, stopped, strict=True):
+        assert whole.response_tokens[: len(cut.response_tokens)] == cut.response_tokens
+        assert whole.rollout_logprobs[: len(cut.response_tokens)] == pytest.approx(cut.rollout_logprobs, abs=1e-5)
+        assert len(cut.response_tokens) == 12 or cut.response_tokens[-1] == EOS
+
+
+def test_a_stop_id_of_the_sampling_still_ends_a_response(engine: RolloutEngine) -> None:
+    asked = Sampling(12, ignore_eos=True, stop_token_ids=(5, 6, 7, 8, 9, 10))
+    rollouts = engine.generate(REQUESTS, asked, seed=0, step=0)
+    assert any(r.finish_reason is FinishReason.STOP for r in rollouts)
+
+
 def test_rollouts_carry_the_version_of_the_last_sync(engine: RolloutEngine) -> None:
     policy: Any = SimpleNamespace(version=17)
     engine.sync(policy)
@@ -108,6 +128,7 @@ def test_rollouts_carry_the_version_of_the_last_sync(engine: RolloutEngine) -> N
         lambda engine: engine.generate(REQUESTS, Sampling(4, temperature=-1.0), seed=0, step=0),
         lambda engine: engine.generate([RolloutRequest("p", 0, (5,) * CONTEXT, (0,))], SAMPLING, seed=0, step=0),
         lambda engine: engine.generate([RolloutRequest("p", 0, (), (0,))], SAMPLING, seed=0, step=0),
+        lambda engine: engine.generate(REQUESTS, Sampling(CONTEXT - 4, ignore_eos=True), seed=0, step=0),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(engine: RolloutEngine, ask: Callable[[RolloutEngine], Any]) -> None:

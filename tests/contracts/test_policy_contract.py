@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.config.schema import LoraConfig
+from burnish.config.schema_data import LoraConfig
 from burnish.errors import DivergenceError
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy

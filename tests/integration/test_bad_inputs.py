@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.models.reward_layout import Readout
 from burnish.models.reward_model import new_reward_model
 
@@ -102,8 +102,23 @@ CONFIG = [
          words="algorithm=ppo critic.kind=seperate"),
     case("start of a shared critic", "critic.init is 'a'", "the policy's own trunk", "critic.kind: separate",
          words="algorithm=ppo critic.kind=shared critic.init=a"),
-    case("weight of a separate critic's loss", "critic.coef is 0.5", "a loss of its own", "critic.kind: shared",
-         words="algorithm=ppo critic.coef=0.5"),
+    case("head of a critic that brings one", "critic.head_init_std is 0.1", "a head of its own", "critic.init: policy",
+         words="algorithm=ppo critic.head_init_std=0.1 critic.init=a"),
+    case("critic from a reward model that is not there", "critic.init is reward_model", "0 of the rewards",
+         "model:PATH", words="algorithm=tldr_2020"),
+    case("position without a token", "scoring.truncate_after is 2", "truncate_token is not set",
+         words="scoring.truncate_after=2"),
+    case("position behind the response", "scoring.truncate_after is 4", "at most 4 tokens",
+         words="scoring.truncate_token='1' scoring.truncate_after=4"),
+    case("token that is two", "scoring.truncate_token is '12'", "not one token", "['1', '2']",
+         words="scoring.truncate_token='12'"),
+    case("fixed length that is never complete", "scoring.incomplete_score is -1", "no response ends",
+         words="rollout.ignore_eos=true scoring.incomplete_score=-1"),
+    case("fixed length and truncation masked", "algorithm.mask_truncated", "ignore_eos", "remove mask_truncated",
+         words="rollout.ignore_eos=true algorithm.mask_truncated=true"),
+    case("rate per step with a bound on epochs", "optimization.schedule_unit is step", "max_epoch_kl",
+         words="algorithm=ppo optimization.schedule_unit=step algorithm.max_epoch_kl=0.1"),
+    case("query without an end", "data.query.end_text is missing", words="data.query.start_text=."),
     case("critic that only warms up", "critic.warmup_steps is 2", "never be trained", "below steps",
          words="algorithm=ppo critic.warmup_steps=2"),
     case("bound on the KL of a single epoch", "algorithm.max_epoch_kl is 0.1", "only one epoch",
@@ -257,6 +272,8 @@ COMMANDS = [
     case("sft without data", "data.train is empty", base=SFT, words="data.train=[]", command=("sft", "run.yaml")),
     case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base=SFT,
          words="steps=3 optimization.warmup_steps=9", command=("sft", "run.yaml")),
+    case("sft with queries", "data.query is set", "whole documents", base=SFT, words="data.query.end_text=.",
+         command=("sft", "run.yaml")),
     case("sft with minibatches", "optimization.minibatches is 2", base=SFT,
          words="optimization.minibatches=2", command=("sft", "run.yaml")),
     case("output that is a file", "train.jsonl", words="output=train.jsonl"),

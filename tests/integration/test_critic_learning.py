@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from burnish.algorithms.policy_losses.clipped import ppo_clip
-from burnish.config.schema import ModelConfig, RlConfig
+from burnish.config.schema import RlConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.models.batch import Batch
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import load_model

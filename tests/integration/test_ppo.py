@@ -76,6 +76,17 @@ def optimizer_steps() -> Iterator[Counter[int]]:
     handle.remove()
 
 
+def test_the_coefficient_reacts_after_the_step_that_used_it(tiny_run: Callable[..., RlConfig]) -> None:
+    """16 responses a step of a horizon of 100; the first step has no KL yet, so the error is bounded at -.2."""
+    config = tiny_run("steps=2", algorithm={**PPO, "kl_coef": 0.1, "kl_target": 1.0, "kl_horizon": 100})
+    with open_rl_run(config, QUIET) as run:
+        rows = [train_step(run), train_step(run)]
+    assert rows[0]["kl/coef"] == 0.1
+    assert rows[0]["kl/reference"] == pytest.approx(0.0, abs=1e-4)
+    responses = config.rollout.prompts_per_step * config.rollout.group_size
+    assert rows[1]["kl/coef"] == pytest.approx(0.1 * (1 - 0.2 * responses / 100))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_real_optimizer_steps(tiny_run: Callable[..., RlConfig], optimizer_steps: Counter[int], kind: str) -> None:
     """3 steps x 3 epochs x 2 minibatches, of which the policy sits out the first step."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from transformers.utils import logging
 
-from burnish.config.schema import ModelConfig, RunConfig
+from burnish.config.schema import RunConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.models.loading import load_model
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from burnish.config import names
-from burnish.config.presets import PRESETS, Preset
+from burnish.config.presets import PRESETS, RM_PRESETS, Preset
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def show_algorithms(name: Name = None) -> None:
         raise ConfigError(f"no algorithm is called {name!r}", remedy=names.suggestion(name, known))
     if name in PRESETS:
         _preset(PRESETS[name], console)
+        if name in RM_PRESETS:
+            _values(RM_PRESETS[name], f"its reward model: preset: {name} in a run file of burnish rm", console)
     else:
         _formulas(name, name, console)
     return None
@@ -65,14 +67,18 @@ def value(preset: Preset, field: str) -> Any:
 
 
 def _preset(preset: Preset, console: Console) -> None:
+    console.print(f"[bold]{preset.name}[/]  {preset.summary}\n{preset.source}\n", highlight=False)
+    _values(preset, "what it sets", console)
+    _formulas(value(preset, "estimator"), value(preset, "loss"), console)
+
+
+def _values(preset: Preset, title: str, console: Console) -> None:
     from rich.table import Table
 
-    console.print(f"[bold]{preset.name}[/]  {preset.summary}\n{preset.source}\n", highlight=False)
-    table = Table("field", "value", title="differences from the defaults", title_justify="left")
+    table = Table("field", "value", title=title, title_justify="left")
     for field, number in preset.values.items():
         table.add_row(field, str(number))
     console.print(table)
-    _formulas(value(preset, "estimator"), value(preset, "loss"), console)
 
 
 def _formulas(estimator: str, loss: str, console: Console) -> None:

@@ -14,7 +14,8 @@ from burnish.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.schema import DataSource, RlConfig
+    from burnish.config.schema import RlConfig
+    from burnish.config.schema_data import DataSource
     from burnish.rewards import GoldReport, ProcessRewardScorer
     from burnish.rewards.gold import Encode
     from burnish.types import Prompt

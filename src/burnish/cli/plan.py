@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from burnish.config.model_facts import ModelFacts
     from burnish.config.plan import Plan
-    from burnish.config.schema import DataSource, RlConfig, SftConfig
+    from burnish.config.schema import RlConfig, SftConfig
+    from burnish.config.schema_data import DataSource
     from burnish.config.schema_rm import RmConfig
 
 Counts = TypeVar("Counts")

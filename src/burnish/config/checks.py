@@ -10,16 +10,8 @@ from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
 
 if TYPE_CHECKING:
-    from burnish.config.schema import (
-        AlgorithmConfig,
-        CriticConfig,
-        DataConfig,
-        RlConfig,
-        RunConfig,
-        ScoringConfig,
-        SftConfig,
-    )
-    from burnish.config.schema_rm import RmConfig
+    from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig, RunConfig, ScoringConfig, SftConfig
+    from burnish.config.schema_data import DataConfig
 
 
 def check_rl(config: RlConfig) -> list[Problem]:
@@ -34,60 +26,24 @@ def check_rl(config: RlConfig) -> list[Problem]:
         *_sampling(config),
         *_arithmetic(config),
         *_scoring(config.scoring),
+        *_endings(config),
         *_labels(config),
         *_critic(config),
-        *_held_out(config.data),
-        *_sinks(config),
+        *held_out(config.data),
+        *known_sinks(config),
     ]
 
 
 def check_sft(config: SftConfig) -> list[Problem]:
     """Everything that contradicts itself in a run file of `burnish sft`."""
-    problems = [*_held_out(config.data), *_sinks(config)]
+    problems = [*held_out(config.data), *known_sinks(config)]
+    if config.data.query is not None:
+        message = "is set, but supervised fine-tuning learns whole documents"
+        problems.append(Problem("data.query", message, "remove it"))
     steps, warmup = config.steps, config.optimization.warmup_steps
     if steps is not None and warmup > steps:
-        problems.append(_warmup(warmup, steps, "steps"))
+        problems.append(warmup_too_long(warmup, steps, "steps"))
     return problems
-
-
-def check_rm(config: RmConfig) -> list[Problem]:
-    """Everything that contradicts itself in a run file of `burnish rm`."""
-    problems = [*_held_out(config.data), *_pairs_only(config), *_score_place(config), *_sinks(config)]
-    if config.data.eval and config.held_out_fraction > 0:
-        message = f"is {config.held_out_fraction:g}, but data.eval names held-out data already"
-        problems.append(Problem("held_out_fraction", message, "remove one of the two"))
-    steps, warmup = config.steps, config.optimization.warmup_steps
-    if steps is not None and warmup > steps:
-        problems.append(_warmup(warmup, steps, "steps"))
-    normalization = config.normalization
-    if normalization.kind == "none":
-        changed = [name for name in ("prompts", "references", "policy") if normalization.__dict__[name]]
-        for name in changed:
-            problems.append(Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind"))
-    elif not (normalization.before or normalization.after):
-        message = f"is {normalization.kind}, but it happens neither before nor after training"
-        problems.append(Problem("normalization.kind", message, "set normalization.after (or kind: none)"))
-    return problems
-
-
-def _pairs_only(config: RmConfig) -> Iterator[Problem]:
-    if config.loss == "bradley_terry":
-        if config.candidates not in (None, 2):
-            message = f"is {config.candidates}, but the loss bradley_terry compares two"
-            yield Problem("candidates", message, "set loss: best_of")
-        return
-    for field, default in (("margins", False), ("label_smoothing", 0.0), ("center_coef", 0.0)):
-        value = config.__dict__[field]
-        if value != default:
-            yield Problem(field, f"is {value}, but the loss best_of does not take it", "use loss: bradley_terry")
-    if config.ties == "half":
-        yield Problem("ties", "is half, but the loss best_of needs one best", "set ties: drop, or loss: bradley_terry")
-
-
-def _score_place(config: RmConfig) -> Iterator[Problem]:
-    if (config.score_at == "last_position") != (config.response_length is not None):
-        message = f"is {config.response_length}, but score_at is {config.score_at}"
-        yield Problem("response_length", message, "they belong together: set both, or neither")
 
 
 def check_complete(config: RunConfig, kind: str) -> list[Problem]:
@@ -222,12 +178,18 @@ def _arithmetic(config: RlConfig) -> Iterator[Problem]:
             f"(rollout.prompts_per_step {rollout.prompts_per_step} x rollout.group_size {rollout.group_size})"
         )
         yield Problem("optimization.minibatches", message, f"set it to at most {responses}")
-    total = config.steps * optimization.epochs * optimization.minibatches
+    per_step = optimization.epochs * optimization.minibatches
+    by_step = optimization.schedule_unit == "step"
+    total = config.steps * (1 if by_step else per_step)
+    if by_step and config.algorithm.max_epoch_kl is not None:
+        message = "is step, but algorithm.max_epoch_kl makes the number of optimizer steps in one uncertain"
+        yield Problem("optimization.schedule_unit", message, "set it to optimizer_step, or remove max_epoch_kl")
     if config.algorithm.max_epoch_kl is not None and optimization.epochs == 1:
         message = f"is {config.algorithm.max_epoch_kl:g}, but nothing would read it: there is only one epoch to make"
         yield Problem("algorithm.max_epoch_kl", message, "set optimization.epochs to 2 or more, or remove it")
     if optimization.warmup_steps > total:
-        yield _warmup(optimization.warmup_steps, total, "steps x optimization.epochs x optimization.minibatches")
+        product = "steps" if by_step else "steps x optimization.epochs x optimization.minibatches"
+        yield warmup_too_long(optimization.warmup_steps, total, product)
     if config.max_staleness != 0:
         message = f"is {config.max_staleness}, but only 0 (synchronous) works in this version"
         yield Problem("max_staleness", message, "set it to 0 or remove it")
@@ -249,17 +211,21 @@ def _critic(config: RlConfig) -> Iterator[Problem]:
     if critic.kind == "shared" and critic.init != "policy":
         message = f"is {critic.init!r}, but a shared critic is a head on the policy's own trunk"
         yield Problem("critic.init", message, "set critic.kind: separate, or critic.init: policy")
-    if critic.kind == "separate" and _is_changed(critic, "coef"):
-        message = f"is {critic.coef:g}, but nothing would read it: a separate critic has a loss of its own"
+    if critic.init != "policy" and critic.head_init_std != 0:
+        message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} brings a head of its own"
+        yield Problem("critic.head_init_std", message, "set it to 0, or critic.init: policy")
+    models = [reward for reward in config.rewards if reward.name.startswith(names.MODEL_REWARD)]
+    if critic.init == "reward_model" and len(models) != 1 and config.rewards:
+        message = f"is reward_model, but {len(models)} of the rewards are reward models (model:PATH), where one is"
         yield Problem(
-            "critic.coef", message, "set critic.kind: shared, or remove it (critic.learning_rate scales steps)"
+            "critic.init", message, "let one reward be model:PATH, name the critic's own folder, or set init: policy"
         )
     if critic.warmup_steps >= config.steps:
         message = f"is {critic.warmup_steps}, but the run has {config.steps} steps: the policy would never be trained"
         yield Problem("critic.warmup_steps", message, f"set it below steps ({config.steps})")
 
 
-def _warmup(warmup: int, total: int, product: str) -> Problem:
+def warmup_too_long(warmup: int, total: int, product: str) -> Problem:
     message = f"is {warmup}, but the whole run makes {total} optimizer steps ({product})"
     return Problem("optimization.warmup_steps", message, f"set it to at most {total}")
 
@@ -275,6 +241,30 @@ def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:
         yield Problem("scoring.failure_score", message, "set scoring.on_failure to score, or remove failure_score")
 
 
+def _endings(config: RlConfig) -> Iterator[Problem]:
+    """Responses of a fixed length, and where a response ends for its score."""
+    scoring, rollout, algorithm = config.scoring, config.rollout, config.algorithm
+    if scoring.truncate_token is None and scoring.truncate_after:
+        message = f"is {scoring.truncate_after}, but scoring.truncate_token is not set"
+        yield Problem("scoring.truncate_after", message, "set scoring.truncate_token, or remove it")
+    if scoring.truncate_token is not None and scoring.truncate_after >= rollout.max_response_tokens:
+        message = f"is {scoring.truncate_after}, but a response has at most {rollout.max_response_tokens} tokens"
+        yield Problem("scoring.truncate_after", message, "set it below rollout.max_response_tokens")
+    if not rollout.ignore_eos:
+        return
+    stops = rollout.stop or rollout.stop_token_ids
+    if scoring.incomplete_score is not None and scoring.truncate_token is None and not stops:
+        message = f"is {scoring.incomplete_score:g}, and with rollout.ignore_eos no response ends: all would get it"
+        yield Problem("scoring.incomplete_score", message, "set scoring.truncate_token, or rollout.ignore_eos: false")
+    for field, is_on in (
+        ("mask_truncated", algorithm.mask_truncated),
+        ("overlong_buffer", algorithm.overlong_buffer is not None),
+    ):
+        if is_on and not stops:
+            message = "is set, but with rollout.ignore_eos every response has max_response_tokens tokens"
+            yield Problem(f"algorithm.{field}", message, f"remove {field}, or set rollout.ignore_eos: false")
+
+
 def _labels(config: RlConfig) -> Iterator[Problem]:
     seen: dict[str, int] = {}
     for index, reward in enumerate(config.rewards):
@@ -287,7 +277,7 @@ def _labels(config: RlConfig) -> Iterator[Problem]:
         yield Problem("rewards.0.weight", "is 0, as are all others: every score would be 0", "give one a weight")
 
 
-def _held_out(data: DataConfig) -> Iterator[Problem]:
+def held_out(data: DataConfig) -> Iterator[Problem]:
     paths = {source.path for source in data.train if source.split == "train" and source.limit is None}
     for index, source in enumerate(data.eval):
         if source.path in paths and source.split == "train" and source.subset is None and source.limit is None:
@@ -295,7 +285,8 @@ def _held_out(data: DataConfig) -> Iterator[Problem]:
             yield Problem(f"data.eval.{index}.path", message, "name another file or split, or set a limit on purpose")
 
 
-def _sinks(config: RunConfig) -> Iterator[Problem]:
+def known_sinks(config: RunConfig) -> Iterator[Problem]:
+    """Sinks that are neither ours nor the name of a class."""
     for index, name in enumerate(config.logging.sinks):
         if name not in names.SINK_NAMES and not _is_function_name(name):
             remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class"

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from burnish.config import fields
 from burnish.config.checks import check_complete
 from burnish.config.explain import explain
-from burnish.config.presets import PRESETS
+from burnish.config.presets import PRESETS, RM_PRESETS, Preset
 from burnish.config.problems import Problem, raise_problems
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, SftConfig
 from burnish.config.schema_rm import RmConfig
@@ -116,8 +116,7 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: s
     given.add(fields.expand_section(layers.section, parsed.data), FILE)
     for override in overrides:
         _apply_override(given, layers.places, override)
-    if kind == "rl":
-        _add_preset(layers, given.data)
+    _add_preset(layers, given.data)
     _merge(layers.data, given.data)
     for path_, origin in given.provenance.items():
         _forget_inside(layers.provenance, path_)
@@ -145,14 +144,11 @@ def read_run_text(path: Path) -> str:
 
 
 def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
-    algorithm = given.get("algorithm")
-    section = algorithm if isinstance(algorithm, dict) else {}
-    name = section.get("preset", AlgorithmConfig.model_fields["preset"].default)
-    preset = PRESETS.get(name) if isinstance(name, str) else None
+    preset = _preset_of(layers.kind, given)
     if preset is None:
-        return  # reported by the checks, with the nearest name
+        return  # there is none, or the checks report it with the nearest name
     values = dict(preset.values)
-    for key in _dropped_with(section):
+    for key in (*_dropped_kl(_section(given, "algorithm")), *_dropped_ending(_section(given, "scoring"), values)):
         values.pop(key, None)
     nested: dict[str, Any] = {}
     for key, value in values.items():
@@ -160,12 +156,34 @@ def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
     layers.add(nested, f"preset {preset.name}")
 
 
-def _dropped_with(section: Mapping[str, Any]) -> tuple[str, ...]:
+def _preset_of(kind: Kind, given: Mapping[str, Any]) -> Preset | None:
+    known = {"rl": PRESETS, "rm": RM_PRESETS, "sft": {}}[kind]
+    default = AlgorithmConfig.model_fields["preset"].default
+    name = _section(given, "algorithm").get("preset", default) if kind == "rl" else given.get("preset")
+    return known.get(name) if isinstance(name, str) else None
+
+
+def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = given.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _dropped_ending(scoring: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """So is its rule about truncated responses: without the token there is no position and no response without one."""
+    if values.get("scoring.truncate_token") is not None and scoring.get("truncate_token", "") is None:
+        return ("scoring.truncate_after", "scoring.incomplete_score")
+    return ()
+
+
+def _dropped_kl(section: Mapping[str, Any]) -> tuple[str, ...]:
     """The KL of a preset is one thing: a run file that turns it off in one word need not unset the others."""
+    steering = ("algorithm.kl_estimator", "algorithm.kl_target", "algorithm.kl_horizon")
     if section.get("kl_in") == "none" and "kl_coef" not in section:
-        return ("algorithm.kl_coef", "algorithm.kl_estimator")
+        return ("algorithm.kl_coef", *steering)
     if section.get("kl_coef") in (0, 0.0) and "kl_in" not in section:
-        return ("algorithm.kl_in", "algorithm.kl_estimator")
+        return ("algorithm.kl_in", *steering)
+    if "kl_target" in section and section["kl_target"] is None:
+        return ("algorithm.kl_horizon",)
     return ()
 
 

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 
 from burnish.config import names
 from burnish.config.model_facts import ModelFacts
-from burnish.config.schema import LoraConfig, RlConfig, SftConfig
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_rm import RmConfig
 
 Trained = RlConfig | SftConfig | RmConfig

@@ -125,6 +125,10 @@ WORDS_ELSEWHERE = {
     "critic_warmup": "critic.warmup_steps",
     "critic_warmup_steps": "critic.warmup_steps",
     "target_kl": "algorithm.max_epoch_kl",
+    "noptepochs": "optimization.epochs",
+    "nminibatches": "optimization.minibatches",
+    "penalty_reward_value": "scoring.incomplete_score",
+    "query_length": "rollout.max_prompt_tokens",
     "whiten_rewards": "algorithm.whiten_rewards",
 }
 """Words of other systems and the field that means the same here (only for the hint after an unknown key)."""

@@ -218,8 +218,11 @@ def _critic_lines(config: RlConfig, total: int) -> Iterator[PlanLine]:
     alone = total - config.policy_updates
     because = f"all of them; the first {alone:,} without the policy" if alone else "one with each of the policy's"
     yield PlanLine("whole run", "optimizer steps of the critic", f"{total:,}", because)
-    because = f"critic.learning_rate, {config.optimization.schedule}"
-    yield PlanLine("whole run", "learning rate of the critic", f"{critic.learning_rate:g}", because)
+    rate = _critic_rate(config)
+    because = "optimization.learning_rate" if critic.learning_rate is None else "critic.learning_rate"
+    yield PlanLine(
+        "whole run", "learning rate of the critic", f"{rate:g}", f"{because}, {config.optimization.schedule}"
+    )
     if bound is not None:
         because = f"after an epoch with a KL above {bound:g} (algorithm.max_epoch_kl) the rest are skipped"
         yield PlanLine("one step", "epochs, at most", f"{config.optimization.epochs}", because)
@@ -262,21 +265,28 @@ def _warnings(config: RlConfig, num_prompts: int | None, facts: ModelFacts | Non
         yield "plain REINFORCE without baseline and KL learns slowly and may drift"
 
 
+def _critic_rate(config: RlConfig) -> float:
+    """The critic's own learning rate, or the policy's."""
+    own = config.critic.learning_rate
+    return config.optimization.learning_rate if own is None else own
+
+
 def _slow_critic(config: RlConfig, facts: ModelFacts | None) -> Iterator[str]:
     """A warning when the whole run is too short to bring a critic's values, which begin at 0, to the size of 1.
 
     An Adam step moves each of H weights by about the learning rate, and hidden states have numbers of about 1: so a
     value moves by about learning rate x H. What the rewards are is not known here; most are made to be about 1.
     """
-    critic, fresh = config.critic, config.critic.kind == "shared" or config.critic.init == "policy"
+    fresh = config.critic.kind == "shared" or config.critic.init == "policy"
     if facts is None or not fresh or config.algorithm.estimator not in names.CRITIC_ESTIMATORS:
         return
     steps = config.steps * config.optimization.epochs * config.optimization.minibatches
-    reach = critic.learning_rate * facts.hidden_size * steps
+    rate = _critic_rate(config)
+    reach = rate * facts.hidden_size * steps
     if reach < 1:
         yield (
             f"the critic's values begin at 0 and move by about {reach:.2g} in the whole run (critic.learning_rate "
-            f"{critic.learning_rate:g} x hidden size {facts.hidden_size:,} x {steps:,} optimizer steps): too little "
+            f"{rate:g} x hidden size {facts.hidden_size:,} x {steps:,} optimizer steps): too little "
             "for rewards of about 1; raise critic.learning_rate"
         )
 

@@ -1,7 +1,8 @@
-"""Algorithms by name: each preset is a plain list of differences from the defaults of the run file.
+"""Algorithms by name: each preset is a plain list of what it sets over the defaults of the run file.
 
-Keys are dotted paths into `RlConfig`. Layers from weakest to strongest: defaults, preset, run file, command line.
-Printed by `burnish algorithms NAME`.
+Keys are dotted paths into `RlConfig` (`RmConfig` for RM_PRESETS). The two lineage presets also state values that are
+defaults today, since what was done in 2019 does not change with them; docs/lineage.md tells the source of each.
+Layers from weakest to strongest: defaults, preset, run file, command line. Printed by `burnish algorithms NAME`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,35 @@ def _preset(name: str, summary: str, source: str, **values: Any) -> Preset:
 
 
 _NO_CLIP = {"algorithm__clip_low": None, "algorithm__clip_high": None}
+
+_LINEAGE_PPO: Mapping[str, Any] = {
+    "steps": 1953,
+    "rollout__prompts_per_step": 512,
+    "rollout__group_size": 1,
+    "rollout__temperature": 0.7,
+    "scoring__incomplete_score": -1.0,
+    "algorithm__estimator": "gae",
+    "algorithm__gamma": 1.0,
+    "algorithm__lam": 0.95,
+    "algorithm__loss": "ppo_clip",
+    "algorithm__clip_low": 0.2,
+    "algorithm__clip_high": 0.2,
+    "algorithm__aggregation": "token_mean",
+    "algorithm__kl_in": "reward",
+    "algorithm__kl_estimator": "k1",
+    "algorithm__whiten_advantages": True,
+    "algorithm__entropy_coef": 0.0,
+    "critic__coef": 0.1,
+    "critic__clip": 0.2,
+    "critic__learning_rate": None,
+    "optimization__schedule": "linear",
+    "optimization__schedule_unit": "step",
+    "optimization__eps": 1e-5,
+    "optimization__max_grad_norm": None,
+    "optimization__epochs": 4,
+    "optimization__minibatches": 1,
+}
+"""What the codes of 2019 and 2020 have in common; a million episodes of 512 responses a step are 1953 steps."""
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
@@ -221,5 +251,97 @@ PRESETS: Mapping[str, Preset] = {
             **_NO_CLIP,
             rollout__group_size=1,
         ),
+        _preset(
+            "oai_2019",
+            "PPO of the 2019 RLHF code: fixed-length responses judged up to a full stop, adaptive KL, shared trunk.",
+            "https://arxiv.org/abs/1909.08593",
+            **_LINEAGE_PPO,
+            data__query={"start_text": ".", "end_text": "."},
+            rollout__max_prompt_tokens=64,
+            rollout__max_response_tokens=24,
+            rollout__ignore_eos=True,
+            scoring__truncate_token=".",
+            scoring__truncate_after=16,
+            algorithm__whiten_rewards=True,
+            algorithm__kl_coef=0.15,
+            algorithm__kl_target=6.0,
+            algorithm__kl_horizon=10_000,
+            critic__kind="shared",
+            critic__init="policy",
+            critic__head_init_std=0.0,
+            optimization__learning_rate=1e-5,
+            optimization__optimizer="adam_tf",
+            optimization__weight_decay=0.0,
+        ),
+        _preset(
+            "tldr_2020",
+            "PPO of the 2020 summarisation code: EOS trick, critic from the reward model, fixed KL.",
+            "https://arxiv.org/abs/2403.17031",
+            **_LINEAGE_PPO,
+            rollout__max_prompt_tokens=512,
+            rollout__max_response_tokens=53,
+            rollout__ignore_eos=False,
+            algorithm__whiten_rewards=False,
+            algorithm__kl_coef=0.05,
+            critic__kind="separate",
+            critic__init="reward_model",
+            optimization__learning_rate=3e-6,
+            optimization__optimizer="adamw",
+            optimization__weight_decay=0.01,
+        ),
     )
 }
+
+RM_PRESETS: Mapping[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        _preset(
+            "oai_2019",
+            "Softmax over four candidates, fixed-length responses, gain and bias trained and normalised twice.",
+            "https://arxiv.org/abs/1909.08593",
+            max_tokens=88,
+            loss="best_of",
+            candidates=4,
+            score_at="last_position",
+            response_length=24,
+            normalization__kind="gain_bias",
+            normalization__on="policy",
+            normalization__before=True,
+            normalization__after=True,
+            normalization__trainable=True,
+            normalization__responses=512,
+            normalization__max_response_tokens=24,
+            normalization__temperature=0.7,
+            normalization__ignore_eos=True,
+            optimization__learning_rate=5e-5,
+            optimization__schedule="linear",
+            optimization__comparisons_per_batch=32,
+            optimization__epochs=1,
+            optimization__optimizer="adam_tf",
+            optimization__eps=1e-5,
+            optimization__max_grad_norm=None,
+        ),
+        _preset(
+            "tldr_2020",
+            "Pairs with a logistic loss, score at the end of the response, zero at the reference responses.",
+            "https://arxiv.org/abs/2403.17031",
+            max_tokens=638,
+            loss="bradley_terry",
+            score_at="last",
+            append_eos=True,
+            normalization__kind="bias",
+            normalization__on="references",
+            normalization__before=False,
+            normalization__after=True,
+            optimization__learning_rate=3e-6,
+            optimization__schedule="cosine",
+            optimization__comparisons_per_batch=64,
+            optimization__epochs=1,
+            optimization__optimizer="adamw",
+            optimization__eps=1e-5,
+            optimization__weight_decay=0.01,
+            optimization__max_grad_norm=None,
+        ),
+    )
+}
+"""What `preset: NAME` sets in a run file of `burnish rm`: the reward models of the two lineage presets."""

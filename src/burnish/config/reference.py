@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from burnish.config import fields
-from burnish.config.presets import PRESETS
+from burnish.config.presets import PRESETS, RM_PRESETS, Preset
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_rm import RmConfig
 
@@ -36,10 +36,11 @@ algorithm: grpo                 # short for  algorithm: {preset: grpo}
 rollout: {prompts_per_step: 16, group_size: 8, max_response_tokens: 256}
 ```
 
-**Layers.** Defaults, then the preset named by `algorithm.preset`, then the file, then `key.path=value` words on the
-command line; the later one wins. `burnish plan FILE` prints every value and which layer it came from. Lists are
-replaced as a whole; one entry is reached by its number (`rewards.0.weight=2`). A preset's KL is dropped as a whole
-when the file says `kl_in: none` or `kl_coef: 0`.
+**Layers.** Defaults, then the preset named by `algorithm.preset` (in a file of `burnish rm` by `preset`), then the
+file, then `key.path=value` words on the command line; the later one wins. `burnish plan FILE` prints every value and
+which layer it came from. Lists are replaced as a whole; one entry is reached by its number (`rewards.0.weight=2`). A
+preset's KL is dropped as a whole when the file says `kl_in: none` or `kl_coef: 0`, its rule about truncated responses
+when the file says `truncate_token: null`.
 
 **Paths.** Relative paths, in the file and on the command line alike, start at the folder in which the command is run.
 
@@ -127,13 +128,19 @@ def _plain(value: Any) -> str:
 
 def _presets() -> str:
     lines = ["## Presets", "", "What `algorithm: NAME` sets; everything else keeps its default.", ""]
-    lines += ["| preset | what it is | sets |", "|---|---|---|"]
-    for preset in PRESETS.values():
+    lines += _preset_table(PRESETS)
+    lines += ["", "What `preset: NAME` sets in a run file of `burnish rm`:", "", *_preset_table(RM_PRESETS)]
+    return "\n".join(lines)
+
+
+def _preset_table(presets: Mapping[str, Preset]) -> list[str]:
+    lines = ["| preset | what it is | sets |", "|---|---|---|"]
+    for preset in presets.values():
         values = ", ".join(
             f"`{key.removeprefix('algorithm.')}: {_plain(value)}`" for key, value in preset.values.items()
         )
         lines.append(f"| [`{preset.name}`]({preset.source}) | {preset.summary} | {values} |")
-    return "\n".join(lines)
+    return lines
 
 
 def main() -> None:

@@ -8,40 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
 
-from burnish.config import checks, fields
-
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values never change after loading, numbers are strict."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain_scalars(cls, value: Any, info: ValidationInfo) -> Any:
-        return fields.plain_scalar(fields.field_annotations(cls)[str(info.field_name)], value)
-
-
-def refuse(problems: list[Any]) -> None:
-    """Hand several problems of fields together through pydantic, which knows only one message."""
-    if problems:
-        text = "; ".join(f"{p.field}: {p.message} ({p.remedy})" for p in problems)
-        raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _path_shorthand(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
+from burnish.config import checks
+from burnish.config.schema_data import DataConfig, ModelConfig
+from burnish.config.section import Fraction, NonNegativeInt, PositiveInt, Section, as_list, path_shorthand, refuse
 
 
 def _name_shorthand(value: Any) -> Any:
@@ -50,104 +21,6 @@ def _name_shorthand(value: Any) -> Any:
 
 def _preset_shorthand(value: Any) -> Any:
     return {"preset": value} if isinstance(value, str) else value
-
-
-class LoraConfig(Section):
-    """Train low-rank adapters instead of all weights; the reference is then the base with the adapter off."""
-
-    rank: PositiveInt = 16
-    """Rank of each adapter."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    """Scale of the adapter; its output is multiplied by alpha / rank."""
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Names of the layers to adapt, or `all-linear` for every linear layer but the head."""
-
-
-class ModelConfig(Section):
-    """Which model is trained, and how its weights are held."""
-
-    path: str
-    """Local folder in the Hugging Face layout (safetensors) or a hub name."""
-    tokenizer: str | None = None
-    """Folder or hub name of the tokenizer, when it does not lie beside the weights."""
-    revision: str | None = None
-    """Hub revision (branch, tag or commit)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of the weights while training."""
-    device: str = "auto"
-    """`auto` (a GPU when there is one), `cpu`, `cuda`, `cuda:1` ..."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you ask."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more arithmetic."""
-    lora: LoraConfig | None = None
-    """Low-rank adapters; none trains all weights."""
-    chat_template: str | None = None
-    """Jinja chat template (inline text or a path to a file) that replaces the tokenizer's."""
-    pad_token: str | None = None
-    """Token to pad with, for a tokenizer that has none (it must not end a response)."""
-    from_scratch: bool = False
-    """Ignore the weights in the folder and start from a random initialisation of its `config.json`."""
-
-
-class DataSource(Section):
-    """One data set."""
-
-    path: str
-    """File (.jsonl, .json, .csv, .parquet, .txt; .gz too), folder of a saved data set, or hub name."""
-    split: str = "train"
-    """Split of a hub or saved data set."""
-    subset: str | None = None
-    """Configuration name of a hub data set."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Role to column name, roles: prompt, messages, completion, text, answer, domain, id; of comparisons chosen,
-    rejected, responses, best, margin, tie.
-    What is not named is recognised from the columns; dots reach into nested values (`reward_model.ground_truth`)."""
-    schema_name: Literal[
-        "auto",
-        "prompt",
-        "prompt_completion",
-        "chat",
-        "text",
-        "verl",
-        "roll",
-        "preference",
-        "candidates",
-        "token_labels",
-    ] = "auto"
-    """Layout of the rows; `auto` recognises it and prints what it understood."""
-    prompt_template: str | None = None
-    """Text around the prompt, with column names in braces: `"Question: {question}\\nAnswer:"`."""
-    system_prompt: str | None = None
-    """System message put before every conversation that has none (turns text prompts into conversations)."""
-    domain: str | None = None
-    """Domain of all rows, for logging by domain; default: the domain column, else the name of the file."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of this source among several (largest remainder keeps the shares exact)."""
-    limit: PositiveInt | None = None
-    """Use only the first so many rows."""
-    document_separator: str | None = None
-    """Text files: regular expression between two documents (`"\\n\\n(?=Once upon a time)"`); default: `<|endoftext|>`
-    where the file has it, else two blank lines, else one blank line, else the end of each line."""
-
-
-Source = Annotated[DataSource, BeforeValidator(_path_shorthand)]
-Sources = Annotated[tuple[Source, ...], BeforeValidator(_as_list)]
-
-
-class DataConfig(Section):
-    """What is trained and evaluated on."""
-
-    train: Sources = ()
-    """Training data: a path, a source, or a list of them."""
-    eval: Sources = ()
-    """Held-out data: a path, a source, or a list of them."""
-    over_long: Literal["drop", "truncate", "error"] = "drop"
-    """What to do with prompts above `max_prompt_tokens` (truncation keeps the end); always counted and printed."""
-    chat: Literal["auto", "always", "never"] = "auto"
-    """Apply the chat template: to messages only (`auto`), to plain prompts as well (`always`), or never."""
-    shuffle: bool = True
-    """A fresh order each pass over the data, a pure function of the seed."""
 
 
 class RewardConfig(Section):
@@ -180,6 +53,16 @@ class ScoringConfig(Section):
     """The stated score of a failed reward (needs `on_failure: score`)."""
     max_failure_fraction: Fraction = 0.1
     """Stop the run when more than this fraction of a step's responses could not be scored."""
+    truncate_token: str | None = None
+    """Score each response cut after the first such token at or after position `truncate_after`; the token stays, and
+    the loss still covers all of the response (2019 style: `.` and 16, https://arxiv.org/abs/1909.08593). A token as
+    the vocabulary spells it, or a text that is one token; none scores responses as they are."""
+    truncate_after: NonNegativeInt = 0
+    """First position, counted from 0, at which `truncate_token` is looked for."""
+    incomplete_score: float | None = None
+    """Score that replaces that of an incomplete response: one without such a `truncate_token`, or, when none is set,
+    one cut at max_response_tokens before its end. -1 in both styles (https://arxiv.org/abs/1909.08593, section 3.1.1;
+    the EOS trick of https://arxiv.org/abs/2403.17031). None scores incomplete responses as the others."""
 
 
 class AlgorithmConfig(Section):
@@ -276,6 +159,9 @@ class RolloutConfig(Section):
     """Texts that end a response (the text stays in the response)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response, beside the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """Go on through the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
+    (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
     engine: str = "local"
     """`local` (the training weights themselves) or `package.module:Class`."""
     max_batch_rows: PositiveInt = 256
@@ -293,6 +179,9 @@ class OptimizationConfig(Section):
     """Optimizer steps from 0 up to the peak."""
     final_learning_rate_fraction: Fraction = 0.0
     """Where a linear or cosine schedule ends, as a fraction of the peak."""
+    schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
+    """When the learning rate moves, and what `warmup_steps` counts: every optimizer step, or every step of the loop, so
+    that its epochs and minibatches share one rate (both lineage styles, https://arxiv.org/abs/2403.17031)."""
     optimizer: Literal["adamw", "adam_tf"] = "adamw"
     """Update rule; `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -321,16 +210,26 @@ class CriticConfig(Section):
     kind: Literal["separate", "shared"] = "separate"
     """A model of its own, all of whose weights train, or a value head on the policy's trunk (one backward for both)."""
     init: str = "policy"
-    """Start of a separate critic: `policy` (a copy of its trunk, values of 0), or the folder of a sequence classifier
-    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    """Peak learning rate of a separate critic, or of the head on a shared trunk."""
+    """Start of a separate critic: `policy` (a copy of its trunk and a new head), the folder of a sequence classifier
+    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, or `reward_model`, the folder of the
+    run's one `model:PATH` reward (2020 style, https://arxiv.org/abs/2009.01325)."""
+    head_init_std: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of a new head's weights. 0 makes all first values 0 (2019 style)."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = 1e-5
+    """Peak learning rate of a separate critic, or of the head on a shared trunk. None takes that of `optimization`:
+    without gradient clipping policy and critic are then stepped as by one optimizer over both (2019 and 2020 style)."""
     clip: Annotated[float, Field(gt=0)] | None = 0.2
     """Value clipping: a value further than this from the one at sampling time earns no gradient. None does not clip."""
-    coef: Annotated[float, Field(gt=0)] = 0.1
-    """Shared trunk: weight of the value loss beside the policy loss."""
+    coef: Annotated[float, Field(gt=0)] | None = None
+    """Weight of the value loss. None is 0.1 beside the policy loss of a shared trunk and 1 for a separate critic (whose
+    Adam steps a constant factor changes only through `eps` and gradient clipping)."""
     warmup_steps: NonNegativeInt = 0
     """First steps of the run in which the critic alone is trained and the policy stays as it is."""
+
+    @property
+    def loss_weight(self) -> float:
+        """The `coef` that is used."""
+        return self.coef if self.coef is not None else {"shared": 0.1, "separate": 1.0}[self.kind]
 
 
 class EvaluationConfig(Section):
@@ -362,7 +261,7 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """What is shown and written (metrics.jsonl is always written)."""
 
-    sinks: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ("tensorboard",)
+    sinks: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("tensorboard",)
     """Further sinks for the metrics: `tensorboard`, `wandb`, `mlflow` or `package.module:Class`."""
     record_rollouts: bool = True
     """Write every rollout, before any filter, to rollouts/step-*.jsonl."""
@@ -377,7 +276,7 @@ class RunConfig(Section):
     """Folder of the run; starting again in it resumes."""
     seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
-    model: Annotated[ModelConfig, BeforeValidator(_path_shorthand)]
+    model: Annotated[ModelConfig, BeforeValidator(path_shorthand)]
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -391,7 +290,7 @@ class RlConfig(RunConfig):
     """Steps of the loop: each samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
     """Optimizer steps by which rollouts may lag behind the policy; 0 is synchronous (the only value yet)."""
-    rewards: Annotated[tuple[Reward, ...], BeforeValidator(_as_list)] = ()
+    rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
     """Rewards; a name, a section or a list of them."""
     scoring: ScoringConfig = ScoringConfig()
     algorithm: Annotated[AlgorithmConfig, BeforeValidator(_preset_shorthand)] = AlgorithmConfig()
@@ -420,6 +319,8 @@ class SftOptimizationConfig(OptimizationConfig):
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     tokens_per_batch: PositiveInt = 16_384
     """Tokens of one optimizer step (whole examples, at most this many with padding counted out)."""
+    schedule_unit: Literal["optimizer_step"] = "optimizer_step"
+    """Not used by supervised fine-tuning: one batch is one optimizer step."""
     minibatches: Literal[1] = 1
     """Not used by supervised fine-tuning: one batch is one optimizer step."""
     epochs: PositiveInt = 1

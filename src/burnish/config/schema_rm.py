@@ -6,17 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from burnish.config import checks
-from burnish.config.schema import (
-    EvaluationConfig,
-    NonNegativeInt,
-    OptimizationConfig,
-    PositiveInt,
-    RunConfig,
-    Section,
-    Sources,
-    refuse,
-)
+from burnish.config import checks_rm
+from burnish.config.schema import EvaluationConfig, OptimizationConfig, RunConfig
+from burnish.config.schema_data import Sources
+from burnish.config.section import NonNegativeInt, PositiveInt, Section, refuse
 
 
 class RmOptimizationConfig(OptimizationConfig):
@@ -28,6 +21,8 @@ class RmOptimizationConfig(OptimizationConfig):
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     comparisons_per_batch: PositiveInt = 32
     """Comparisons (not responses) of one optimizer step."""
+    schedule_unit: Literal["optimizer_step"] = "optimizer_step"
+    """Not used by reward models: one batch is one optimizer step."""
     minibatches: Literal[1] = 1
     """Not used by reward models: one batch is one optimizer step."""
     epochs: PositiveInt = 1
@@ -66,10 +61,18 @@ class NormalizationConfig(Section):
     """Longest response of the policy."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature of the policy."""
+    ignore_eos: bool = False
+    """The policy samples exactly max_response_tokens tokens, through its end-of-sequence tokens (2019 style)."""
+    trainable: bool = False
+    """Keep gain and bias apart from the head, and train them as well (2019 style, https://arxiv.org/abs/1909.08593).
+    Off, the gain is part of the head's weights, and the bias stays where the normalisation put it."""
 
 
 class RmConfig(RunConfig):
     """Run file of `burnish rm`: a reward model from comparisons of responses."""
+
+    preset: str | None = None
+    """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); what the run file says wins over it."""
 
     steps: PositiveInt | None = None
     """Optimizer steps; none makes `optimization.epochs` passes over the data."""
@@ -94,6 +97,8 @@ class RmConfig(RunConfig):
     score_at: Literal["last", "eos", "last_position"] = "last"
     """Token whose state is scored: the last one; the first end-of-sequence token of the response (without one the
     last token); or the last of `response_length` positions, padding or not (2019 style)."""
+    head_init_std: Annotated[float, Field(ge=0)] | None = None
+    """Standard deviation of a new head's weights; none is 1 / sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593)."""
     response_length: PositiveInt | None = None
     """Fixed length of responses for `score_at: last_position`."""
     label_pad_token_id: NonNegativeInt | None = None
@@ -107,5 +112,5 @@ class RmConfig(RunConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> RmConfig:
-        refuse(checks.check_rm(self))
+        refuse(checks_rm.check_rm(self))
         return self

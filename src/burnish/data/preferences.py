@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.chat import Chat
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted

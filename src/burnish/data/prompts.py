@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.data.chat import Chat, encode_prompt
 from burnish.data.conversations import prompt_of, without_last_answer
+from burnish.data.queries import cut_query
 from burnish.data.rows import Row, describe, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
@@ -144,15 +145,17 @@ def load_prompts(
     over_long: OverLong = "drop",
     chat: Chat = "auto",
     context_tokens: int | None = None,
+    query: QueryConfig | None = None,
 ) -> PromptSet:
     """Prompts of all sources, encoded.
 
     max_prompt_tokens: longest prompt; longer ones are dropped, truncated (the end stays, and a leading BOS) or an
     error, as `over_long` says, and counted. context_tokens: length of the model's context; a prompt that leaves no
-    room for a response is an error whatever `over_long` says.
+    room for a response is an error whatever `over_long` says. query: cut a query from each row of layout `text`; rows
+    without one are left out and counted.
     """
     parts = [
-        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens)
+        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query)
         for loaded in load_sources(sources, "prompts")
     ]
     return PromptSet(
@@ -174,12 +177,20 @@ def _source_prompts(
     over_long: OverLong,
     chat: Chat,
     context_tokens: int | None,
+    query: QueryConfig | None,
 ) -> tuple[_Encoded, Understanding]:
+    cuts = query if loaded.reading.schema == "text" and loaded.source.prompt_template is None else None
     kept: _Encoded = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
         prompt = _prompt(loaded, row_id, row, changed)
+        if cuts is not None:
+            cut = _query(prompt, cuts, tokenizer, max_prompt_tokens, chat)
+            if cut is None:
+                skipped[_without_query(cuts, max_prompt_tokens)] += 1
+                continue
+            prompt = cut
         tokens: tuple[int, ...] | None = encode_prompt(prompt, tokenizer, chat)
         if max_prompt_tokens is not None and len(tokens or ()) > max_prompt_tokens:
             tokens = _shortened(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
@@ -190,7 +201,33 @@ def _source_prompts(
         _check_context(tokens, context_tokens, row)
         kept.append((prompt, tokens))
     require_rows(kept, loaded, skipped)
-    return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+    understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+    return kept, understanding if cuts is None else replace(understanding, query=_between(cuts))
+
+
+def _query(
+    prompt: Prompt, query: QueryConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None, chat: Chat
+) -> Prompt | None:
+    def fits(text: str) -> bool:
+        return limit is None or len(encode_prompt(replace(prompt, text=text), tokenizer, chat)) <= limit
+
+    if prompt.text is None:
+        raise DataError(
+            f"prompt {prompt.id!r} is a conversation, from which no query can be cut",
+            remedy="remove data.query, or the system_prompt of this source",
+        )
+    text = cut_query(prompt.text, start_text=query.start_text, end_text=query.end_text, fits=fits)
+    return None if text is None else replace(prompt, text=text)
+
+
+def _without_query(query: QueryConfig, limit: int | None) -> str:
+    within = "" if limit is None else f" within max_prompt_tokens ({limit:,})"
+    return f"documents without a query {_between(query)}{within}"
+
+
+def _between(query: QueryConfig) -> str:
+    start = "the beginning" if query.start_text is None else repr(query.start_text)
+    return f"between {start} and {query.end_text!r}"
 
 
 def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str]) -> Prompt:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.rows import Row, column_names, has_column, lookup, suggestion
 from burnish.errors import DataError
 

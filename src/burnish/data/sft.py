@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
 from burnish.data.chat import Chat, encode_continuation, encode_prompt, encode_text, plain_text, turns_of
 from burnish.data.conversations import checked_messages, prompt_of

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
 from burnish.data.rows import Row, plain_row, suggestion
 from burnish.errors import DataError

@@ -24,6 +24,7 @@ class Understanding:
     skipped: Mapping[str, int] = field(default_factory=dict)
     changed: Mapping[str, int] = field(default_factory=dict)
     columns_left_out: tuple[str, ...] = ()
+    query: str | None = None
 
     def lines(self) -> list[str]:
         """The account as lines of text, the first one naming the source."""
@@ -35,6 +36,8 @@ class Understanding:
         for label, value in (("prompt template", self.prompt_template), ("system prompt", self.system_prompt)):
             if value is not None:
                 lines.append(f"  {label}: {value!r}")
+        if self.query is not None:
+            lines.append(f"  prompts are queries cut from the documents, {self.query}")
         if self.limit is not None:
             lines.append(f"  limited to the first {self.limit:,} rows")
         if self.share is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.batch import Batch
 from burnish.models.loading import LoadedModel

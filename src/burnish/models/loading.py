@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from burnish.config.schema import LoraConfig
+from burnish.config.schema_data import LoraConfig
 from burnish.errors import ModelError
 
 if TYPE_CHECKING:

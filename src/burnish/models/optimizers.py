@@ -20,7 +20,8 @@ OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Numbers of the optimizer. `total_steps` are the optimizer steps of the whole run (for linear and cosine)."""
+    """Numbers of the optimizer. `total_steps` are the optimizer steps of the whole run (for linear and cosine); the
+    learning rate moves, and `warmup_steps` count, every `steps_per_rate` of them."""
 
     learning_rate: float
     total_steps: int
@@ -32,6 +33,7 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
     optimizer: str = "adamw"
+    steps_per_rate: int = 1
 
     @staticmethod
     def from_config(
@@ -49,13 +51,14 @@ class OptimizerSettings:
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
             optimizer=config.optimizer,
+            steps_per_rate=config.epochs * config.minibatches if config.schedule_unit == "step" else 1,
         )
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of optimizer step `step` (the first is 0)."""
         return learning_rate(
-            step,
-            total_steps=self.total_steps,
+            step // self.steps_per_rate,
+            total_steps=self.total_steps // self.steps_per_rate,
             warmup_steps=self.warmup_steps,
             peak=self.learning_rate,
             schedule=self.schedule,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from burnish.config.schema import LoraConfig
+from burnish.config.schema_data import LoraConfig
 from burnish.errors import CheckpointError, DivergenceError
 from burnish.models.batch import Batch
 from burnish.models.loading import LoadedModel

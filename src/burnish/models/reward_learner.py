@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,7 @@ class RewardLearner:
         self.model = model
         self._tokens_per_microbatch = tokens_per_microbatch
         self._gradient_checkpointing = gradient_checkpointing
-        parameters = [(n, p) for n, p in model.loaded.model.named_parameters() if p.requires_grad]
-        self._optimizer = WeightOptimizer(parameters, settings)
+        self._optimizer = WeightOptimizer(model.named_parameters(), settings)
         self._version = 0
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
@@ -94,6 +93,9 @@ class RewardLearner:
         self._version += 1
         metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
         metrics["rm/learning_rate"] = Metric(Reduction.LAST, rate)
+        if self.model.gain_bias is not None:
+            metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.item())
+            metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.item())
         return metrics
 
     @torch.no_grad()
@@ -137,11 +139,32 @@ class RewardLearner:
         self._optimizer.refresh()
 
     def training_state(self) -> dict[str, Any]:
-        """Version and optimizer state; the learning rate is a function of the version."""
-        return {"version": self._version, "optimizer": self._optimizer.state()}
+        """Version and optimizer state; the learning rate is a function of the version. Where gain and bias train, also
+        these and the head that they are folded into on disk."""
+        state: dict[str, Any] = {"version": self._version, "optimizer": self._optimizer.state()}
+        if self.model.gain_bias is not None:
+            state["apart"] = {name: value.detach().clone() for name, value in self._apart().items()}
+            state["earlier_gain"] = self.model.normalization.gain
+        return state
+
+    def _apart(self) -> dict[str, Tensor]:
+        gain_bias = self.model.gain_bias
+        return {} if gain_bias is None else {**self.model.head.state_dict(prefix="head."), **gain_bias.state_dict()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The opposite of `training_state`; load the weights first."""
+        apart = self._apart()
+        if set(apart) != set(state.get("apart", {})):
+            raise CheckpointError(
+                "the checkpoint was made with another normalization.trainable than this run has",
+                remedy="resume with the run file that it was made with",
+            )
+        if apart:
+            with torch.no_grad():
+                for name, value in apart.items():
+                    value.copy_(state["apart"][name])
+            self.model.normalization = replace(self.model.normalization, gain=float(state["earlier_gain"]), bias=0.0)
+            self._optimizer.refresh()
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.loading import NEW_HEAD, LoadedModel, load_model
@@ -44,8 +44,28 @@ class Normalization:
     measured_on: str = ""
 
 
+class GainBias(nn.Module):
+    """reward = gain * logit + bias with both trained, beside a head that keeps the scale it was made with
+    (https://arxiv.org/abs/1909.08593). 0-d float32."""
+
+    def __init__(self, gain: float, bias: float, *, device: torch.device) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(gain, device=device))
+        self.bias = nn.Parameter(torch.tensor(bias, device=device))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return self.gain * logits + self.bias
+
+    def folded(self, earlier: Normalization) -> Normalization:
+        """What it amounts to, on top of the gain that the head's weight holds already."""
+        return Normalization(earlier.gain * self.gain.item(), self.bias.item(), earlier.measured_on)
+
+
 class RewardModel:
-    """Scores responses. `loaded.model` is a sequence classifier with one label, `head` its linear layer."""
+    """Scores responses. `loaded.model` is a sequence classifier with one label, `head` its linear layer.
+
+    `gain_bias` is None unless gain and bias are trained; then `normalization` holds the gain that came before, bias 0.
+    """
 
     def __init__(
         self, loaded: LoadedModel, readout: Readout | None = None, normalization: Normalization | None = None
@@ -55,6 +75,7 @@ class RewardModel:
         self.normalization = normalization or Normalization()
         self.head_name, self.head = score_head(loaded.model)
         self.adapter: Adapter | None = None
+        self.gain_bias: GainBias | None = None
         self._takes_positions = "position_ids" in inspect.signature(loaded.model.base_model.forward).parameters
 
     def scores(self, pairs: Sequence[PromptResponse]) -> Tensor:
@@ -74,7 +95,19 @@ class RewardModel:
         hidden_BH = hidden_BSH[torch.arange(len(pairs), device=device), layout.read_B.to(device)]
         bias = None if self.head.bias is None else self.head.bias.float()
         logits_B = F.linear(hidden_BH.float(), self.head.weight.float(), bias).squeeze(1)
-        return logits_B + self.normalization.bias
+        return logits_B + self.normalization.bias if self.gain_bias is None else self.gain_bias(logits_B)
+
+    def train_gain_and_bias(self) -> None:
+        """From now on gain and bias are parameters of their own (`normalization.trainable`)."""
+        self.gain_bias = GainBias(1.0, self.normalization.bias, device=self.loaded.model.device)
+        self.normalization = replace(self.normalization, bias=0.0)
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Everything that trains."""
+        own = list(self.loaded.model.named_parameters())
+        if self.gain_bias is not None:
+            own += [(f"gain_bias.{name}", parameter) for name, parameter in self.gain_bias.named_parameters()]
+        return [(name, parameter) for name, parameter in own if parameter.requires_grad]
 
     @torch.no_grad()
     def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = 16_384) -> list[float]:
@@ -102,6 +135,11 @@ class RewardModel:
                 remedy="use more or longer responses (normalization.responses), or normalization.kind: bias",
             )
         gain = 1.0 / spread if scale else 1.0
+        if self.gain_bias is not None:
+            self.gain_bias.gain.mul_(gain)
+            self.gain_bias.bias.sub_(mean).mul_(gain)
+            self.normalization = replace(self.normalization, measured_on=measured_on)
+            return
         self.head.weight.mul_(gain)
         if self.head.bias is not None:
             self.head.bias.mul_(gain)
@@ -112,18 +150,28 @@ class RewardModel:
         """Write the classifier (adapter merged in), tokenizer, normalisation, and with LoRA the adapter alone."""
         model = self.loaded.model
         model.config.pad_token_id = self.loaded.pad_token_id  # transformers finds the last token by it
-        model.save_pretrained(folder, state_dict=self._merged_state(), safe_serialization=True)
+        model.save_pretrained(folder, state_dict=self._saved_state(), safe_serialization=True)
         self.loaded.tokenizer.save_pretrained(folder)
-        content = {"reward": "logit + bias", **asdict(self.normalization), **asdict(self.readout)}
+        normalization = self.normalization if self.gain_bias is None else self.gain_bias.folded(self.normalization)
+        content = {"reward": "logit + bias", **asdict(normalization), **asdict(self.readout)}
         (folder / REWARD_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if self.adapter is not None:
             self.adapter.save(folder / "adapter")
 
-    def _merged_state(self) -> dict[str, Tensor] | None:
-        if self.adapter is None:
+    def _saved_state(self) -> dict[str, Tensor] | None:
+        """The state to save where it is not the model's own: adapter merged in, a gain of its own folded in."""
+        if self.adapter is None and self.gain_bias is None:
             return None
+        state = dict(self.loaded.model.state_dict()) if self.adapter is None else self._merged_state(self.adapter)
+        if self.gain_bias is not None:
+            gain = self.gain_bias.gain.detach()
+            for name, value in self.head.state_dict().items():
+                state[f"{self.head_name}.{name}"] = (value.detach() * gain).to(value.dtype)
+        return state
+
+    def _merged_state(self, adapter: Adapter) -> dict[str, Tensor]:
         prefix = self.loaded.model.base_model_prefix
-        state = {f"{prefix}.{name}": value for name, value in self.adapter.merged_state().items()}
+        state = {f"{prefix}.{name}": value for name, value in adapter.merged_state().items()}
         state |= {f"{self.head_name}.{name}": value.detach() for name, value in self.head.state_dict().items()}
         return state
 
@@ -146,17 +194,19 @@ def score_head(model: PreTrainedModel) -> tuple[str, nn.Linear]:
 
 
 @torch.no_grad()
-def init_score_head(head: nn.Linear, *, seed: int) -> None:
-    """Weights from N(0, 1/sqrt(d_model + 1)), the second number the deviation; bias 0
-    (https://arxiv.org/abs/1909.08593). A function of the seed alone."""
+def init_score_head(head: nn.Linear, *, seed: int, std: float | None = None) -> None:
+    """Weights from N(0, std), bias 0; without a std 1/sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593). A function
+    of the seed alone."""
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
-    head.weight.copy_(noise)
+    noise = torch.randn(head.weight.shape, generator=generator)
+    head.weight.copy_(noise / math.sqrt(head.in_features + 1) if std is None else noise * std)
     if head.bias is not None:
         head.bias.zero_()
 
 
-def new_reward_model(config: ModelConfig, readout: Readout, *, seed: int) -> RewardModel:
+def new_reward_model(
+    config: ModelConfig, readout: Readout, *, seed: int, head_init_std: float | None = None
+) -> RewardModel:
     """A reward model to be trained, from a language model (with a fresh head) or from an earlier reward model (whose
     head and normalisation go on). With `config.lora` only adapters and head train.
 
@@ -166,7 +216,7 @@ def new_reward_model(config: ModelConfig, readout: Readout, *, seed: int) -> Rew
     fresh = config.from_scratch or NEW_HEAD in loaded.notes
     model = RewardModel(loaded, readout, None if fresh else read_reward_file(Path(config.path))[0])
     if fresh:
-        init_score_head(model.head, seed=seed)
+        init_score_head(model.head, seed=seed, std=head_init_std)
     if config.lora is not None:
         model.adapter = Adapter(loaded.model.base_model, config.lora, seed=seed, task_type="FEATURE_EXTRACTION")
         model.head.requires_grad_(True)

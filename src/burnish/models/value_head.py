@@ -27,7 +27,7 @@ class ValueHead(nn.Module):
     """Linear read-out of a hidden state (..., H) to a value (...), float32 whatever the trunk computes in.
 
     Weight and bias start at 0, so that a fresh critic says 0 everywhere and the first advantages are plain returns
-    (https://arxiv.org/abs/1909.08593).
+    (https://arxiv.org/abs/1909.08593); `init_value_head` starts it otherwise.
     """
 
     def __init__(self, hidden_size: int, *, device: torch.device) -> None:
@@ -65,6 +65,14 @@ class ValueHead(nn.Module):
                 remedy="resume with the model that the checkpoint was made with",
             )
         self.take(saved["weight"], saved["bias"])
+
+
+@torch.no_grad()
+def init_value_head(head: ValueHead, *, std: float, seed: int) -> None:
+    """Weights from N(0, std), bias 0. A function of the seed alone; std 0 leaves a fresh head as it is."""
+    generator = torch.Generator().manual_seed(seed)
+    head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
+    head.bias.zero_()
 
 
 class ValueScorer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.data.chat import Chat, encode_bare, encode_prompt
 from burnish.errors import ConfigError, DataError, RewardError
 from burnish.models.reward_layout import PromptResponse

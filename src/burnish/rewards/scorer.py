@@ -11,6 +11,7 @@ from burnish.config.names import MODEL_REWARD
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.calling import Caller
 from burnish.rewards.combining import Weighted, combine
+from burnish.rewards.endings import Ending
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.pool import Outcomes, Task, WorkerPool
@@ -54,6 +55,7 @@ class ProcessRewardScorer:
         self._pool = WorkerPool([self._specs[index] for index in self._remote], scoring.workers)
         self._caller = Caller()
         self._signatures = self._read_signatures()
+        self._ending: Ending | None = None
         self._counts = _Counts([spec.label for spec in self._specs])
         if columns is not None:
             self.check_columns(columns)
@@ -79,7 +81,12 @@ class ProcessRewardScorer:
         return self._pool.pids
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Tell reward models which tokenizer wrote the rollouts; returns a sentence for each, to be shown."""
+        """Tell reward models, and the rules about ends of responses, which tokenizer writes the rollouts. Until then
+        responses are scored as they are. Returns a sentence for each model, to be shown.
+
+        ConfigError when `scoring.truncate_token` is not one of its tokens.
+        """
+        self._ending = Ending.of(self._scoring, tokenizer)
         return [model.attach_policy(tokenizer) for model in self._models.values()]
 
     def check_columns(self, columns: Collection[str]) -> None:
@@ -97,15 +104,22 @@ class ProcessRewardScorer:
             return []
         self.check_columns({name for prompt, _ in items for name in prompt.columns})
         started = time.monotonic()
-        outcomes = self._outcomes(items)
-        scored = [self._combined(position, rollout, outcomes) for position, (_, rollout) in enumerate(items)]
+        ending = self._ending
+        seen = items if ending is None else [(prompt, ending.seen(rollout)) for prompt, rollout in items]
+        outcomes = self._outcomes(seen)
+        scored = [self._combined(position, rollout, outcomes) for position, (_, rollout) in enumerate(seen)]
+        if ending is not None:
+            scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
+            self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
         self._counts.add(items, scored, time.monotonic() - started)
         self._check_failures(items, scored)
         return scored
 
     def metrics(self) -> dict[str, Metric]:
-        """Failed fraction over all, by status and by domain, and seconds, since the last call."""
+        """Failed fraction over all, by status and by domain, incomplete responses, and seconds, since the last call."""
         metrics = self._counts.read()
+        if self._ending is None:
+            del metrics["reward/incomplete_fraction"]
         for position, index in enumerate(self._remote):
             name = f"time/reward_worker_seconds/{self._specs[index].label}"
             metrics[name] = Metric(Reduction.SUM, self._pool.seconds[position])
@@ -195,6 +209,7 @@ class _Counts:
 
     def _reset(self) -> None:
         self.seconds = 0.0
+        self.incomplete = 0
         self.total: Counter[str] = Counter()  # by domain
         self.failed: Counter[str] = Counter()
         self.status: Counter[RewardStatus] = Counter()
@@ -209,6 +224,7 @@ class _Counts:
     def read(self) -> dict[str, Metric]:
         total = self.total.total()
         metrics = {"reward/failed_fraction": Metric(Reduction.MEAN, float(self.failed.total()), float(total))}
+        metrics["reward/incomplete_fraction"] = Metric(Reduction.MEAN, float(self.incomplete), float(total))
         for status in FAILURES:
             name = f"reward/{status.value}_fraction"
             metrics[name] = Metric(Reduction.MEAN, float(self.status[status]), float(total))

@@ -15,7 +15,9 @@ class Sampling:
     """How to draw tokens. `greedy` takes the likeliest token; temperature, top_k, top_p and min_p are then unused
     (reported log-probabilities are still those at `temperature`).
 
-    stop_token_ids end a response and stay in it; stop texts end it with the token that completes them.
+    stop_token_ids end a response and stay in it; stop texts end it with the token that completes them. With
+    `ignore_eos` the model's own end-of-sequence ids are tokens like any other, and a response that nothing else stops
+    has exactly max_response_tokens tokens; a prompt that leaves no room for them is a RolloutError.
     """
 
     max_response_tokens: int
@@ -26,6 +28,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     greedy: bool = False
+    ignore_eos: bool = False
 
 
 class RolloutEngine(Protocol):

@@ -141,7 +141,15 @@ class LocalEngine:
                 f"context of {self._context_length}",
                 remedy="lower rollout.max_prompt_tokens, or use a model with a longer context",
             )
-        return min(sampling.max_response_tokens, self._context_length - length)
+        room = self._context_length - length
+        if sampling.ignore_eos and room < sampling.max_response_tokens:
+            raise RolloutError(
+                f"prompt {request.prompt_id!r} has {length} tokens, which leaves room for {room} more in the model's "
+                f"context of {self._context_length}, but with ignore_eos responses have exactly "
+                f"{sampling.max_response_tokens}",
+                remedy="lower rollout.max_prompt_tokens or rollout.max_response_tokens",
+            )
+        return min(sampling.max_response_tokens, room)
 
     def _run(self, rows: list[_Row], sampling: Sampling, stop: StopConditions) -> None:
         queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))

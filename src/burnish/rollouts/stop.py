@@ -14,7 +14,7 @@ from burnish.types import FinishReason
 class StopConditions:
     """Stop ids, stop texts and the decoder that turns tokens into text.
 
-    token_ids: the model's end-of-sequence ids and those of the sampling together.
+    token_ids: the model's end-of-sequence ids (unless the sampling ignores them) and those of the sampling together.
     """
 
     token_ids: frozenset[int]
@@ -23,7 +23,8 @@ class StopConditions:
 
     @staticmethod
     def of(sampling: Sampling, eos_token_ids: Sequence[int], tokenizer: Any) -> StopConditions:
-        return StopConditions(frozenset(eos_token_ids) | frozenset(sampling.stop_token_ids), sampling.stop, tokenizer)
+        own = frozenset[int]() if sampling.ignore_eos else frozenset(eos_token_ids)
+        return StopConditions(own | frozenset(sampling.stop_token_ids), sampling.stop, tokenizer)
 
     def finish_reason(self, response_tokens: Sequence[int], limit: int) -> FinishReason | None:
         """Why the response ends with its last token, or None when it goes on. A stop wins over the length limit."""

@@ -76,6 +76,8 @@ class Collector:
             "groups/missing": Metric(Reduction.LAST, wanted - len(kept)),
             "groups/sampled": Metric(Reduction.LAST, len(sampled)),
         }
+        if self.sampling.ignore_eos:
+            del metrics["rollout/truncated_fraction"]  # a response of a fixed length has not been cut
         trained = tuple(self._penalised(group) for group in kept)
         return Collected(trained, tuple(sampled), position, metrics | _penalty_metrics(trained, self.config))
 

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig
+from burnish.models.batch import Batch
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Objective, ValueObjective
+from burnish.models.roles import Denominators, Objective, ObjectiveValue, ValueObjective
+from burnish.models.value_head import init_value_head
 from burnish.trainers.value_objective import ActorCriticObjective, ClippedValueObjective
 
 
 def build_value_objective(config: RlConfig) -> ValueObjective:
-    """What an optimizer step of a critic minimises."""
+    """What an optimizer step of a critic by itself minimises."""
+    objective = _value_objective(config)
+    weight = 1.0 if config.critic.kind == "shared" else config.critic.loss_weight
+    return objective if weight == 1.0 else _weighted(objective, weight)
+
+
+def _value_objective(config: RlConfig) -> ClippedValueObjective:
     return ClippedValueObjective(
         clip=config.critic.clip,
         aggregation=config.algorithm.aggregation,
         length=config.rollout.max_response_tokens,
     )
+
+
+def _weighted(objective: ValueObjective, weight: float) -> ValueObjective:
+    """The loss times a constant; what is logged stays the loss itself."""
+
+    def weighted(values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        value = objective(values_BT, batch, denominators)
+        return ObjectiveValue(weight * value.loss, value.metrics)
+
+    return weighted
 
 
 def build_separate_critic(config: RlConfig, loaded: LoadedModel) -> SeparateCritic | None:
@@ -27,13 +48,24 @@ def build_separate_critic(config: RlConfig, loaded: LoadedModel) -> SeparateCrit
         return None
     settings = critic_settings(config)
     if critic.init == "policy":
-        return SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget)
-    return SeparateCritic.from_folder(critic.init, loaded, settings, field="critic.init", tokens_per_microbatch=budget)
+        built = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget)
+        init_value_head(built.head, std=critic.head_init_std, seed=config.seed)
+        return built
+    folder = reward_model_folder(config) if critic.init == "reward_model" else critic.init
+    return SeparateCritic.from_folder(folder, loaded, settings, field="critic.init", tokens_per_microbatch=budget)
+
+
+def reward_model_folder(config: RlConfig) -> str:
+    """Folder of the run's one reward model (the run file has been checked to have exactly one)."""
+    (name,) = [reward.name for reward in config.rewards if reward.name.startswith(MODEL_REWARD)]
+    return name.removeprefix(MODEL_REWARD)
 
 
 def build_shared_critic(config: RlConfig, policy: LocalPolicy) -> SharedCritic:
     budget = config.optimization.tokens_per_microbatch
-    return SharedCritic(policy, critic_settings(config), tokens_per_microbatch=budget)
+    critic = SharedCritic(policy, critic_settings(config), tokens_per_microbatch=budget)
+    init_value_head(critic.head, std=config.critic.head_init_std, seed=config.seed)
+    return critic
 
 
 def critic_settings(config: RlConfig) -> OptimizerSettings:
@@ -47,4 +79,4 @@ def with_value_loss(config: RlConfig, objective: Objective) -> Objective:
     """The policy's objective with the value loss added where the critic shares its trunk, else as it is."""
     if config.critic.kind == "separate":
         return objective
-    return ActorCriticObjective(objective, build_value_objective(config), config.critic.coef)
+    return ActorCriticObjective(objective, _value_objective(config), config.critic.loss_weight)

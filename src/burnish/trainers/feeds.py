@@ -54,6 +54,7 @@ def load_prompt_set(
         over_long=config.data.over_long,
         chat=config.data.chat,
         context_tokens=context_tokens,
+        query=config.data.query,
     )
 
 

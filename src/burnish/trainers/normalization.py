@@ -88,7 +88,9 @@ def _policy_responses(
         max_batch_rows=64,
     )
     limit = config.response_length or settings.max_response_tokens
-    sampling = Sampling(min(limit, settings.max_response_tokens), temperature=settings.temperature)
+    sampling = Sampling(
+        min(limit, settings.max_response_tokens), temperature=settings.temperature, ignore_eos=settings.ignore_eos
+    )
     chosen = [prompts[i % len(prompts)] for i in _order(len(prompts), settings.responses, config.seed)]
     requests = [RolloutRequest(f"normalization:{number}", number, tokens, (0,)) for number, tokens in enumerate(chosen)]
     with torch.no_grad():
@@ -107,6 +109,7 @@ def _prompts(config: RmConfig, loaded: LoadedModel, train: PreferenceSet) -> Seq
             max_prompt_tokens=max(room, 1),
             over_long=config.data.over_long,
             chat=config.data.chat,
+            query=config.data.query,
         ).prompt_tokens
     else:
         found = [e.prompt_tokens for e in train.examples if 0 < len(e.prompt_tokens) <= room]

@@ -10,7 +10,8 @@ from burnish.algorithms.advantages import Estimator, resolve_estimator
 from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import AlgorithmConfig, DataSource, RlConfig
+from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.config.schema_data import DataSource
 from burnish.data.prompts import PromptSet, read_prompts
 from burnish.data.sources import needs_download
 from burnish.errors import CheckpointError, ConfigError, ModelError
@@ -93,6 +94,7 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
         ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
         ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
         ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
+        ("scoring.incomplete_score", config.scoring.incomplete_score, config.scoring.incomplete_score is not None),
     ):
         if unused:
             raise ConfigError(

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
-from burnish.config.schema import Sources
+from burnish.config.schema_data import Sources
 from burnish.config.schema_rm import RmConfig
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
@@ -139,7 +139,14 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
     """Everything that the loop talks to."""
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
-        model = new_reward_model(config.model, Readout(config.score_at, config.response_length), seed=config.seed)
+        model = new_reward_model(
+            config.model,
+            Readout(config.score_at, config.response_length),
+            seed=config.seed,
+            head_init_std=config.head_init_std,
+        )
+        if config.normalization.trainable:
+            model.train_gain_and_bias()
         loaded = model.loaded
         for note in loaded.notes:
             console.print(note, highlight=False)

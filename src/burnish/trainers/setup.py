@@ -196,6 +196,7 @@ def build_sampling(config: RlConfig) -> Sampling:
         min_p=rollout.min_p,
         stop_token_ids=rollout.stop_token_ids,
         stop=rollout.stop,
+        ignore_eos=rollout.ignore_eos,
     )
 
 

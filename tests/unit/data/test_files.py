@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.files import data_stem, read_file
 from burnish.data.sources import read_table, source_names
 from burnish.data.text_documents import split_documents

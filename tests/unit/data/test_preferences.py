@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.preference_rows import transcript_messages
 from burnish.data.preferences import PreferenceSet, is_held_out, load_preferences, read_preferences
 from burnish.errors import DataError

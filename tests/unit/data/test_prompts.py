@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.prompts import PromptSet, load_prompts
 from burnish.errors import DataError
 from burnish.types import Message

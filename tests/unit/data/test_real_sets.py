@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from burnish.config.schema import DataSource
+from burnish.config.schema_data import DataSource
 from burnish.data.prompts import load_prompts
 from burnish.data.sft import load_sft_examples
 from burnish.data.sources import read_table

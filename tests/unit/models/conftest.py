@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.models.batch import Batch
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import LoadedModel, load_model

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.characters import character_tokenizer
 from burnish.models.critic import SeparateCritic, SharedCritic

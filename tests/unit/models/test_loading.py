@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import load_model, resolve_device

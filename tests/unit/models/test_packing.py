@@ -127,7 +127,7 @@ def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts) -> None:
 
 @pytest.fixture(scope="module")
 def load_once(model_folder):
-    from burnish.config.schema import ModelConfig
+    from burnish.config.schema_data import ModelConfig
     from burnish.models.loading import load_model
 
     return tuple(load_model(ModelConfig(path=str(model_folder("qwen2")), device="cpu")) for _ in range(2))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from burnish.config.schema import LoraConfig, ModelConfig
+from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import CheckpointError, DivergenceError, ModelError
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings

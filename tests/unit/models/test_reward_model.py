@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
-from burnish.config.schema import LoraConfig, ModelConfig
+from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import DivergenceError, ModelError
 from burnish.models.characters import character_tokenizer
 from burnish.models.optimizers import OptimizerSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.errors import ConfigError, ModelError, RewardError
 from burnish.models.characters import character_tokenizer
 from burnish.models.reward_layout import Readout

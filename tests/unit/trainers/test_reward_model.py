@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from burnish.config.loading import load_run_data
-from burnish.config.schema import ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_rm import RmConfig
 from burnish.errors import BurnishError, ConfigError
 from burnish.models.reward_model import load_reward_model
@@ -95,10 +95,16 @@ def test_a_run_writes_what_both_libraries_load(rm_run: Callable[..., RmConfig]) 
     assert "Held-out scores" in page
 
 
+@pytest.mark.parametrize("trainable", ["true", "false"])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
-    rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: str
 ) -> None:
-    words = ("normalization.kind=gain_bias", "normalization.responses=8", "normalization.max_response_tokens=6")
+    words = (
+        "normalization.kind=gain_bias",
+        "normalization.responses=8",
+        "normalization.max_response_tokens=6",
+        f"normalization.trainable={trainable}",
+    )
     undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}")
     whole = train_reward_model(undisturbed, console=QUIET)
     config = rm_run(*words)

@@ -31,6 +31,7 @@ def config_of(estimator: str, *, scoring: dict[str, Any] | None = None, size: in
         ("algorithm.whiten_rewards", {"whiten_rewards": True}),
         ("algorithm.overlong_buffer", {"overlong_buffer": 0.5}),
         ("scoring.on_failure", {"scoring": {"on_failure": "score", "failure_score": 0.0}}),
+        ("scoring.incomplete_score", {"scoring": {"incomplete_score": -1.0}}),
     ],
 )
 def test_what_acts_on_the_summed_score_is_refused_where_only_its_parts_are_read(

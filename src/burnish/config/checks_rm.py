@@ -1,0 +1,68 @@
+"""Combinations of fields of a reward model's run file that cannot work; see `burnish.config.checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from burnish.config import names
+from burnish.config.checks import held_out, known_sinks, warmup_too_long
+from burnish.config.presets import RM_PRESETS
+from burnish.config.problems import Problem
+
+if TYPE_CHECKING:
+    from burnish.config.schema_rm import RmConfig
+
+
+def check_rm(config: RmConfig) -> list[Problem]:
+    """Everything that contradicts itself in a run file of `burnish rm`."""
+    problems = [
+        *_preset(config),
+        *held_out(config.data),
+        *_pairs_only(config),
+        *_score_place(config),
+        *known_sinks(config),
+    ]
+    if config.data.eval and config.held_out_fraction > 0:
+        message = f"is {config.held_out_fraction:g}, but data.eval names held-out data already"
+        problems.append(Problem("held_out_fraction", message, "remove one of the two"))
+    steps, warmup = config.steps, config.optimization.warmup_steps
+    if steps is not None and warmup > steps:
+        problems.append(warmup_too_long(warmup, steps, "steps"))
+    normalization = config.normalization
+    if config.data.query is not None and not normalization.prompts:
+        message = "is set, but nothing would read it: comparisons have their prompts"
+        problems.append(Problem("data.query", message, "remove it (it cuts documents in normalization.prompts)"))
+    if normalization.kind == "none":
+        changed = [name for name in ("prompts", "references", "policy") if normalization.__dict__[name]]
+        for name in changed:
+            problems.append(Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind"))
+    elif not (normalization.before or normalization.after):
+        message = f"is {normalization.kind}, but it happens neither before nor after training"
+        problems.append(Problem("normalization.kind", message, "set normalization.after (or kind: none)"))
+    return problems
+
+
+def _preset(config: RmConfig) -> Iterator[Problem]:
+    if config.preset is not None and config.preset not in RM_PRESETS:
+        yield Problem("preset", f"{config.preset!r} is not known", names.suggestion(config.preset, RM_PRESETS))
+
+
+def _pairs_only(config: RmConfig) -> Iterator[Problem]:
+    if config.loss == "bradley_terry":
+        if config.candidates not in (None, 2):
+            message = f"is {config.candidates}, but the loss bradley_terry compares two"
+            yield Problem("candidates", message, "set loss: best_of")
+        return
+    for field, default in (("margins", False), ("label_smoothing", 0.0), ("center_coef", 0.0)):
+        value = config.__dict__[field]
+        if value != default:
+            yield Problem(field, f"is {value}, but the loss best_of does not take it", "use loss: bradley_terry")
+    if config.ties == "half":
+        yield Problem("ties", "is half, but the loss best_of needs one best", "set ties: drop, or loss: bradley_terry")
+
+
+def _score_place(config: RmConfig) -> Iterator[Problem]:
+    if (config.score_at == "last_position") != (config.response_length is not None):
+        message = f"is {config.response_length}, but score_at is {config.score_at}"
+        yield Problem("response_length", message, "they belong together: set both, or neither")

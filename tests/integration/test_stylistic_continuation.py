@@ -1,0 +1,120 @@
+"""The 2019 pipeline on a real model: labels, reward model, PPO with the preset `oai_2019` (learning is slow)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from burnish.cli import main
+from burnish.config.loading import load_run_file
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLE = REPOSITORY / "examples" / "stylistic_continuation"
+FOLDER = "examples/stylistic_continuation"
+
+
+@pytest.fixture(autouse=True)
+def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+
+
+@pytest.fixture
+def stories(shared_dir: Path) -> Path:
+    path = shared_dir / "data" / "tinystories" / "tinystories.txt"
+    if not path.is_file():
+        pytest.skip(f"no stories at {path}")
+    return path
+
+
+def script(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_two_rules() -> None:
+    styles = script("styles")
+    assert styles.descriptiveness("The big red ball was soft!") == 0.5
+    assert styles.descriptiveness("...") == 0.0
+    assert styles.sentiment("I love it. Great!") > 0.5 > 0 > styles.sentiment("I hate it.")
+
+
+def test_the_run_files_say_what_they_change() -> None:
+    policy = load_run_file(EXAMPLE / "rl.yaml", [], "rl")
+    assert policy.rl.algorithm.preset == "oai_2019"
+    assert policy.rl.algorithm.kl_target == 6.0
+    assert policy.provenance["scoring.truncate_token"] == "preset oai_2019"
+    reward_model = load_run_file(EXAMPLE / "rm.yaml", [], "rm")
+    folder = f"{reward_model.rm.output}/checkpoints/step-{reward_model.rm.steps:06d}/policy"
+    assert policy.rl.rewards[0].name == f"model:{folder}"
+    labelled = [source.path for source in (*reward_model.rm.data.train, *reward_model.rm.data.eval)]
+    assert {Path(path).parent for path in labelled} == {Path(source.path).parent for source in policy.rl.data.train}
+
+
+def test_labels_are_of_the_published_schema(stories: Path, stories_model: Path, tmp_path: Path) -> None:
+    said = list(script("label").prepare(str(stories_model), stories, tmp_path, style="descriptiveness", labels=40))
+    assert "comparisons have one best" in said[0]
+    row = rows_of(tmp_path / "labels.jsonl")[0]
+    assert list(row) == ["query", "sample0", "sample1", "sample2", "sample3", "best"]
+    assert len(row["query"]) <= 64
+    assert {len(row[f"sample{n}"]) for n in range(4)} == {24}
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(stories_model)
+    assert tokenizer.decode(row["query"]).endswith(".")
+    rule = script("styles").descriptiveness
+    scores = [rule(tokenizer.decode(row[f"sample{n}"], skip_special_tokens=True)) for n in range(4)]
+    assert scores.index(max(scores)) == row["best"]
+    documents = [set((tmp_path / f"{name}.txt").read_text().split("\n\n")) for name in ("train", "heldout")]
+    assert not documents[0] & documents[1]
+
+
+@pytest.mark.slow
+def test_oai_2019_on_stories(stories: Path, stories_model: Path, tmp_path: Path) -> None:
+    """A third of the sizes of the example: learned score and true sentiment rise together, within the KL asked for."""
+    list(script("label").prepare(str(stories_model), stories, tmp_path, style="sentiment", labels=2200))
+    given = [f"model.path={stories_model}", "model.device=cpu", "logging.sinks=[]"]
+    words = [
+        f"data.train={tmp_path}/labels.jsonl",
+        f"data.eval={tmp_path}/heldout_labels.jsonl",
+        f"output={tmp_path}/rm",
+        "steps=55",
+    ]
+    assert main(["rm", f"{FOLDER}/rm.yaml", *given, *words]) == 0
+    learned = rows_of(tmp_path / "rm" / "metrics.jsonl")
+    assert learned[-1]["eval/accuracy_low"] > 0.4  # chance is .25
+    words = [
+        f"data.train={tmp_path}/train.txt",
+        f"data.eval={tmp_path}/heldout.txt",
+        f"rewards.0.name=model:{tmp_path}/rm/checkpoints/step-000055/policy",
+        f"output={tmp_path}/policy",
+        "steps=16",
+        "evaluation.every_steps=16",
+    ]
+    assert main(["rl", f"{FOLDER}/rl.yaml", *given, *words]) == 0
+    trained = [row for row in rows_of(tmp_path / "policy" / "metrics.jsonl") if "reward/part/learned" in row]
+
+    def change(metric: str) -> float:
+        values = [row[metric] for row in trained]
+        return mean(values[-3:]) - mean(values[:3])
+
+    assert change("reward/part/learned") > 0.5
+    assert change("reward/part/sentiment") > 0.15
+    assert change("reward/incomplete_fraction") < 0.05
+    assert 2 < trained[-1]["kl/reference"] < 12
+    assert {row["rollout/response_tokens_mean"] for row in trained} == {24.0}
+    assert trained[0]["critic/value_mean"] == 0.0
+    assert trained[0]["policy/optimizer_steps"] == 4
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
