@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 EXAMPLE = Path("examples/stylistic_continuation")
+SHOWN = 36
 LOOSE = ["algorithm.kl_target=100", "algorithm.kl_coef=0.01"]
 POLICIES = {"policy": "KL target 6", "loose": "KL target 100"}
 
@@ -91,9 +92,21 @@ def report(output: Path) -> None:
             words = " ".join(f"{part} {value:.3f}" for part, value in parts.items())
             incomplete = mean(["incomplete" in row["status_detail"] for row in rows])
             print(f"  step {step}: {words} incomplete {incomplete:.1%} distinct word pairs {distinct(rows):.3f}")
-        for step in steps_evaluated(output / name):
-            for row in sampled(output / name, step)[:60:12]:
-                print(f"    [{step}] ...{row['prompt'][-60:]!r} -> {row['response']!r} {row['reward']:.2f}")
+    runs = runs_in(output)
+    last = {name: sampled(output / name, steps_evaluated(output / name)[-1]) for name in runs}
+    for number, before in list(enumerate(sampled(output / runs[0], 0)))[:SHOWN:3]:
+        print(f"...{before['prompt'][-80:]}")
+        for name, row in (("untrained", before), *((name, rows[number]) for name, rows in last.items())):
+            print(f"    {name:9} {row['reward']:5.2f}  {seen(row)!r}")
+
+
+def seen(row: dict[str, Any]) -> str:
+    """The part of a response that was scored: up to the first full stop at or after position 16."""
+    texts: list[str] = row["token_texts"]
+    if "." not in texts[16:]:
+        return f"{row['response']} (incomplete)"
+    stops = texts[: texts.index(".", 16) + 1].count(".")
+    return ".".join(row["response"].split(".")[:stops]) + "."
 
 
 def runs_in(output: Path) -> list[str]:

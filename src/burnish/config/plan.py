@@ -189,6 +189,8 @@ def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | N
     yield PlanLine("whole run", "steps", f"{config.steps:,}", "steps")
     yield PlanLine("whole run", "responses", f"{config.steps * responses:,}", f"{config.steps} steps x {responses}")
     because = f"{whole:,} prompts drawn / {count_in_words(num_prompts)} in data.train"
+    if config.data.query is not None:
+        because += ", those without a query (data.query) included"
     yield PlanLine("whole run", "passes over the data", number_in_words(passes), because)
 
 
@@ -233,6 +235,8 @@ def _learning_rate(config: RlConfig, total: int) -> str:
     words = f"{optimization.learning_rate:g}, {optimization.schedule}"
     if optimization.warmup_steps:
         words += f" after {optimization.warmup_steps} warm-up steps"
+    if optimization.schedule_unit == "step":
+        words += ", the same in all optimizer steps of a step"
     if optimization.schedule != "constant":
         end = optimization.learning_rate * optimization.final_learning_rate_fraction
         words += f", to {end:g} at optimizer step {total:,}"
