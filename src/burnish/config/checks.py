@@ -21,6 +21,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
         *_names(algorithm),
         *_clips(algorithm),
         *_unused(algorithm),
+        *_units(algorithm),
         *_kl(algorithm),
         *_groups(config),
         *_sampling(config),
@@ -120,6 +121,13 @@ def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         if not is_used and _is_changed(algorithm, field):
             message = f"is {_of(algorithm, field)}, but nothing would read it"
             yield Problem(f"algorithm.{field}", message, f"{remedy}; or remove {field}")
+
+
+def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    """A baseline in the reward's own units beside rewards in others."""
+    if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
+        message = f"is true, but {algorithm.estimator} subtracts the score of the greedy response as it is"
+        yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")
 
 
 def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
