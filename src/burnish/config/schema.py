@@ -269,6 +269,14 @@ class LoggingConfig(Section):
     """Project name for wandb and mlflow."""
 
 
+class DebugConfig(Section):
+    """Switches for looking into a doubt."""
+
+    plain: bool = False
+    """Take the plain path everywhere: each row by itself, padded, its prompt read once a row. The same numbers, slower;
+    when they differ, a fast path is wrong."""
+
+
 class RunConfig(Section):
     """Fields that every run has."""
 
@@ -281,6 +289,7 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
+    debug: DebugConfig = DebugConfig()
 
 
 class RlConfig(RunConfig):

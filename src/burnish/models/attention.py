@@ -58,6 +58,11 @@ def use_packed_attention(model: PreTrainedModel) -> bool:
     if settings.get("layer_types") is None and settings.get("sliding_window") is not None:
         return False
     model.set_attn_implementation(ATTENTION)
+    return packs_rows(model)
+
+
+def packs_rows(model: PreTrainedModel) -> bool:
+    """Whether `use_packed_attention` has been said to the model, and it took it."""
     return bool(model.config._attn_implementation == ATTENTION)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.models.attention import packs_rows, use_packed_attention
 from burnish.models.batch import Batch
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
@@ -85,6 +86,8 @@ class SeparateCritic:
         start = load_reward_model(config, field=field)
         _check_vocabulary(start.loaded, like, path, field)
         trunk = trunk_of(start.loaded.model).requires_grad_(True)
+        if packs_rows(like.model):
+            use_packed_attention(trunk)
         head = ValueHead(start.head.in_features, device=like.model.device)
         bias = torch.zeros_like(head.bias) if start.head.bias is None else start.head.bias
         head.take(start.head.weight, bias + start.normalization.bias)

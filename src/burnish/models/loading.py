@@ -10,6 +10,7 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.models.attention import use_packed_attention
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 
@@ -40,11 +41,12 @@ class LoadedModel:
     gradient_checkpointing: bool = False
 
 
-def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language") -> LoadedModel:
+def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", plain: bool = False) -> LoadedModel:
     """Load model and tokenizer as the run file asks. `seed` decides the weights of `from_scratch`.
 
     head: `score` loads the same folder as a sequence classifier with one label; a score head that the files do not
-    hold is left as transformers makes it, and `notes` has NEW_HEAD.
+    hold is left as transformers makes it, and `notes` has NEW_HEAD. `plain` leaves attention as it is, so that rows are
+    never packed.
 
     Raises ModelError (missing folder, no config.json, pickle weights, tokenizer that does not fit, weights missing from
     the files, a device that is not there).
@@ -65,6 +67,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language") -
     pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
     context_length, context_note = _context_length(model.config, tokenizer)
     eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
+    if head == "language" and not plain:
+        use_packed_attention(model)
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
     notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note) if note is not None)
     return LoadedModel(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from burnish.models.attention import use_packed_attention
+from burnish.models.attention import packs_rows
 from burnish.models.batch import Batch
 from burnish.models.heads import find_head_transform
 from burnish.models.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
@@ -92,10 +92,10 @@ class TrunkRunner:
     stands by itself, padded. Both give the same numbers.
     """
 
-    def __init__(self, model: PreTrainedModel, *, plain: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.packs = self._takes_positions and not plain and use_packed_attention(model)
+        self.packs = self._takes_positions and packs_rows(model)
 
     def hidden(self, rows: ResponseRows) -> Tensor:
         """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
@@ -133,13 +133,12 @@ class ResponseScorer:
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
     """
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, plain: bool = False) -> None:
-        """`plain` never packs rows."""
+    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0) -> None:
         self.model = model
         self.temperature = temperature
         self._transform: HeadTransform | None = find_head_transform(model)
-        self._trunk = TrunkRunner(model.base_model, plain=plain)
-        self._whole = TrunkRunner(model, plain=plain)
+        self._trunk = TrunkRunner(model.base_model)
+        self._whole = TrunkRunner(model)
 
     @property
     def is_chunked(self) -> bool:

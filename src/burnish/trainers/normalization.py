@@ -71,7 +71,8 @@ def _policy_responses(
     settings = config.normalization
     prompts = _prompts(config, loaded, train)
     path = settings.policy or config.model.path
-    policy = load_model(config.model.model_copy(update={"path": path, "lora": None}), seed=config.seed)
+    settings_of_policy = config.model.model_copy(update={"path": path, "lora": None})
+    policy = load_model(settings_of_policy, seed=config.seed, plain=config.debug.plain)
     if policy.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"normalization.policy {path!r} has another tokenizer than the reward model",

@@ -39,7 +39,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     settings = config.model if weights is None else config.model.model_copy(update={"path": str(weights), "lora": None})
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config))
-        loaded = load_model(settings, seed=config.seed)
+        loaded = load_model(settings, seed=config.seed, plain=config.debug.plain)
         for line in scorer.attach_policy(loaded.tokenizer):
             console.print(line, highlight=False)
         evaluator = build_evaluator(config, loaded, build_rl_engine(config, loaded), scorer, console)

@@ -93,7 +93,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
-        loaded = load_model(config.model, seed=config.seed)
+        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
         _say(console, loaded.notes)
         _say(console, scorer.attach_policy(loaded.tokenizer))
         train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")

@@ -166,7 +166,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
     """Everything that the loop talks to."""
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
-        loaded = load_model(config.model, seed=config.seed)
+        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
         for note in loaded.notes:
             console.print(note, highlight=False)
         train = _load_examples(config, loaded, "train", console)

@@ -62,8 +62,8 @@ def model_folder(tmp_path_factory, tokenizer) -> Callable[[str], Path]:
 
 @pytest.fixture
 def load(model_folder) -> Callable[..., LoadedModel]:
-    def loaded(family: str = "llama", **fields) -> LoadedModel:
-        return load_model(ModelConfig(path=str(model_folder(family)), device="cpu", **fields))
+    def loaded(family: str = "llama", *, plain: bool = False, **fields) -> LoadedModel:
+        return load_model(ModelConfig(path=str(model_folder(family)), device="cpu", **fields), plain=plain)
 
     return loaded
 

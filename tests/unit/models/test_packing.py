@@ -92,7 +92,7 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
     scorer = ResponseScorer(loaded.model)
     assert loaded.model.config._attn_implementation == ATTENTION
     found, gradient = gradients(scorer, batch)
-    expected, yardstick = gradients(ResponseScorer(plain.model, plain=True), batch)
+    expected, yardstick = gradients(ResponseScorer(plain.model), batch)
     assert plain.model.config._attn_implementation != ATTENTION
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     whole = torch.cat([value.flatten() for value in yardstick.values()])
@@ -107,7 +107,7 @@ def test_packed_rows_score_like_padded_ones(load, family, fields, monkeypatch) -
     if fields:
         loaded.model.train()
     batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
-    assert_like_plain(loaded, load(family), batch, monkeypatch)
+    assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch)
 
 
 tokens = st.integers(4, 15)
@@ -130,13 +130,14 @@ def load_once(model_folder):
     from burnish.config.schema_data import ModelConfig
     from burnish.models.loading import load_model
 
-    return tuple(load_model(ModelConfig(path=str(model_folder("qwen2")), device="cpu")) for _ in range(2))
+    config = ModelConfig(path=str(model_folder("qwen2")), device="cpu")
+    return load_model(config), load_model(config, plain=True)
 
 
 def test_models_with_other_attention_stay_as_they_are(load) -> None:
-    eager = load().model
+    eager = load(plain=True).model
     eager.set_attn_implementation("eager")
-    window = load("qwen2").model
+    window = load("qwen2", plain=True).model
     window.config.layer_types = ["full_attention", "sliding_attention"]
     for model in (eager, window):
         before = model.config._attn_implementation
