@@ -40,6 +40,13 @@ class Detector:
     patience: int = 1
 
 
+def _runs_away(per_token: float, start: float | None, row: Row) -> bool:
+    """Far beyond the target of an adaptive KL where there is one: it says how far is meant. Else by the size."""
+    if "kl/target" in row:
+        return row["kl/reference"] > 3 * row["kl/target"]
+    return per_token > 1.0 or (start is not None and per_token > 0.2 and per_token > 10 * start)
+
+
 DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="reward constant",
@@ -99,7 +106,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="KL runaway",
         metric="kl/reference_per_token",
-        trips=lambda kl, start, row: kl > 1.0 or (start is not None and kl > 0.2 and kl > 10 * start),
+        trips=_runs_away,
         message=lambda kl, start, row: (
             f"the policy is {kl:.3g} nats per token away from the reference: it may have left sensible text behind "
             "to please the reward"

@@ -238,7 +238,9 @@ def steer_kl(run: RlRun, batch: Batch) -> dict[str, Metric]:
     used = run.kl.coef
     if num_sequences:
         run.kl.update(float(per_response.sum()) / num_sequences, num_sequences)
+    target = run.config.algorithm.kl_target
     return {
+        **({} if target is None else {"kl/target": Metric(Reduction.LAST, target)}),
         "kl/reference": Metric(Reduction.MEAN, per_response.sum(), num_sequences),
         "kl/reference_per_token": Metric(Reduction.MEAN, per_token.sum(), mask.sum()),
         "kl/coef": Metric(Reduction.LAST, used),

@@ -118,3 +118,14 @@ def test_a_reward_model_that_counts_tokens(
 ) -> None:
     row = {"eval/length_correlation": correlation, "eval/length_rule_accuracy": length_rule, "eval/accuracy": accuracy}
     assert [alarm.name for alarm in AlarmBell().check(1, row)] == ["length explains the preference"] * rings
+
+
+def test_a_target_says_what_a_runaway_is() -> None:
+    """0.8 nats a token are many, but 19 a response are meant where the target is 10; 31 are not."""
+    bell = AlarmBell()
+    for step in range(1, 8):
+        row = {"kl/reference": 19.0 if step > 3 else 0.5, "kl/reference_per_token": 0.8 if step > 3 else 0.02}
+        assert not bell.check(step, {**row, "kl/target": 10.0})
+    far = {"kl/reference": 31.0, "kl/reference_per_token": 1.3, "kl/target": 10.0}
+    assert not bell.check(8, far)
+    assert [alarm.name for alarm in bell.check(9, far)] == ["KL runaway"]
