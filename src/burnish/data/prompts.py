@@ -53,13 +53,15 @@ class PromptSet:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """Rows of one source and how they are read. `name` begins the ids of its rows."""
+    """Rows of one source and how they are read. `name` begins the ids of its rows, `own_domain` is the domain of those
+    that name none."""
 
     source: DataSource
     name: str
     table: Table
     reading: Reading
     share: float | None
+    own_domain: str
 
     def understanding(self, *, kept: int, skipped: Counter[str], changed: Counter[str]) -> Understanding:
         return Understanding(
@@ -83,7 +85,7 @@ class LoadedSource:
         """The domain of all rows, or None where each row names its own."""
         if self.source.domain is not None:
             return self.source.domain
-        return None if "domain" in self.reading.roles else default_domain(self.source)
+        return None if "domain" in self.reading.roles else self.own_domain
 
     def domain_of(self, row: Row) -> str:
         fixed = self.fixed_domain()
@@ -95,7 +97,7 @@ class LoadedSource:
                 f"{row.where}: column {self.reading.roles['domain']!r} (domain) holds {describe(value)}, not a name",
                 remedy="set domain for the source, or columns: {domain: ...}",
             )
-        return default_domain(self.source) if value is None or value == "" else str(value)
+        return self.own_domain if value is None or value == "" else str(value)
 
     def id_of(self, row: Row) -> str:
         """`<source name>:<row number>`, or the id column's value in place of the number."""
@@ -133,7 +135,7 @@ def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[Loaded
         table = read_table(source)
         reading = recognise(table.rows, source, purpose)
         share = source.weight / total if len(sources) > 1 else None
-        loaded.append(LoadedSource(source, name, table, reading, share))
+        loaded.append(LoadedSource(source, name, table, reading, share, default_domain(source)))
     return loaded
 
 
