@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -42,10 +42,11 @@ class PackedAttention:
     place_S: Tensor
 
 
-def use_packed_attention(model: PreTrainedModel) -> bool:
-    """Let the model take packed rows where it can; False where it cannot, and it stays as it was.
+def set_packed_attention(model: PreTrainedModel) -> bool:
+    """Set the model to ATTENTION where it looks as if it could take packed rows; False where not, and nothing changes.
 
-    Models qualify that run `sdpa` through the attention interface of transformers, with full attention in all layers.
+    Models qualify that run `sdpa` through the attention interface of transformers, with full attention in all layers
+    and no convolution over neighbouring tokens, as recurrent layers have it. `burnish.models.packing_probe` tries them.
     """
     _register()
     config = model.config
@@ -57,12 +58,14 @@ def use_packed_attention(model: PreTrainedModel) -> bool:
         return False
     if settings.get("layer_types") is None and settings.get("sliding_window") is not None:
         return False
+    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        return False
     model.set_attn_implementation(ATTENTION)
     return packs_rows(model)
 
 
 def packs_rows(model: PreTrainedModel) -> bool:
-    """Whether `use_packed_attention` has been said to the model, and it took it."""
+    """Whether the model has been set to ATTENTION."""
     return bool(model.config._attn_implementation == ATTENTION)
 
 

@@ -12,10 +12,11 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.models.attention import packs_rows, use_packed_attention
+from burnish.models.attention import packs_rows
 from burnish.models.batch import Batch
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
+from burnish.models.packing_probe import use_packed_rows
 from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
 from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
@@ -87,7 +88,7 @@ class SeparateCritic:
         _check_vocabulary(start.loaded, like, path, field)
         trunk = trunk_of(start.loaded.model).requires_grad_(True)
         if packs_rows(like.model):
-            use_packed_attention(trunk)
+            use_packed_rows(trunk)
         head = ValueHead(start.head.in_features, device=like.model.device)
         bias = torch.zeros_like(head.bias) if start.head.bias is None else start.head.bias
         head.take(start.head.weight, bias + start.normalization.bias)

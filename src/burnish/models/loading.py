@@ -10,8 +10,8 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.models.attention import use_packed_attention
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
+from burnish.models.packing_probe import use_packed_rows
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 
 if TYPE_CHECKING:
@@ -67,13 +67,12 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
     pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
     context_length, context_note = _context_length(model.config, tokenizer)
     eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
-    if head == "language" and not plain:
-        use_packed_attention(model)
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
+    model = model.to(device)
+    if head == "language" and not plain:
+        use_packed_rows(model)
     notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note) if note is not None)
-    return LoadedModel(
-        model.to(device), tokenizer, eos_ids, pad_id, context_length, notes, config.gradient_checkpointing
-    )
+    return LoadedModel(model, tokenizer, eos_ids, pad_id, context_length, notes, config.gradient_checkpointing)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ from burnish.models.batch import Batch
 from burnish.models.heads import find_head_transform
 from burnish.models.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
 from burnish.models.microbatches import microbatches_by_groups, microbatches_by_tokens, position_ids
-from burnish.models.packing import PackedRows, pack, pays, prompt_groups
+from burnish.models.packing import pack, pays, prompt_groups
 from burnish.models.roles import TokenScores
 
 if TYPE_CHECKING:
@@ -100,12 +100,13 @@ class TrunkRunner:
     def hidden(self, rows: ResponseRows) -> Tensor:
         """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
         logits (N, V) of a whole model."""
-        groups = prompt_groups(rows.batch) if self.packs else []
-        if groups and pays(rows.batch, groups):
-            return self._packed(rows, pack(rows.batch, groups, self._model.dtype))
-        return self._padded(rows, lay_out(rows.batch))
+        if self.packs and pays(rows.batch, prompt_groups(rows.batch)):
+            return self.packed(rows)
+        return self.padded(rows)
 
-    def _packed(self, rows: ResponseRows, packed: PackedRows) -> Tensor:
+    def packed(self, rows: ResponseRows) -> Tensor:
+        """`hidden` with all rows in one, whether that pays or not; the model must have been set to packed attention."""
+        packed = pack(rows.batch, prompt_groups(rows.batch), self._model.dtype)
         outputs_1SX = self._model(
             input_ids=packed.tokens_1S,
             position_ids=packed.positions_1S,
@@ -115,7 +116,9 @@ class TrunkRunner:
         )[0]
         return outputs_1SX[0].index_select(0, rows.wanted(packed.source_BT))
 
-    def _padded(self, rows: ResponseRows, layout: Layout) -> Tensor:
+    def padded(self, rows: ResponseRows) -> Tensor:
+        """`hidden` with each row by itself, padded on the right."""
+        layout = lay_out(rows.batch)
         inputs = {"input_ids": layout.tokens_BS, "use_cache": False}
         if self.packs:  # causal, and padded on the right: no token sees padding, and consecutive positions need no mask
             inputs["position_ids"] = torch.arange(layout.tokens_BS.shape[1], device=layout.tokens_BS.device)[None]

@@ -6,10 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import BambaConfig, BambaForCausalLM, PreTrainedModel, StableLmConfig, StableLmForCausalLM
 
-from burnish.models.attention import ATTENTION, use_packed_attention
+from burnish.models.attention import ATTENTION
 from burnish.models.batch import Batch
 from burnish.models.packing import pack, pays, prompt_groups
+from burnish.models.packing_probe import use_packed_rows
 from burnish.models.scoring import ResponseScorer
 
 
@@ -141,5 +144,57 @@ def test_models_with_other_attention_stay_as_they_are(load) -> None:
     window.config.layer_types = ["full_attention", "sliding_attention"]
     for model in (eager, window):
         before = model.config._attn_implementation
-        assert not use_packed_attention(model)
+        assert not use_packed_rows(model)
         assert model.config._attn_implementation == before
+
+
+def _recurrent() -> PreTrainedModel:
+    return BambaForCausalLM(
+        BambaConfig(
+            **SMALL, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_state=8, mamba_d_head=8, mamba_chunk_size=8
+        )
+    )
+
+
+def _drops_the_argument() -> PreTrainedModel:
+    return StableLmForCausalLM(StableLmConfig(**SMALL))
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("build", [_recurrent, _drops_the_argument], ids=["recurrent", "drops the argument"])
+def test_models_whose_numbers_would_change_are_not_packed(build) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    assert model.config._attn_implementation == "sdpa"
+    assert not use_packed_rows(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_whose_rows_see_each_other_is_found_out(load, monkeypatch) -> None:
+    """The probe itself, on a model that looks right: attention that forgets which rows belong together."""
+
+    def forgetful(module, query, key, value, attention_mask, *, scaling=None, packed=None, **others):
+        output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        return output.transpose(1, 2), None
+
+    model = load(plain=True).model
+    monkeypatch.setattr("burnish.models.attention.packed_attention", forgetful)
+    assert not use_packed_rows(model)
+    monkeypatch.undo()
+    assert use_packed_rows(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ordinary_models_pass_the_probe(load, dtype) -> None:
+    for family in ("llama", "qwen2", "gpt2"):
+        assert use_packed_rows(load(family, plain=True).model.to(dtype))

@@ -1,0 +1,72 @@
+"""Whether a model gives packed rows the numbers of padded ones: found out by trying, once, when it is loaded.
+
+Its attention function alone does not tell. A recurrent layer would run on from one row into the next, a model that
+drops the keyword argument of its attention function would see all rows as one text, and neither says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from burnish.models.attention import packs_rows, set_packed_attention
+from burnish.models.batch import Batch
+from burnish.models.scoring import ResponseRows, TrunkRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
+"""Relative distance of the hidden states that rounding explains. A row that sees its neighbour is off by more."""
+REFUSALS = (TypeError, RuntimeError, ValueError, IndexError, AttributeError, NotImplementedError)
+"""What models raise that cannot take packed rows."""
+
+
+def use_packed_rows(model: PreTrainedModel) -> bool:
+    """Let the model take packed rows if it can; False if it cannot, and its attention stays as it was."""
+    if packs_rows(model):
+        return True
+    before = model.config._attn_implementation
+    if not set_packed_attention(model):
+        return False
+    if _gives_the_same(model):
+        return True
+    model.set_attn_implementation(before)
+    return False
+
+
+@torch.no_grad()
+def _gives_the_same(model: PreTrainedModel) -> bool:
+    rows = ResponseRows.of(_rows(model), None)
+    runner = TrunkRunner(model.base_model)
+    try:
+        packed = runner.packed(rows)
+    except REFUSALS:
+        return False
+    padded = runner.padded(rows)
+    tolerance = TOLERANCE.get(packed.dtype, 1e-4)
+    return float((packed - padded).float().norm()) <= tolerance * float(padded.float().norm())
+
+
+def _rows(model: PreTrainedModel) -> Batch:
+    """Five rows on two prompts of different lengths; tokens all over the vocabulary, the same on every machine."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    lengths = torch.tensor([6, 4, 7, 1, 5])
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(0, vocabulary, (2, 5), generator=generator)
+    tokens = torch.randint(0, vocabulary, (5, 7), generator=generator)
+    of_prompt = torch.tensor([0, 0, 0, 1, 1])
+    return Batch(
+        prompt_tokens=prompts[of_prompt],
+        prompt_lengths=torch.tensor([5, 3])[of_prompt],
+        response_tokens=tokens,
+        response_lengths=lengths,
+        loss_mask=_inside(lengths, 7),
+        group_ids=of_prompt,
+    ).to(model.device)
+
+
+def _inside(lengths_B: Tensor, width: int) -> Tensor:
+    return torch.arange(width) < lengths_B[:, None]
