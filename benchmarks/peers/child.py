@@ -24,8 +24,8 @@ from workloads import WORKLOADS, Workload
 
 
 def read_task() -> tuple[dict[str, Any], Workload]:
-    """Keys: workload, model, prompts (file), output (folder), precision (float32 or bfloat16), tuned, threads, warmup,
-    steps. Sets threads and, for a tuned run where it is as accurate, the faster float32 matrix product."""
+    """Keys: workload, model, prompts (file), output (folder), precision (float32 or bfloat16), fast_matmul, compiled,
+    threads, warmup, steps, naive. Sets threads and, with `fast_matmul`, the faster float32 matrix product."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(task["threads"])
     if task["fast_matmul"]:

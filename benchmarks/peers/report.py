@@ -18,8 +18,8 @@ step, all threads, which other work on the machine hardly moves. `over floor`: s
 that the step cannot avoid at the best matrix rate of its precision. `ratio`: tokens per second of Burnish as it comes
 over the row's, so above 1 Burnish is faster (`cpu ratio`: the same per processor second of whole steps); rows that only
 sample are compared with Burnish's sampling. Peak memory is that of the training process; Burnish's two reward workers
-have their own. `tuned`: glibc keeps memory, and float32 products take the faster way where that is as accurate. Every
-row made the same number of prompts, responses and optimizer steps, and response lengths with the same mean within four
+have their own. Settings: `allocator` lets glibc keep freed memory, `fast float32` takes the faster matrix product where
+that is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row made the same number of prompts, responses and optimizer steps, and response lengths with the same mean within four
 standard errors."""
 
 
@@ -98,6 +98,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         "",
         *textwrap.wrap(EXPLANATION, 119),
     ]
+    lines += ["", "## Best against best", "", *_best(report["rows"])]
     for name in dict.fromkeys(row["workload"] for row in report["rows"]):
         mean, _ = response_moments(WORKLOADS[name])
         lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.", ""]
@@ -119,6 +120,26 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells += [str(row["responses"])]
         cells += [f"{row['response_tokens_mean']:.1f}", "-" if row["samples_only"] else str(row["optimizer_steps"])]
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each peer at its fastest settings against Burnish at its own, by tokens per second."""
+    lines = ["| workload | precision | peer | best settings | tokens/s | Burnish's | Burnish is faster by |"]
+    lines.append("|" + "---|" * 4 + "---:|" * 3)
+    best: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    for row in rows:
+        key = (row["workload"], row["precision"], row["peer"])
+        if key not in best or row["tokens_per_second"] > best[key]["tokens_per_second"]:
+            best[key] = row
+    for (workload, precision, peer), row in best.items():
+        if peer != "Burnish":
+            name = "generated_tokens_per_second" if row["samples_only"] else "tokens_per_second"
+            own = max(
+                r[name] for r in rows if (r["workload"], r["precision"], r["peer"]) == (workload, precision, "Burnish")
+            )
+            cells = [workload, precision, peer, row["settings"], f"{row[name]:,.0f}", f"{own:,.0f}"]
+            lines.append("| " + " | ".join([*cells, f"{own / row[name]:.2f}"]) + " |")
     return lines
 
 
