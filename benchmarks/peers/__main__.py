@@ -11,6 +11,7 @@ without an interpreter the column is left out. `transformers.generate` runs in t
 Settings: as it comes; with an environment in which glibc gives no memory back; the same with the faster float32 matrix
 product, where that is as accurate (vLLM: eager as it comes, else compiled). None is best everywhere: small products are
 slower the fast way. TRL's micro-batch is the best of those tried.
+bfloat16 is float32 masters on both sides: Burnish computes with a bfloat16 copy, TRL under autocast (`bf16=True`).
 Burnish (naive), in W7: rows padded and never packed, so that each prompt is read once per response in every pass.
 """
 
@@ -179,7 +180,8 @@ def measure(bench: Bench, workload: Workload, precision: str, rate: float) -> li
 
 
 def best_microbatch(bench: Bench, workload: Workload, precision: str) -> int:
-    """Rows of TRL's fastest micro-batch: one step of each after a warm-up, with the allocator tuned; whole numbers of them make a step."""
+    """Rows of TRL's fastest micro-batch, by one step of each after a warm-up, with the allocator tuned. Only those of
+    which a whole number makes a step."""
     seconds = {}
     for rows in bench.microbatches:
         if workload.rows % rows == 0:

@@ -19,8 +19,8 @@ that the step cannot avoid at the best matrix rate of its precision. `ratio`: to
 over the row's, so above 1 Burnish is faster (`cpu ratio`: the same per processor second of whole steps); rows that only
 sample are compared with Burnish's sampling. Peak memory is that of the training process; Burnish's two reward workers
 have their own. Settings: `allocator` lets glibc keep freed memory, `fast float32` takes the faster matrix product where
-that is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row made the same number of prompts, responses and optimizer steps, and response lengths with the same mean within four
-standard errors."""
+that is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row made the same number of prompts,
+responses and optimizer steps, and response lengths with the same mean within four standard errors."""
 
 
 def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:
