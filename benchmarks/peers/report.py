@@ -1,0 +1,148 @@
+"""From the peers' results to rows, and from rows to Markdown."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from floor import step_macs
+from workloads import WORKLOADS, Workload, response_moments
+
+PHASES = ("generate", "logprobs", "values", "update", "other")
+GB = 1e9
+EXPLANATION = """\
+Seconds are medians over the steps after the warm-up; `cpu` are the processor's seconds of the training process in a
+step, all threads, which other work on the machine hardly moves. `over floor`: seconds over those of the multiply-adds
+that the step cannot avoid at the best matrix rate of its precision. `ratio`: tokens per second of Burnish as it comes
+over the row's, so above 1 Burnish is faster (`cpu ratio`: the same per processor second of whole steps); rows that only
+sample are compared with Burnish's sampling. Peak memory is that of the training process; Burnish's two reward workers
+have their own. Settings: `allocator` lets glibc keep freed memory, `fast float32` takes the faster matrix product where
+that is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row made the same number of prompts,
+responses and optimizer steps, and response lengths with the same mean within four standard errors."""
+
+
+def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """What one peer took for one workload: medians over its steps. `label` has workload, precision, peer, settings;
+    `rate` is the best matrix rate at this precision, in multiply-adds per second."""
+    seconds = result["seconds"]
+    tokens = [sum(response for _, response in step) for step in result["lengths"]]
+    phases = {name: statistics.median(_phase(step, name) for step in seconds) for name in PHASES}
+    macs = [step_macs(workload, step) for step in result["lengths"]]
+    samples_only = result["optimizer_steps"] is None
+    floors = [(m["generate"] if samples_only else sum(m.values())) / rate for m in macs]
+    step_seconds = [step["step"] for step in seconds]
+    return {
+        **label,
+        "samples_only": samples_only,
+        "step_seconds": statistics.median(step_seconds),
+        "cpu_seconds": statistics.median(step["cpu"] for step in seconds),
+        "all_step_seconds": step_seconds,
+        "phase_seconds": phases,
+        "tokens_per_second": statistics.median(n / s for n, s in zip(tokens, step_seconds, strict=True)),
+        "tokens_per_cpu_second": statistics.median(n / step["cpu"] for n, step in zip(tokens, seconds, strict=True)),
+        "generated_tokens_per_second": statistics.median(
+            n / step["generate"] for n, step in zip(tokens, seconds, strict=True)
+        ),
+        "floor_seconds": statistics.mean(floors),
+        "over_floor": statistics.median(s / f for s, f in zip(step_seconds, floors, strict=True)),
+        "peak_bytes": result["peak_bytes"],
+        "responses": sum(map(len, result["lengths"])),
+        "response_tokens_mean": sum(tokens) / sum(map(len, result["lengths"])),
+        "optimizer_steps": result["optimizer_steps"],
+        "chosen": result["settings"],
+        "versions": result["versions"],
+    }
+
+
+def _phase(step: Mapping[str, float], name: str) -> float:
+    if name == "other":
+        return step["step"] - sum(step.get(known, 0.0) for known in PHASES if known != "other")
+    return step.get(name, 0.0)
+
+
+def add_ratios(rows: Sequence[dict[str, Any]]) -> None:
+    """`ratio`: tokens per second of Burnish as it comes over this row's; above 1 Burnish is faster. Rows that only
+    sample are compared with Burnish's sampling phase."""
+    own = {
+        (row["workload"], row["precision"]): row
+        for row in rows
+        if row["peer"] == "Burnish" and row["settings"] == "as it comes"
+    }
+    for row in rows:
+        burnish = own.get((row["workload"], row["precision"]))
+        key = "generated_tokens_per_second" if row["samples_only"] else "tokens_per_second"
+        row["ratio"] = None if burnish is None else burnish[key] / row[key]
+        whole = burnish is not None and not row["samples_only"]
+        row["cpu_ratio"] = burnish["tokens_per_cpu_second"] / row["tokens_per_cpu_second"] if whole else None
+
+
+def to_markdown(report: Mapping[str, Any]) -> str:
+    about, rates = report["about"], report["rates"]
+    lines = [
+        "# Burnish and its peers on one machine",
+        "",
+        f"Written by `{about['command']}` on {about['date']}: {about['processor']}, {about['threads']} threads,",
+        f"load average {about['load_before']:.1f} before and {about['load_after']:.1f} after.",
+        *([about["note"]] if about["note"] else []),
+        "",
+        *(f"- {line}" for line in about["left_out"]),
+        f"- Versions: {_versions(report['rows'])}",
+        "- Matrix rate in 10^9 multiply-adds per second (relative root-mean-square error): "
+        + ", ".join(
+            f"{name} {rate / 1e9:.0f} ({rates['rms_error'][name]:.1e})"
+            for name, rate in rates["macs_per_second"].items()
+        )
+        + f"; the faster float32 is {'as' if rates['fast_is_accurate'] else 'not as'} accurate here.",
+        "",
+        *textwrap.wrap(EXPLANATION, 119),
+    ]
+    lines += ["", "## Best against best", "", *_best(report["rows"])]
+    for name in dict.fromkeys(row["workload"] for row in report["rows"]):
+        mean, _ = response_moments(WORKLOADS[name])
+        lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.", ""]
+        lines += _table([row for row in report["rows"] if row["workload"] == name])
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    head = ["precision", "peer", "settings", "s/step", "cpu", *PHASES, "tokens/s", "sampled/s", "peak GB"]
+    head += ["over floor", "ratio", "cpu ratio", "responses", "tokens each", "updates"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * 3 + "---:|" * (len(head) - 3)]
+    for row in rows:
+        cells = [row["precision"], row["peer"], row["settings"], f"{row['step_seconds']:.2f}"]
+        cells += [f"{row['cpu_seconds']:.2f}"]
+        cells += [f"{row['phase_seconds'][name]:.2f}" for name in PHASES]
+        cells += [f"{row['tokens_per_second']:,.0f}", f"{row['generated_tokens_per_second']:,.0f}"]
+        cells += [f"{row['peak_bytes'] / GB:.2f}", f"{row['over_floor']:.2f}"]
+        cells += ["-" if row[name] is None else f"{row[name]:.2f}" for name in ("ratio", "cpu_ratio")]
+        cells += [str(row["responses"])]
+        cells += [f"{row['response_tokens_mean']:.1f}", "-" if row["samples_only"] else str(row["optimizer_steps"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each peer at its fastest settings against Burnish at its own, by tokens per second."""
+    lines = ["| workload | precision | peer | best settings | tokens/s | Burnish's | Burnish is faster by |"]
+    lines.append("|" + "---|" * 4 + "---:|" * 3)
+    best: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    for row in rows:
+        key = (row["workload"], row["precision"], row["peer"])
+        if key not in best or row["tokens_per_second"] > best[key]["tokens_per_second"]:
+            best[key] = row
+    for (workload, precision, peer), row in best.items():
+        if peer != "Burnish":
+            name = "generated_tokens_per_second" if row["samples_only"] else "tokens_per_second"
+            own = max(
+                r[name] for r in rows if (r["workload"], r["precision"], r["peer"]) == (workload, precision, "Burnish")
+            )
+            cells = [workload, precision, peer, row["settings"], f"{row[name]:,.0f}", f"{own:,.0f}"]
+            lines.append("| " + " | ".join([*cells, f"{own / row[name]:.2f}"]) + " |")
+    return lines
+
+
+def _versions(rows: Sequence[Mapping[str, Any]]) -> str:
+    found = {row["peer"]: row["versions"] for row in rows}
+    return "; ".join(f"{peer} ({', '.join(f'{k} {v}' for k, v in own.items())})" for peer, own in found.items())

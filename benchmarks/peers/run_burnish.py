@@ -1,0 +1,114 @@
+"""Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved. `naive` in the task: rows padded, never
+packed, every prompt read once per response, entropy computed (see `python benchmarks/peers --help`)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import child
+from rich.console import Console
+from workloads import KL_COEF, LEARNING_RATE, Workload
+
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig
+from burnish.models import scoring, value_head
+from burnish.trainers.collection import Collected, Collector
+from burnish.trainers.rl import RlRun, train_step
+from burnish.trainers.setup import open_rl_run
+from burnish.trainers.stopwatch import Stopwatch
+
+REWARD = Path(__file__).parent / "reward.py"
+
+
+class PlainTrunkRunner(scoring.TrunkRunner):
+    """Packs nothing, whatever the model could take."""
+
+    def __init__(self, model: Any, *, plain: bool = False) -> None:
+        super().__init__(model, plain=True)
+
+
+class WatchedCollector:
+    """The run's collector, which remembers what it collected."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self.scorer = collector.scorer
+        self.seen: list[Collected] = []
+
+    def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
+        self.seen.append(self._collector.collect(step, position, stopwatch))
+        return self.seen[-1]
+
+
+def main() -> None:
+    task, workload = child.read_task()
+    if task["naive"]:
+        scoring.TrunkRunner = value_head.TrunkRunner = PlainTrunkRunner  # type: ignore[misc]
+    config = build_config(task, workload)
+    with open_rl_run(config, Console(quiet=True)) as run:
+        result = measure(run, task["warmup"], task["steps"])
+    result["settings"] = {"tokens_per_microbatch": config.optimization.tokens_per_microbatch}
+    child.report(result, ["burnish", "torch", "transformers"])
+
+
+def build_config(task: dict[str, Any], workload: Workload) -> RlConfig:
+    algorithm: dict[str, Any] = {"preset": "ppo" if workload.ppo else "grpo"}
+    if workload.kl:
+        algorithm |= {"kl_in": "loss", "kl_coef": KL_COEF}
+    else:
+        algorithm |= {"kl_in": "none", "kl_coef": 0}
+    data = {
+        "output": task["output"],
+        "model": {"path": task["model"], "dtype": task["precision"], "device": "cpu"},
+        "data": {"train": task["prompts"], "shuffle": False, "chat": "never"},
+        "rewards": [f"{REWARD}:score"],
+        "algorithm": algorithm,
+        "steps": task["warmup"] + task["steps"],
+        "rollout": {
+            "prompts_per_step": workload.prompts,
+            "group_size": workload.group,
+            "max_prompt_tokens": 1024,
+            "max_response_tokens": workload.max_response,
+        },
+        "optimization": {
+            "learning_rate": LEARNING_RATE,
+            "epochs": workload.epochs,
+            "minibatches": workload.minibatches,
+        },
+        "critic": {"learning_rate": LEARNING_RATE} if workload.ppo else {},
+        "evaluation": {"at_start": False, "every_steps": None},
+        "logging": {"sinks": [], "record_rollouts": False},
+    }
+    return load_run_data(data).rl
+
+
+def measure(run: RlRun, warmup: int, steps: int) -> dict[str, Any]:
+    watched = WatchedCollector(run.collector)
+    run.collector = watched  # type: ignore[assignment]
+    for _ in range(warmup):
+        train_step(run)
+    watched.seen.clear()
+    before = run.policy.version
+    rows = [timed_step(run) for _ in range(steps)]
+    rollouts = [[r for group in step.sampled for r in group.rollouts] for step in watched.seen]
+    return {
+        "seconds": rows,
+        "lengths": [[(len(r.prompt_tokens), len(r.response_tokens)) for r in step] for step in rollouts],
+        "distinct_prompts": [len({r.prompt_tokens for r in step}) for step in rollouts],
+        "optimizer_steps": run.policy.version - before,
+    }
+
+
+def timed_step(run: RlRun) -> dict[str, float]:
+    """Seconds by phase as the loop's own stopwatch tells them."""
+    started = time.process_time()
+    row = train_step(run)
+    names = ("generate", "reward", "logprobs", "values", "update", "record", "step")
+    seconds = {name: row[f"time/{name}_seconds"] for name in names if f"time/{name}_seconds" in row}
+    return seconds | {"cpu": time.process_time() - started}
+
+
+if __name__ == "__main__":
+    main()
