@@ -1,5 +1,5 @@
-"""Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved. `naive` in the task: rows padded, never
-packed, every prompt read once per response, entropy computed (see `python benchmarks/peers --help`)."""
+"""Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved. `naive` in the task is `debug.plain`: rows
+padded, never packed, every prompt read once per response (see `python benchmarks/peers --help`)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from workloads import KL_COEF, LEARNING_RATE, Workload
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
-from burnish.models import scoring, value_head
 from burnish.trainers.collection import Collected, Collector
 from burnish.trainers.rl import RlRun, train_step
 from burnish.trainers.setup import open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
 REWARD = Path(__file__).parent / "reward.py"
-
-
-class PlainTrunkRunner(scoring.TrunkRunner):
-    """Packs nothing, whatever the model could take."""
-
-    def __init__(self, model: Any, *, plain: bool = False) -> None:
-        super().__init__(model, plain=True)
 
 
 class WatchedCollector:
@@ -44,8 +36,6 @@ class WatchedCollector:
 
 def main() -> None:
     task, workload = child.read_task()
-    if task["naive"]:
-        scoring.TrunkRunner = value_head.TrunkRunner = PlainTrunkRunner  # type: ignore[misc]
     config = build_config(task, workload)
     with open_rl_run(config, Console(quiet=True)) as run:
         result = measure(run, task["warmup"], task["steps"])
@@ -80,6 +70,7 @@ def build_config(task: dict[str, Any], workload: Workload) -> RlConfig:
         "critic": {"learning_rate": LEARNING_RATE} if workload.ppo else {},
         "evaluation": {"at_start": False, "every_steps": None},
         "logging": {"sinks": [], "record_rollouts": False},
+        "debug": {"plain": task["naive"]},
     }
     return load_run_data(data).rl
 
