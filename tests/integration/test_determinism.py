@@ -44,10 +44,12 @@ def responses(folder: Path) -> list[list[int]]:
     return [json.loads(line)["response_tokens"] for path in files for line in path.read_text().splitlines()]
 
 
-def check_seed_decides(tiny_run: Callable[..., RlConfig], trace: ReadTrace, folder: Path, **fields: Any) -> None:
-    once = rl_trace(tiny_run(f"output={folder}/once", **fields), trace, spoil=1)
-    again = rl_trace(tiny_run(f"output={folder}/again", **fields), trace, spoil=2)
-    other = rl_trace(tiny_run(f"output={folder}/other", "seed=1", **fields), trace, spoil=1)
+def check_seed_decides(
+    tiny_run: Callable[..., RlConfig], trace: ReadTrace, folder: Path, *overrides: str, **fields: Any
+) -> None:
+    once = rl_trace(tiny_run(f"output={folder}/once", *overrides, **fields), trace, spoil=1)
+    again = rl_trace(tiny_run(f"output={folder}/again", *overrides, **fields), trace, spoil=2)
+    other = rl_trace(tiny_run(f"output={folder}/other", "seed=1", *overrides, **fields), trace, spoil=1)
     assert once == again
     assert once.metrics != other.metrics
     assert not set(once.rollouts.values()) & set(other.rollouts.values())
@@ -72,9 +74,13 @@ def test_the_seed_decides_a_run(
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_the_seed_decides_a_run_of_every_preset(
-    tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, preset: str
+    tiny_run: Callable[..., RlConfig],
+    for_the_task: Callable[[str], tuple[str, ...]],
+    trace: ReadTrace,
+    tmp_path: Path,
+    preset: str,
 ) -> None:
-    check_seed_decides(tiny_run, trace, tmp_path, algorithm=preset, **BUSY)
+    check_seed_decides(tiny_run, trace, tmp_path, *for_the_task(preset), algorithm=preset, **BUSY)
 
 
 def test_the_seed_decides_supervised_fine_tuning(

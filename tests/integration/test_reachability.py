@@ -202,19 +202,13 @@ def test_every_option_makes_a_real_step_with_a_critic(
     assert step_changes_weights(*with_critic, algorithm)["critic/grad_norm"] > 0
 
 
-ADAPTED = {
-    # Digits have no full stop, and the task's responses no sixteen tokens.
-    "oai_2019": ("scoring.truncate_token='3'", "scoring.truncate_after=1"),
-    # Its critic begins as the reward model, of which the task has none.
-    "tldr_2020": ("critic.init=policy",),
-}
-
-
 @pytest.mark.parametrize("preset", list(PRESETS))
-def test_every_preset_trains_from_a_run_file(tiny_run: Callable[..., RlConfig], preset: str) -> None:
+def test_every_preset_trains_from_a_run_file(
+    tiny_run: Callable[..., RlConfig], for_the_task: Callable[[str], tuple[str, ...]], preset: str
+) -> None:
     """The whole path, run file to checkpoint, for two steps."""
     from burnish.trainers.run import train_rl
 
-    result = train_rl(tiny_run(*ADAPTED.get(preset, ()), algorithm=preset, steps=2), console=Console(quiet=True))
+    result = train_rl(tiny_run(*for_the_task(preset), algorithm=preset, steps=2), console=Console(quiet=True))
     assert result.step == 2
     assert (result.weights / "model.safetensors").is_file()
