@@ -58,7 +58,7 @@ class Ending:
             rollout,
             response_tokens=tokens,
             rollout_logprobs=rollout.rollout_logprobs[:end],
-            response=str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)),
+            response=str(self.tokenizer.decode(list(tokens))),
             finish_reason=FinishReason.STOP,
         )
 
