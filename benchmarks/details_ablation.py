@@ -1,14 +1,15 @@
-"""Each implementation detail of the 2019 RLHF code turned off in turn, on identical data: what changes, and by how much.
+"""Each implementation detail of the 2019 RLHF code turned off in turn, on identical data: what changes, how much.
 
     python benchmarks/stylistic_continuation.py DATA_FOLDER --without-loose        # labels and reward model, once
     python benchmarks/details_ablation.py DATA_FOLDER [--prepared runs/stylistic] [--seeds 3] [--steps 20]
     python benchmarks/details_ablation.py DATA_FOLDER --only adam
 
-DATA_FOLDER holds models/stories260k. Every row is examples/stylistic_continuation/rl.yaml with one word changed, run with
-the same seeds: queries, and the noise that responses are sampled with, are the same in all rows. Numbers are means of the
-last third of the steps, with the standard deviation over the seeds. The second table holds the two forms of Adam against
-each other on the same rollouts: one step of two epochs, then all log-probabilities once more. Writes both tables to
-docs/details_ablation.md, between the lines that say so. Start it from the repository's root.
+DATA_FOLDER holds models/stories260k. Every row is examples/stylistic_continuation/rl.yaml with one word changed, run
+with the same seeds: queries, and the noise that responses are sampled with, are the same in all rows. Numbers are means
+of the last third of the steps, with the standard deviation over the seeds; runs that are finished are read, not run
+again. The second table holds the two forms of Adam against each other on the same rollouts: one step of two epochs, then
+all log-probabilities once more. Writes both tables to docs/details_ablation.md, between the lines that say so. About
+forty minutes of one CPU core. Start it from the repository's root.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ STATISTICS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def adam_table(given: Sequence[str], output: Path, seeds: Sequence[int]) -> str:
-    """What two epochs on the same rollouts do to the policy under both forms, at the published and the example's rate."""
+    """What two epochs on the same rollouts do to the policy under both forms, at the published and our rate."""
     lines = ["| learning rate | | TensorFlow's form | PyTorch's form | ratio |", "|---|---|---|---|---|"]
     for rate in (1e-5, 2e-4):
         found = {form: [two_epochs(given, output, seed, form, rate) for seed in seeds] for form in ("adam_tf", "adamw")}
