@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import ModelError
@@ -92,3 +92,22 @@ def _linear_names(model: PreTrainedModel) -> list[str]:
 
 
 _LINEAR = ("Linear", "Conv1D")
+
+
+@torch.no_grad()
+def effective_weight(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """(weight, bias) that a linear layer computes with, adapter added in; the live weight itself where it has none.
+
+    Raises TypeError for another kind of layer."""
+    if isinstance(linear, nn.Linear):
+        return linear.weight, linear.bias
+    from peft.tuners.lora import Linear
+
+    if not isinstance(linear, Linear):
+        raise TypeError(f"{type(linear).__name__} is not a linear layer")
+    weight, bias = effective_weight(linear.get_base_layer())
+    if linear.disable_adapters or linear.merged:
+        return weight, bias
+    for adapter in linear.active_adapters:
+        weight = weight + linear.get_delta_weight(adapter).to(weight)
+    return weight, bias

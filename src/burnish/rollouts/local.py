@@ -21,8 +21,10 @@ from torch import Tensor
 
 from burnish.errors import RolloutError
 from burnish.models.roles import Policy
-from burnish.rollouts.cache import PrefilledPrompts, RowCache
+from burnish.rollouts.cache import PrefilledPrompts
+from burnish.rollouts.decoders import Decoder, ModelDecoder
 from burnish.rollouts.engine import Sampling
+from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.prefill import Prefiller, attention_kind
 from burnish.rollouts.sampling import check_sampling, sample
@@ -63,6 +65,7 @@ class LocalEngine:
     The model is used as it is (dtype, device, adapters), put into evaluation mode during `generate` only.
     eos_token_ids: every id that ends a response. context_length: tokens of prompt and response together.
     max_batch_rows: rows decoded at once; it changes memory and speed, never a sample.
+    plain: decode through the model's own forward pass also where `burnish.rollouts.fused` could.
     `version` is the policy's version as of the last `sync`.
     """
 
@@ -75,6 +78,7 @@ class LocalEngine:
         pad_token_id: int,
         context_length: int,
         max_batch_rows: int,
+        plain: bool = False,
     ) -> None:
         if max_batch_rows < 1:
             raise RolloutError(f"max_batch_rows is {max_batch_rows}", remedy="max_batch_rows must be at least 1")
@@ -86,6 +90,9 @@ class LocalEngine:
         self._context_length = context_length
         self._max_batch_rows = max_batch_rows
         self._attention = attention_kind(model.config, context_length)
+        self._device = next(model.parameters()).device
+        with _evaluation_mode(model):
+            self._is_fused = not plain and can_decode(model) and decodes_alike(model)
         self._spent = _Seconds()
 
     def sync(self, policy: Policy) -> None:
@@ -155,7 +162,7 @@ class LocalEngine:
         queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))
         places = min(self._max_batch_rows, len(rows))
         prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
-        decoding = _Decoding(self._model, places, self._attention)
+        decoding = _Decoding(self._decoder(places), self._device)
         while queue or decoding.rows:
             free = places - len(decoding.rows)
             if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):
@@ -165,6 +172,11 @@ class LocalEngine:
             decoding.advance(sampling, stop)
             self._spent.decode_seconds += time.perf_counter() - started
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows)
+
+    def _decoder(self, places: int) -> Decoder:
+        if self._is_fused:
+            return FusedDecoder(self._model, places)
+        return ModelDecoder(self._model, places, self._attention)
 
     def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
         """Give the rows their prompts' caches and let them join; `waiting` is the next row that stays outside."""
@@ -194,13 +206,10 @@ class LocalEngine:
 class _Decoding:
     """The rows being decoded, and their state on the device: newest token, its position, noise key, token count."""
 
-    def __init__(self, model: Any, places: int, attention: str) -> None:
+    def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.rows: list[_Row] = []
-        self._model = model
-        self._attention = attention
-        self._device = next(model.parameters()).device
-        self._dtype = next(model.parameters()).dtype
-        self._cache = RowCache(places)
+        self._decoder = decoder
+        self._device = device
         self._tokens = torch.empty(0, dtype=torch.int64, device=self._device)
         self._positions = torch.empty(0, dtype=torch.int64, device=self._device)
         self._keys = torch.empty(0, dtype=torch.int64, device=self._device)
@@ -208,7 +217,7 @@ class _Decoding:
 
     def join(self, rows: list[_Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """Rows enter, their next input being the last token of their prompt."""
-        self._cache.append(len(rows), prompts, sources)
+        self._decoder.join([len(row.request.prompt_tokens) for row in rows], prompts, sources)
         self.rows += rows
         newest = [row.request.prompt_tokens[-1] for row in rows]
         self._tokens = self._extended(self._tokens, newest)
@@ -218,35 +227,12 @@ class _Decoding:
 
     def advance(self, sampling: Sampling, stop: StopConditions) -> None:
         """One token for every row; rows that are done leave."""
-        logits_RV = self._logits()
+        logits_RV = self._decoder.logits(self._tokens, self._positions)
         uniforms_R = uniforms(self._keys, self._counts)
         self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)
         self._positions = self._positions + 1
         self._counts = self._counts + 1
         self._record(self._tokens.tolist(), logprobs_R.tolist(), stop)
-
-    def _logits(self) -> Tensor:
-        """(rows, vocabulary) after each row's newest token."""
-        width = max(len(row.request.prompt_tokens) + len(row.tokens) for row in self.rows)
-        self._cache.begin(self._positions, width)
-        outputs = self._model(
-            input_ids=self._tokens[:, None],
-            position_ids=self._positions[:, None],
-            attention_mask=self._mask(width),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return outputs.logits[:, -1]
-
-    def _mask(self, width: int) -> Tensor:
-        """(rows, 1, 1, width): each row sees its own columns, up to and with the one being written."""
-        visible = torch.arange(width, device=self._device) <= self._positions[:, None]
-        visible = visible[:, None, None, :]
-        if self._attention == "sdpa":
-            return visible
-        lowest = torch.finfo(self._dtype).min
-        return torch.zeros(visible.shape, dtype=self._dtype, device=self._device).masked_fill(~visible, lowest)
 
     def _record(self, tokens: list[int], logprobs: list[float], stop: StopConditions) -> None:
         for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
@@ -272,7 +258,7 @@ class _Decoding:
         del self.rows[count:]
         targets = torch.tensor(holes, dtype=torch.int64, device=self._device)
         sources = torch.tensor(movers, dtype=torch.int64, device=self._device)
-        self._cache.move(sources, targets, count)
+        self._decoder.move(sources, targets, count)
         self._tokens = _moved(self._tokens, sources, targets, count)
         self._positions = _moved(self._positions, sources, targets, count)
         self._keys = _moved(self._keys, sources, targets, count)

@@ -23,16 +23,20 @@ def build_engine(
     pad_token_id: int,
     context_length: int,
     max_batch_rows: int,
+    plain: bool = False,
 ) -> RolloutEngine:
     """The engine called `name`: `local`, or a class given as `package.module:Class` that takes the same arguments as
-    `LocalEngine`. Raises ConfigError when there is no such class or it is not an engine."""
-    arguments = {
+    `LocalEngine` but for `plain`, which is for the local engine alone. Raises ConfigError when there is no such class or
+    it is not an engine."""
+    arguments: dict[str, Any] = {
         "tokenizer": tokenizer,
         "eos_token_ids": eos_token_ids,
         "pad_token_id": pad_token_id,
         "context_length": context_length,
         "max_batch_rows": max_batch_rows,
     }
+    if name == _LOCAL:
+        arguments["plain"] = plain
     engine: RolloutEngine = construct(find_engine(name), name, model, arguments, field=_FIELD, first_name="model")
     return engine
 

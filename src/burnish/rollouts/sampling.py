@@ -51,11 +51,10 @@ def sample(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[T
     if sampling.greedy:
         return _likeliest(logits_RV, scaled_RV)
     kept_RV = filter_logits(scaled_RV, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
-    peak_R1 = kept_RV.amax(-1, keepdim=True)
-    weights_RV = (kept_RV - peak_R1).exp()
-    tokens_R, total_R = invert_cumulative(weights_RV, uniforms_R)
-    chosen_R = (kept_RV.gather(-1, tokens_R[:, None]) - peak_R1)[:, 0]
-    return tokens_R, (chosen_R.double() - total_R.log()).float()
+    probabilities_RV = kept_RV.softmax(-1)
+    tokens_R, total_R = invert_cumulative(probabilities_RV, uniforms_R)
+    chosen_R = probabilities_RV.gather(-1, tokens_R[:, None])[:, 0]
+    return tokens_R, (chosen_R / total_R).log().float()
 
 
 def _likeliest(logits_RV: Tensor, scaled_RV: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,17 +95,26 @@ def invert_cumulative(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, T
 
     weights_RV are not negative and need not sum to 1. A token of weight 0 is never taken.
     """
-    rows, vocabulary = weights_RV.shape
-    blocks_RNK = torch.nn.functional.pad(weights_RV, (0, -vocabulary % _BLOCK)).view(rows, -1, _BLOCK)
-    cumulative_RN = blocks_RNK.sum(-1, dtype=torch.float64).cumsum(-1)
+    vocabulary = weights_RV.shape[1]
+    cumulative_RN = _block_sums(weights_RV).cumsum(-1)
     total_R = cumulative_RN[:, -1]
     target_R = uniforms_R * total_R
     block_R = _first_above(cumulative_RN, target_R)
     before_RN = torch.nn.functional.pad(cumulative_RN, (1, 0))
     rest_R = target_R - before_RN.gather(-1, block_R[:, None])[:, 0]
-    inner_RK = blocks_RNK[torch.arange(rows, device=weights_RV.device), block_R].cumsum(-1, dtype=torch.float64)
-    tokens_R = block_R * _BLOCK + _first_above(inner_RK, rest_R)
+    columns_RK = block_R[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights_RV.device)
+    inner_RK = weights_RV.gather(-1, columns_RK.clamp(max=vocabulary - 1)).masked_fill_(columns_RK >= vocabulary, 0.0)
+    tokens_R = block_R * _BLOCK + _first_above(inner_RK.cumsum(-1, dtype=torch.float64), rest_R)
     return tokens_R.clamp(max=vocabulary - 1), total_R
+
+
+def _block_sums(weights_RV: Tensor) -> Tensor:
+    """(R, N) float64: sums over _BLOCK columns each, the last block being what is left."""
+    rows, vocabulary = weights_RV.shape
+    whole = vocabulary - vocabulary % _BLOCK
+    sums_RN = weights_RV[:, :whole].view(rows, -1, _BLOCK).sum(-1, dtype=torch.float64)
+    last_R1 = weights_RV[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
+    return sums_RN if whole == vocabulary else torch.cat([sums_RN, last_R1], dim=1)
 
 
 def _first_above(cumulative_RN: Tensor, target_R: Tensor) -> Tensor:

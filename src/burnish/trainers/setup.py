@@ -183,6 +183,7 @@ def build_rl_engine(config: RlConfig, loaded: LoadedModel) -> RolloutEngine:
         pad_token_id=loaded.pad_token_id,
         context_length=loaded.context_length,
         max_batch_rows=config.rollout.max_batch_rows,
+        plain=config.debug.plain,
     )
 
 

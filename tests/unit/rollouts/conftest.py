@@ -1,4 +1,4 @@
-"""Tiny random models of three families, a letter tokenizer, and short ways to ask an engine."""
+"""Tiny random models of five families, a letter tokenizer, and short ways to ask an engine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from burnish.rollouts.local import LocalEngine
@@ -45,10 +49,14 @@ def build_model(kind: str, *, seed: int = 0, positions: int = 128) -> Any:
     }
     if kind == "qwen2":
         return Qwen2ForCausalLM(Qwen2Config(**sizes, **special))
+    if kind == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16, **special))
+    if kind == "mistral":
+        return MistralForCausalLM(MistralConfig(**sizes, sliding_window=None, **special))
     return LlamaForCausalLM(LlamaConfig(**sizes, **special))
 
 
-@pytest.fixture(params=["llama", "qwen2", "gpt2"])
+@pytest.fixture(params=["llama", "qwen2", "qwen3", "mistral", "gpt2"])
 def model(request: pytest.FixtureRequest) -> Any:
     return build_model(request.param)
 
@@ -72,8 +80,10 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
 
 
-@pytest.fixture
-def make_engine(tokenizer: Any) -> Callable[..., LocalEngine]:
+@pytest.fixture(params=[False, True], ids=["fused", "plain"])
+def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[..., LocalEngine]:
+    """Every test runs on both ways to decode."""
+
     def make(
         model: Any, *, max_batch_rows: int = 64, eos: Sequence[int] = (EOS,), context_length: int = 128
     ) -> LocalEngine:
@@ -84,6 +94,7 @@ def make_engine(tokenizer: Any) -> Callable[..., LocalEngine]:
             pad_token_id=PAD,
             context_length=context_length,
             max_batch_rows=max_batch_rows,
+            plain=request.param,
         )
 
     return make

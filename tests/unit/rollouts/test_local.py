@@ -152,13 +152,10 @@ def test_each_distinct_prompt_is_prefilled_once(llama: Any, make_engine: Make, m
 
 def test_finished_rows_leave_and_waiting_rows_take_their_place(llama: Any, make_engine: Make) -> None:
     rows_per_forward: list[int] = []
-    llama.register_forward_pre_hook(
-        lambda _, args, kwargs: rows_per_forward.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    engine = make_engine(llama, max_batch_rows=8, eos=(1, 2, 3, 4, 5, 6))
+    llama.get_input_embeddings().register_forward_pre_hook(lambda _, args: rows_per_forward.append(args[0].numel()))
     requests = requests_for(random_prompts([1] * 8), samples=4)  # prompts of one token: every forward is a decode
-    rollouts = make_engine(llama, max_batch_rows=8, eos=(1, 2, 3, 4, 5, 6)).generate(
-        requests, Sampling(40), seed=0, step=0
-    )
+    rollouts = engine.generate(requests, Sampling(40), seed=0, step=0)
     assert len({len(r.response_tokens) for r in rollouts}) > 3
     assert max(rows_per_forward) == 8
     assert sum(rows_per_forward) == sum(len(r.response_tokens) for r in rollouts)
