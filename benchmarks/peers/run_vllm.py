@@ -27,7 +27,7 @@ def main() -> None:
     seconds, lengths, distinct = [], [], []
     for step in range(task["warmup"] + task["steps"]):
         drawn = texts[step * workload.prompts : (step + 1) * workload.prompts]
-        sampling = SamplingParams(n=workload.group, temperature=1.0, max_tokens=workload.max_response, seed=step)
+        sampling = SamplingParams(n=workload.group, temperature=1.0, max_tokens=workload.max_response)
         phases = child.Phases()
         outputs = engine.generate(drawn, sampling, use_tqdm=False)
         seconds.append(phases.take("generate"))

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from burnish.models.merged_attention import MergedAttention, merged_attention
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -34,12 +36,15 @@ class AttentionPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedAttention:
-    """The parts that together give every token its output; `place_S` is where each token stands in their outputs, one
-    part after the other, row by row."""
+class GatheredAttention:
+    """For devices other than CPUs: the parts that together give every token its output; `place_S` is where each token
+    stands in their outputs, one part after the other, row by row."""
 
     parts: tuple[AttentionPart, ...]
     place_S: Tensor
+
+
+PackedAttention = GatheredAttention | MergedAttention
 
 
 def set_packed_attention(model: PreTrainedModel) -> bool:
@@ -95,6 +100,15 @@ def packed_attention(
 
         output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)[0]
         return output, None
+    if isinstance(packed, MergedAttention):
+        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return merged_attention(*rows, packed, scaling)[None], None
+    return _gathered_attention(query, key, value, packed, scaling), None
+
+
+def _gathered_attention(
+    query: Tensor, key: Tensor, value: Tensor, packed: GatheredAttention, scaling: float | None
+) -> Tensor:
     query_SX, key_SX, value_SX = (tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value))
     heads, width = query.shape[1], query.shape[3]
     outputs = []
@@ -110,7 +124,7 @@ def packed_attention(
         )
         outputs.append(output.transpose(1, 2).reshape(-1, heads * value.shape[3]))
     together = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-    return together.index_select(0, packed.place_S).view(1, -1, heads, value.shape[3]), None
+    return together.index_select(0, packed.place_S).view(1, -1, heads, value.shape[3])
 
 
 def _gathered(rows_SX: Tensor, slots_NQ: Tensor, width: int) -> Tensor:

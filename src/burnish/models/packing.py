@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.models.attention import AttentionPart, PackedAttention
+from burnish.models.attention import AttentionPart, GatheredAttention, PackedAttention
 from burnish.models.batch import Batch
+from burnish.models.merged_attention import CausalRows, MergedAttention, SharedKeys
 
 SPREAD = 2.0
 """Rows whose lengths differ by up to this factor attend side by side, padded to the longest of them."""
 
+MERGED_ON = ("cpu",)
+"""Types of device whose fused attention tells its log-sum-exps (`burnish.models.merged_attention`)."""
 
 PAYS = 0.85
 """Rows are packed when this leaves less than this part of the tokens of the padded batch."""
@@ -54,7 +57,7 @@ def pays(batch: Batch, groups: Sequence[Sequence[int]]) -> bool:
 
 
 def pack(batch: Batch, groups: Sequence[Sequence[int]], dtype: torch.dtype) -> PackedRows:
-    """Lay out the rows; `dtype` is that of the attention scores.
+    """Lay out the rows, responses of one prompt behind each other; `dtype` is that of the attention scores.
 
     Raises ValueError for an empty prompt (nothing predicts its first response token).
     """
@@ -66,34 +69,97 @@ def pack(batch: Batch, groups: Sequence[Sequence[int]], dtype: torch.dtype) -> P
     for number, group in enumerate(groups):
         group_B[list(group)] = number
     group_B = group_B.to(device)
-    prompts = _Segments.after(0, batch.prompt_lengths[leaders_G])
-    responses = _Segments.after(prompts.total, (batch.response_lengths - 1).clamp(min=0))
+    order_B = torch.tensor([row for group in groups for row in group], device=device)
+    prompts = Segments.after(0, batch.prompt_lengths[leaders_G])
+    responses = Segments.after(prompts.total, (batch.response_lengths - 1).clamp(min=0), order_B)
     in_prompt_GP = prompts.inside(batch.prompt_tokens.shape[1])
-    in_response_BT = responses.inside(batch.response_tokens.shape[1])
+    in_response_BT = responses.inside(batch.response_tokens.shape[1])[order_B]
     columns_P = torch.arange(in_prompt_GP.shape[1], device=device)
     columns_T = torch.arange(in_response_BT.shape[1], device=device)
-    tokens_S = torch.cat([batch.prompt_tokens[leaders_G][in_prompt_GP], batch.response_tokens[in_response_BT]])
-    response_positions_BT = batch.prompt_lengths[:, None] + columns_T
+    tokens_S = torch.cat([batch.prompt_tokens[leaders_G][in_prompt_GP], batch.response_tokens[order_B][in_response_BT]])
+    response_positions_BT = batch.prompt_lengths[order_B, None] + columns_T
     positions_S = torch.cat([columns_P.expand_as(in_prompt_GP)[in_prompt_GP], response_positions_BT[in_response_BT]])
     last_of_prompt_B = (prompts.starts + prompts.lengths - 1)[group_B]
     source_BT = torch.where(columns_T == 0, last_of_prompt_B[:, None], responses.starts[:, None] + columns_T - 1)
     source_BT = source_BT.clamp(max=tokens_S.shape[0] - 1)
+    attention: PackedAttention
+    if device.type in MERGED_ON:
+        attention = merged_layout(prompts, responses, groups)
+    else:
+        attention = gathered_layout(prompts, responses, group_B, dtype)
+    return PackedRows(tokens_S[None], positions_S[None], source_BT, attention)
+
+
+def merged_layout(prompts: Segments, responses: Segments, groups: Sequence[Sequence[int]]) -> MergedAttention:
+    """A prompt that several rows share is one causal stretch, and so is each of their responses, which see the prompt's
+    keys as well; a row that shares its prompt with none is one stretch altogether."""
+    stretches: list[Tensor] = []
+    shared: list[SharedKeys] = []
+    response_spans = responses.spans()
+    for group, prompt in zip(groups, prompts.spans(), strict=True):
+        own = [response_spans[row] for row in group]
+        if len(group) == 1:
+            stretches.append(torch.cat([_arange(prompt), _arange(own[0])]))
+            continue
+        stretches += [_arange(span) for span in (prompt, *own)]
+        queries = slice(own[0].start, own[-1].stop)
+        if queries.stop > queries.start:
+            shared.append(SharedKeys(queries, prompt))
+    return MergedAttention(tuple(_causal_rows(stretches)), tuple(shared))
+
+
+def _causal_rows(stretches: Sequence[Tensor]) -> Iterator[CausalRows]:
+    """Stretches of similar lengths beside each other; empty ones are in none."""
+    for bunch in _bunches([len(stretch) for stretch in stretches]):
+        slots_NQ = torch.nn.utils.rnn.pad_sequence([stretches[number] for number in bunch], batch_first=True)
+        lengths = torch.tensor([len(stretches[number]) for number in bunch])
+        real = torch.arange(slots_NQ.shape[1]) < lengths[:, None]
+        yield CausalRows(slots_NQ, real.flatten().nonzero()[:, 0])
+
+
+def _arange(span: slice) -> Tensor:
+    return torch.arange(span.start, span.stop)
+
+
+def _bunches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of the stretches in each bunch of similar lengths, longest last; empty ones are in none."""
+    order = sorted((length, number) for number, length in enumerate(lengths) if length > 0)
+    while order:
+        longest = order[-1][0]
+        bunch = [number for length, number in order if length * SPREAD > longest]
+        order = order[: len(order) - len(bunch)]
+        yield bunch
+
+
+def gathered_layout(
+    prompts: Segments, responses: Segments, group_B: Tensor, dtype: torch.dtype
+) -> GatheredAttention:
+    """The prompt's keys once more beside those of each response, with a mask; for any device."""
     parts = [*_prompt_parts(prompts), *_response_parts(prompts, responses, group_B, dtype)]
-    return PackedRows(tokens_S[None], positions_S[None], source_BT, _together(parts, tokens_S.shape[0]))
+    return _together(parts, responses.total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Segments:
-    """Stretches of the packed row, one after the other: first slot and length of each (N,)."""
+class Segments:
+    """Stretches of the packed row, one after the other: first slot and length of each (N,), and the slot after all."""
 
     starts: Tensor
     lengths: Tensor
     total: int
 
     @staticmethod
-    def after(first: int, lengths: Tensor) -> _Segments:
-        ends = lengths.cumsum(0)
-        return _Segments(first + ends - lengths, lengths, first + int(ends[-1]))
+    def after(first: int, lengths: Tensor, order: Tensor | None = None) -> Segments:
+        """From slot `first` on, in this order (numbers of the segments; None: in their own)."""
+        in_order = lengths if order is None else lengths[order]
+        ends = in_order.cumsum(0)
+        starts = ends - in_order + first
+        if order is not None:
+            starts = torch.empty_like(starts).index_copy_(0, order, starts)
+        return Segments(starts, lengths, first + int(ends[-1]))
+
+    def spans(self) -> list[slice]:
+        """The slots of each."""
+        return [slice(a, a + n) for a, n in zip(self.starts.tolist(), self.lengths.tolist(), strict=True)]
 
     def inside(self, width: int) -> Tensor:
         """(N, width) bool: columns that belong to the segment."""
@@ -106,12 +172,9 @@ class _Segments:
 
     def alike(self) -> Iterator[tuple[Tensor, int]]:
         """(segments, longest of them) of each bunch of similar lengths; empty segments are in none."""
-        order = sorted((int(n), row) for row, n in enumerate(self.lengths.tolist()) if n > 0)
-        while order:
-            longest = order[-1][0]
-            bunch = [row for length, row in order if length * SPREAD > longest]
-            order = order[: len(order) - len(bunch)]
-            yield torch.tensor(bunch, device=self.lengths.device), longest
+        lengths = self.lengths.tolist()
+        for bunch in _bunches(lengths):
+            yield torch.tensor(bunch, device=self.lengths.device), lengths[bunch[-1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,13 +184,13 @@ class _Part:
     """Where a query stands, not padding."""
 
 
-def _prompt_parts(prompts: _Segments) -> Iterator[_Part]:
+def _prompt_parts(prompts: Segments) -> Iterator[_Part]:
     for rows, width in prompts.alike():
         slots = prompts.slots(rows, width)
         yield _Part(AttentionPart(slots, slots, None), prompts.inside(width)[rows])
 
 
-def _response_parts(prompts: _Segments, responses: _Segments, group_B: Tensor, dtype: torch.dtype) -> Iterator[_Part]:
+def _response_parts(prompts: Segments, responses: Segments, group_B: Tensor, dtype: torch.dtype) -> Iterator[_Part]:
     for rows, width in responses.alike():
         groups_N = group_B[rows]
         prompt_width = int(prompts.lengths[groups_N].max())
@@ -142,10 +205,10 @@ def _response_parts(prompts: _Segments, responses: _Segments, group_B: Tensor, d
         yield _Part(AttentionPart(queries, keys, mask), responses.inside(width)[rows])
 
 
-def _together(parts: Sequence[_Part], size: int) -> PackedAttention:
+def _together(parts: Sequence[_Part], size: int) -> GatheredAttention:
     """Where the output of each of `size` tokens stands among the outputs of all parts."""
     slots = torch.cat([part.attention.queries_NQ.flatten() for part in parts])
     real = torch.cat([part.real_NQ.flatten() for part in parts])
     place_S = torch.zeros(size, dtype=torch.int64, device=slots.device)
     place_S[slots[real]] = real.nonzero()[:, 0]
-    return PackedAttention(tuple(part.attention for part in parts), place_S)
+    return GatheredAttention(tuple(part.attention for part in parts), place_S)

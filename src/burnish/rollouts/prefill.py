@@ -13,8 +13,9 @@ from burnish.errors import RolloutError
 from burnish.models.attention import ATTENTION
 from burnish.rollouts.cache import PrefilledPrompts
 
-_TOKENS_PER_FORWARD = 16_384
-"""Prompt tokens, with padding, that go through the model at once."""
+_TOKENS_PER_FORWARD = {"cpu": 2_048}
+"""Prompt tokens, with padding, that go through the model at once, by type of device; a CPU gains nothing from more."""
+_TOKENS_PER_FORWARD_ELSEWHERE = 16_384
 
 Tokens = tuple[int, ...]
 
@@ -87,7 +88,8 @@ class Prefiller:
             if keep == kept[0]:
                 self._kept = kept
         done = kept[0] if kept is not None else None
-        for chunk in _chunks([prompt for prompt in rows_of if len(prompt) > 1 and prompt != done]):
+        budget = _TOKENS_PER_FORWARD.get(self._device.type, _TOKENS_PER_FORWARD_ELSEWHERE)
+        for chunk in _chunks([prompt for prompt in rows_of if len(prompt) > 1 and prompt != done], budget):
             computed = self._forward(chunk)
             if keep in chunk:
                 self._kept = (keep, computed.prompt(chunk.index(keep), len(keep) - 1))
@@ -116,12 +118,12 @@ class Prefiller:
         return PrefilledPrompts([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
 
 
-def _chunks(prompts: list[Tokens]) -> Iterator[list[Tokens]]:
+def _chunks(prompts: list[Tokens], budget: int) -> Iterator[list[Tokens]]:
     """Neighbours together, as many as fit (at least one)."""
     chunk: list[Tokens] = []
     for prompt in prompts:
         width = max(len(member) for member in [*chunk[:1], prompt])
-        if chunk and width * (len(chunk) + 1) > _TOKENS_PER_FORWARD:
+        if chunk and width * (len(chunk) + 1) > budget:
             yield chunk
             chunk = []
         chunk.append(prompt)

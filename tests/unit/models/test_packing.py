@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import BambaConfig, BambaForCausalLM, PreTrainedModel, StableLmConfig, StableLmForCausalLM
 
-from burnish.models.attention import ATTENTION
+from burnish.models.attention import ATTENTION, GatheredAttention
 from burnish.models.batch import Batch
+from burnish.models.merged_attention import MergedAttention
 from burnish.models.packing import pack, pays, prompt_groups
 from burnish.models.packing_probe import use_packed_rows
 from burnish.models.scoring import ResponseScorer
@@ -49,11 +50,34 @@ def test_a_prompt_stands_once_and_the_last_tokens_are_left_out() -> None:
     assert packed.source_BT[2, :1].tolist() == [2]
 
 
-def test_each_token_sees_its_prompt_and_what_came_before_it() -> None:
+@pytest.mark.parametrize("merged", [True, False])
+def test_each_token_sees_its_prompt_and_what_came_before_it(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.models.packing.MERGED_ON", ("cpu",) if merged else ())
     batch = make_batch([A, B, A], [[9, 10, 1], [11, 13, 1], [12]])
-    packed = pack(batch, prompt_groups(batch), torch.float32)
+    attention = pack(batch, prompt_groups(batch), torch.float32).attention
+    seen = seen_when_merged(attention) if isinstance(attention, MergedAttention) else seen_when_gathered(attention)
+    p, q, r, s = {0, 1, 2}, {3, 4}, {5, 6}, {7, 8}
+    assert seen == {0: {0}, 1: {0, 1}, 2: p, 3: {3}, 4: q, 5: p | {5}, 6: p | r, 7: q | {7}, 8: q | s}
+
+
+def seen_when_merged(attention: MergedAttention) -> dict[int, set[int]]:
     seen: dict[int, set[int]] = {}
-    for part in packed.attention.parts:
+    for rows in attention.causal:
+        width = rows.slots_NQ.shape[1]
+        for place in rows.real_M.tolist():
+            row, query = divmod(place, width)
+            slot = int(rows.slots_NQ[row, query])
+            assert slot not in seen
+            seen[slot] = set(rows.slots_NQ[row, : query + 1].tolist())
+    for block in attention.shared:
+        for slot in range(block.queries.start, block.queries.stop):
+            seen[slot] |= set(range(block.keys.start, block.keys.stop))
+    return seen
+
+
+def seen_when_gathered(attention: GatheredAttention) -> dict[int, set[int]]:
+    seen: dict[int, set[int]] = {}
+    for part in attention.parts:
         rows, width = part.queries_NQ.shape
         for row in range(rows):
             for query in range(width):
@@ -64,8 +88,7 @@ def test_each_token_sees_its_prompt_and_what_came_before_it() -> None:
                     mask = part.mask.expand(rows, -1, -1, -1)[row, 0, query]
                     keys = part.keys_NK[row][mask == 0]
                 seen.setdefault(slot, set(keys.tolist()))
-    p, q, r, s = {0, 1, 2}, {3, 4}, {5, 6}, {7, 8}
-    assert seen == {0: {0}, 1: {0, 1}, 2: p, 3: {3}, 4: q, 5: p | {5}, 6: p | r, 7: q | {7}, 8: q | s}
+    return seen
 
 
 def test_only_what_saves_tokens_is_packed() -> None:
@@ -105,7 +128,9 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
-def test_packed_rows_score_like_padded_ones(load, family, fields, monkeypatch) -> None:
+@pytest.mark.parametrize("merged", [True, False])
+def test_packed_rows_score_like_padded_ones(load, family, fields, merged, monkeypatch) -> None:
+    monkeypatch.setattr("burnish.models.packing.MERGED_ON", ("cpu",) if merged else ())
     loaded = load(family, **fields)
     if fields:
         loaded.model.train()
