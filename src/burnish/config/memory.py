@@ -34,7 +34,7 @@ from burnish.config.schema_rm import RmConfig
 
 Trained = RlConfig | SftConfig | RmConfig
 
-_CHUNK_LOGITS = 1 << 24
+_CHUNK_LOGITS, _KEPT_LOGITS = 1 << 22, 1 << 26  # as in burnish.models.logprobs
 _NORMALIZATION_ROWS = 64
 
 
@@ -131,9 +131,13 @@ def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
 
 def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts) -> MemoryItem:
     tokens = microbatch_tokens(config)
-    chunk = min(tokens * facts.vocabulary_size, _CHUNK_LOGITS)
+    logits = tokens * facts.vocabulary_size
+    chunk = min(logits, _CHUNK_LOGITS)
+    kept = logits if logits <= _KEPT_LOGITS else 0
     formula = f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {facts.hidden_size} x 3, 4 bytes each"
-    return MemoryItem("log-probabilities", 4 * (3 * chunk + 3 * tokens * facts.hidden_size), formula)
+    if kept:
+        formula = f"{kept:,} kept logits, {formula}"
+    return MemoryItem("log-probabilities", 4 * (kept + 3 * chunk + 3 * tokens * facts.hidden_size), formula)
 
 
 def microbatch_tokens(config: Trained) -> int:

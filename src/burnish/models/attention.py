@@ -101,8 +101,8 @@ def packed_attention(
         output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)[0]
         return output, None
     if isinstance(packed, MergedAttention):
-        rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return merged_attention(*rows, packed, scaling)[None], None
+        query_SHD, key_SKD, value_SKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return merged_attention(query_SHD, key_SKD, value_SKD, packed, scaling)[None], None
     return _gathered_attention(query, key, value, packed, scaling), None
 
 

@@ -1,9 +1,9 @@
-"""Log-probabilities and entropy of chosen tokens without ever holding the logits of the whole vocabulary.
+"""Log-probabilities and entropy of chosen tokens in vocabulary chunks.
 
 Shapes: N positions, H hidden size, V vocabulary. The forward pass walks over vocabulary chunks and keeps a running
-log-sum-exp per position; the backward pass computes each chunk's logits once more. Peak extra memory is one chunk and
-the gradients, instead of several (N, V) tensors. The streaming log-sum-exp is the one of Milakov and Gimelshein 2018
-(https://arxiv.org/abs/1805.02867).
+log-sum-exp per position (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867). A few logits are kept for the
+backward pass; where they would be many, it computes each chunk's once more, and peak extra memory is one chunk and the
+gradients instead of several (N, V) tensors.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 1 << 24  # logits held at a time: 64 MiB in float32
-TOKENS_PER_CHUNK = 4096
+CHUNK_ELEMENTS = 1 << 22
+"""Logits at a time: 16 MiB in float32, which a processor's last cache may hold through all that is done with them."""
+TOKENS_PER_CHUNK = 1024
+KEPT_ELEMENTS = 1 << 26
+"""Up to so many logits of a call are kept for its backward pass: 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +65,20 @@ def chunked_token_scores(
     entropy: bool = False,
     accumulate_in_place: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
+    kept_elements: int = KEPT_ELEMENTS,
 ) -> tuple[Tensor, Tensor | None]:
     """(log-probability of each target, entropy in nats or None) of softmax(transform(hidden @ weight.T + bias) / T).
 
     Results are (N,) float32 (float64 for float64 input) and differentiable in hidden, weight and bias.
     `accumulate_in_place` adds the weight's gradient straight into `weight.grad` when weight is a leaf without hooks,
     so that a second micro-batch needs no second (V, H) buffer; `torch.autograd.grad` for the weight then sees nothing.
+    Logits are kept for the backward pass where there are at most `kept_elements`.
     Raises ValueError for a temperature that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     head = transform or HeadTransform()
-    plan = _Plan(temperature, head.scale, head.softcap, entropy, accumulate_in_place, chunk_elements)
+    plan = _Plan(temperature, head.scale, head.softcap, entropy, accumulate_in_place, chunk_elements, kept_elements)
     logprobs_N, entropy_N = _ChunkedTokenScores.apply(hidden_NH, weight_VH, bias_V, targets_N, plan)
     return logprobs_N, entropy_N if entropy else None
 
@@ -96,6 +101,7 @@ class _Plan:
     entropy: bool
     accumulate_in_place: bool
     chunk_elements: int
+    kept_elements: int
 
     def token_chunks(self, num_tokens: int) -> Iterator[slice]:
         return _slices(num_tokens, TOKENS_PER_CHUNK)
@@ -110,8 +116,11 @@ class _ChunkedTokenScores(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
+        kept_NV = _room_for_logits(hidden_NH, weight_VH, plan.kept_elements) if any(ctx.needs_input_grad[:3]) else None
         statistics = [
-            _stream(hidden_NH[rows], weight_VH, bias_V, targets_N[rows], plan)
+            _stream(
+                hidden_NH[rows], weight_VH, bias_V, targets_N[rows], plan, None if kept_NV is None else kept_NV[rows]
+            )
             for rows in plan.token_chunks(hidden_NH.shape[0])
         ]
         empty = hidden_NH.new_zeros(0, dtype=_reduction_dtype(hidden_NH))
@@ -119,6 +128,8 @@ class _ChunkedTokenScores(torch.autograd.Function):
             torch.cat(parts) for parts in zip(*(statistics or [(empty, empty, empty)]), strict=True)
         )
         ctx.plan = plan
+        ctx.kept = kept_NV
+        ctx.set_materialize_grads(False)
         ctx.weight = weight_VH  # the very leaf: its .grad is written when accumulate_in_place
         ctx.save_for_backward(hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N)
         if not plan.entropy:
@@ -127,9 +138,14 @@ class _ChunkedTokenScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N = ctx.saved_tensors
         plan: _Plan = ctx.plan
+        kept_NV, ctx.kept = ctx.kept, None  # overwritten by the gradient: a second backward pass computes them again
+        if grad_logprobs_N is None:
+            grad_logprobs_N = torch.zeros_like(log_normalizer_N)
         weight_VH: Tensor = ctx.weight
         gradients = _HeadGradients(hidden_NH, weight_VH, bias_V, plan, ctx.needs_input_grad[:3])
         for columns in plan.vocabulary_chunks(hidden_NH.shape[0], weight_VH.shape[0]):
@@ -137,16 +153,18 @@ class _ChunkedTokenScores(torch.autograd.Function):
                 (
                     rows,
                     _chunk_gradient(
-                        hidden_NH[rows],
-                        weight_VH[columns],
-                        None if bias_V is None else bias_V[columns],
+                        _chunk_logits(
+                            hidden_NH[rows], weight_VH[columns], None if bias_V is None else bias_V[columns], plan
+                        )
+                        if kept_NV is None
+                        else kept_NV[rows, columns],
                         targets_N[rows] - columns.start,
                         log_normalizer_N[rows],
                         entropy_N[rows],
                         grad_logprobs_N[rows],
-                        grad_entropy_N[rows],
+                        None if grad_entropy_N is None else grad_entropy_N[rows],
                         plan,
-                    ),
+                    ).to(hidden_NH.dtype),
                 )
                 for rows in plan.token_chunks(hidden_NH.shape[0])
             )
@@ -154,16 +172,32 @@ class _ChunkedTokenScores(torch.autograd.Function):
         return *gradients.finish(), None, None
 
 
+def _room_for_logits(hidden_NH: Tensor, weight_VH: Tensor, limit: int) -> Tensor | None:
+    """(N, V) for logits to be kept in, None where they are too many."""
+    tokens, vocabulary = hidden_NH.shape[0], weight_VH.shape[0]
+    if tokens * vocabulary > limit:
+        return None
+    return hidden_NH.new_empty(tokens, vocabulary, dtype=_reduction_dtype(hidden_NH))
+
+
 def _stream(
-    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    plan: _Plan,
+    kept_NV: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprobs, log normaliser, entropy or zeros) of one token chunk, in one walk over the vocabulary."""
+    """(logprobs, log normaliser, entropy or zeros) of one token chunk, in one walk over the vocabulary; its logits go
+    to `kept_NV`."""
     dtype = _reduction_dtype(hidden_NH)
     num_tokens = hidden_NH.shape[0]
     peak_N = hidden_NH.new_full((num_tokens,), -torch.inf, dtype=dtype)
     mass_N, moment_N, target_logits_N = (hidden_NH.new_zeros(num_tokens, dtype=dtype) for _ in range(3))
     for columns in plan.vocabulary_chunks(num_tokens, weight_VH.shape[0]):
         logits = _chunk_logits(hidden_NH, weight_VH[columns], None if bias_V is None else bias_V[columns], plan)
+        if kept_NV is not None:
+            kept_NV[:, columns] = logits
         _take_targets(logits, targets_N - columns.start, target_logits_N)
         new_peak_N = torch.maximum(peak_N, logits.amax(-1))
         shrink_N = torch.exp(peak_N - new_peak_N)
@@ -201,24 +235,21 @@ def _take_targets(logits: Tensor, columns_N: Tensor, out_N: Tensor) -> None:
 
 
 def _chunk_gradient(
-    hidden_NH: Tensor,
-    weight_CH: Tensor,
-    bias_C: Tensor | None,
+    logits: Tensor,
     columns_N: Tensor,
     log_normalizer_N: Tensor,
     entropy_N: Tensor,
     grad_logprobs_N: Tensor,
-    grad_entropy_N: Tensor,
+    grad_entropy_N: Tensor | None,
     plan: _Plan,
 ) -> Tensor:
-    """Gradient with respect to the raw head output of one chunk, in the dtype of `hidden`.
+    """Gradient with respect to the raw head output of one chunk, in the place of its logits.
 
     d logprob / d x_j = [j = target] - p_j and d entropy / d x_j = -p_j (log p_j + entropy).
     """
-    logits = _chunk_logits(hidden_NH, weight_CH, bias_C, plan)
     slope = None if plan.softcap is None else 1 - (logits * (plan.temperature / plan.softcap)).square_()
     log_p = logits.sub_(log_normalizer_N[:, None])
-    if plan.entropy:
+    if grad_entropy_N is not None:
         factor = (log_p + entropy_N[:, None]).mul_(-grad_entropy_N[:, None]).sub_(grad_logprobs_N[:, None])
         grad = log_p.exp_().mul_(factor)
     else:
@@ -226,10 +257,11 @@ def _chunk_gradient(
     inside_N = (columns_N >= 0) & (columns_N < grad.shape[1])
     at_target_N = torch.where(inside_N, grad_logprobs_N, 0.0).to(grad.dtype)
     grad.scatter_add_(1, columns_N.clamp(0, grad.shape[1] - 1)[:, None], at_target_N[:, None])
-    grad.mul_(plan.scale / plan.temperature)
+    if plan.scale != plan.temperature:
+        grad.mul_(plan.scale / plan.temperature)
     if slope is not None:
         grad.mul_(slope)
-    return grad.to(hidden_NH.dtype)
+    return grad
 
 
 class _HeadGradients:

@@ -1,9 +1,9 @@
 """Attention over a packed row on a CPU: blocks of keys apart, joined by their log-sum-exps.
 
-What a response token sees is its prompt and its own response. The two are computed apart: all responses of a prompt are
-queries beside each other for one set of keys, so that the prompt's keys are neither copied nor masked. Joining softmaxes by
-log-sum-exp, and the backward pass of a block from the joined output, are those of FlashAttention (Dao et al. 2022,
-https://arxiv.org/abs/2205.14135). Shapes: S slots of the packed row, H heads, K key heads, D head size.
+What a response token sees is its prompt and its own response. The two are computed apart: all responses of a prompt
+are queries beside each other for one set of keys, so that the prompt's keys are neither copied nor masked. Joining
+softmaxes by log-sum-exp, and the backward pass of a block from the joined output, are those of FlashAttention (Dao et
+al. 2022, https://arxiv.org/abs/2205.14135). Shapes: S slots of the packed row, H heads, K key heads, D head size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 class CausalRows:
     """Stretches of tokens, each seeing itself causally.
 
-    slots_NQ (N, Q) int64: their slots, right-padded with any; real_M (M,) int64: which of the N x Q places are no padding.
+    slots_NQ (N, Q) int64: their slots, right-padded with any; real_M (M,) int64: which of the N x Q places are no
+    padding.
     """
 
     slots_NQ: Tensor
@@ -64,7 +65,7 @@ class _MergedAttention(torch.autograd.Function):
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         sums_SH = output.new_empty(output.shape[:2], dtype=_sum_type(query.dtype))
         for rows in layout.causal:
-            part, sums = _attend(*(_rows(tensor, rows) for tensor in (query, key, value)), scaling, is_causal=True)
+            part, sums = _attend(_rows(query, rows), _rows(key, rows), _rows(value, rows), scaling, is_causal=True)
             output.index_copy_(0, rows.targets_M, part.transpose(1, 2).flatten(0, 1)[rows.real_M])
             sums_SH.index_copy_(0, rows.targets_M, sums.transpose(1, 2).flatten(0, 1)[rows.real_M])
         for block in layout.shared:
@@ -84,7 +85,10 @@ class _MergedAttention(torch.autograd.Function):
         for rows in ctx.layout.causal:
             parts = _attend_backward(
                 _real_rows(grad_SHD, rows),
-                *(_rows(tensor, rows) for tensor in (query, key, value, output)),
+                _rows(query, rows),
+                _rows(key, rows),
+                _rows(value, rows),
+                _rows(output, rows),
                 sums_SH[rows.slots_NQ].transpose(1, 2),
                 ctx.scaling,
                 is_causal=True,
@@ -107,7 +111,8 @@ class _MergedAttention(torch.autograd.Function):
 
 
 def _join(output: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
-    """Take further keys into a softmax-weighted mean, in place: (Q, H, D) means and (Q, H) log-sum-exps of their scores."""
+    """Take further keys into a softmax-weighted mean, in place: (Q, H, D) means and (Q, H) log-sum-exps of their
+    scores."""
     joined = torch.logaddexp(sums, more_sums)
     own, other = ((part - joined).exp()[..., None].to(output.dtype) for part in (sums, more_sums))
     output.mul_(own).addcmul_(more, other)

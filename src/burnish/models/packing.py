@@ -131,9 +131,7 @@ def _bunches(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield bunch
 
 
-def gathered_layout(
-    prompts: Segments, responses: Segments, group_B: Tensor, dtype: torch.dtype
-) -> GatheredAttention:
+def gathered_layout(prompts: Segments, responses: Segments, group_B: Tensor, dtype: torch.dtype) -> GatheredAttention:
     """The prompt's keys once more beside those of each response, with a mask; for any device."""
     parts = [*_prompt_parts(prompts), *_response_parts(prompts, responses, group_B, dtype)]
     return _together(parts, responses.total)

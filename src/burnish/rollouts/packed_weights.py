@@ -1,7 +1,8 @@
 """Matrix products of a decoding step on a CPU, with weights laid out anew for them.
 
-A decoding step multiplies a few rows with large matrices. oneDNN does that at its full rate when it may keep the matrix in
-blocks of its own; from an ordinary tensor the same product runs at a half or, for eight rows, a quarter of it.
+A decoding step multiplies a few rows with large matrices. oneDNN does that at its full rate when it may keep the
+matrix in blocks of its own; from an ordinary tensor the same product runs at a half or, for eight rows, a quarter of
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def packed_product(*linears: nn.Module) -> Product:
-    """One product for all linear layers that read the same input; their outputs stand side by side. Adapters are added in.
+    """One product for all linear layers that read the same input; their outputs stand side by side. Adapters are
+    added in.
 
     The weights are copied: what trains later does not show in it.
     """

@@ -26,8 +26,8 @@ def build_engine(
     plain: bool = False,
 ) -> RolloutEngine:
     """The engine called `name`: `local`, or a class given as `package.module:Class` that takes the same arguments as
-    `LocalEngine` but for `plain`, which is for the local engine alone. Raises ConfigError when there is no such class or
-    it is not an engine."""
+    `LocalEngine` but for `plain`, which is for the local engine alone. Raises ConfigError when there is no such class
+    or it is not an engine."""
     arguments: dict[str, Any] = {
         "tokenizer": tokenizer,
         "eos_token_ids": eos_token_ids,

@@ -1,8 +1,9 @@
 """Keys and values for decoding when several rows continue one prompt: each prompt stands there once.
 
-Rows (R) are samples, groups (G) the distinct prompts that they continue. A token attends to its prompt and to its own row;
-the two parts are computed apart and joined by their log-sum-exps, as blocks of keys are in FlashAttention (Dao et al. 2022,
-https://arxiv.org/abs/2205.14135). All tokens of a prompt but the last are in the prompt's part, the last is a row's first.
+Rows (R) are samples, groups (G) the distinct prompts that they continue. A token attends to its prompt and to its own
+row; the two parts are computed apart and joined by their log-sum-exps, as blocks of keys are in FlashAttention (Dao
+et al. 2022, https://arxiv.org/abs/2205.14135). All tokens of a prompt but the last are in the prompt's part, the last
+is a row's first.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ class SharedCache:
         return torch.lerp(own_RHD, prompt_RHD, weight_RH[:, :, None].to(own_RHD.dtype))
 
     def _prompt_part(self, layer: int, query_RHD: Tensor, members: _Membership) -> tuple[Tensor, Tensor]:
-        """(output (R, H, D), log-sum-exp (R, H)) of each row over its prompt; query heads that share a key head and rows
-        that share a prompt are queries beside each other."""
+        """(output (R, H, D), log-sum-exp (R, H)) of each row over its prompt; query heads that share a key head and
+        rows that share a prompt are queries beside each other."""
         shape = self._shape
         groups, size = members.table_GN.shape
         repeat = shape.heads // shape.key_heads

@@ -20,6 +20,7 @@ from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
 from burnish.errors import ConfigError, DataError
+from burnish.models.float32 import fast_float32
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_layout import Readout
@@ -148,6 +149,7 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
         if config.normalization.trainable:
             model.train_gain_and_bias()
         loaded = model.loaded
+        stack.enter_context(fast_float32(loaded.model))
         for note in loaded.notes:
             console.print(note, highlight=False)
         limit = min(config.max_tokens, loaded.context_length)

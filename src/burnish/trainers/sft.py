@@ -18,6 +18,7 @@ from burnish.data.samplers import PromptSampler
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.errors import ConfigError
 from burnish.models.batch import Batch
+from burnish.models.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
@@ -167,6 +168,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain))
         for note in loaded.notes:
             console.print(note, highlight=False)
         train = _load_examples(config, loaded, "train", console)

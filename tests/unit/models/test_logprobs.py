@@ -133,7 +133,27 @@ def test_bfloat16_reduces_in_float32():
     torch.testing.assert_close(weight.grad.float(), expected_grad.float(), atol=0.03, rtol=0.03)
 
 
-def test_full_logits_never_exist():
+@pytest.mark.parametrize("entropy", [False, True])
+def test_kept_and_recomputed_logits_give_the_same(entropy):
+    """The limit is inclusive; a second backward pass through the same graph has to compute them again."""
+    found = []
+    for kept in (8 * 50, 8 * 50 - 1):
+        hidden, weight, bias, targets = _inputs(8, 4, 50)
+        scores = chunked_token_scores(
+            hidden, weight, bias, targets, entropy=entropy, chunk_elements=70, kept_elements=kept
+        )
+        loss = (scores[0] * torch.linspace(-1, 1, 8)).sum()
+        loss = loss if scores[1] is None else loss + scores[1].sum()
+        once = torch.autograd.grad(loss, [hidden, weight, bias], retain_graph=True)
+        twice = torch.autograd.grad(loss, [hidden, weight, bias])
+        for first, second in zip(once, twice, strict=True):
+            torch.testing.assert_close(first, second)
+        found.append(once)
+    for kept_gradient, computed in zip(*found, strict=True):
+        torch.testing.assert_close(kept_gradient, computed)
+
+
+def test_full_logits_never_exist_where_they_are_too_many():
     """No operation, forward or backward, makes a tensor larger than a chunk or the weight itself."""
     hidden, weight, bias, targets = _inputs(64, 4, 500)
     largest = 0
@@ -148,7 +168,9 @@ def test_full_logits_never_exist():
             return result
 
     with Watch():
-        scores = chunked_token_scores(hidden, weight, bias, targets, entropy=True, chunk_elements=64 * 20)
+        scores = chunked_token_scores(
+            hidden, weight, bias, targets, entropy=True, chunk_elements=64 * 20, kept_elements=64 * 500 - 1
+        )
         _loss(scores, torch.ones(64)).backward()
     assert largest == weight.numel() == 2000
     assert largest < 64 * 500

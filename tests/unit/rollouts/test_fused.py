@@ -66,7 +66,9 @@ def test_fused_and_plain_engines_sample_the_same(make_model: Callable[..., Any],
     model = make_model("qwen3")
     generator = torch.Generator().manual_seed(1)
     requests = [
-        RolloutRequest(f"p{n}", n, tuple(torch.randint(2, 64, (length,), generator=generator).tolist()), tuple(range(5)))
+        RolloutRequest(
+            f"p{n}", n, tuple(torch.randint(2, 64, (length,), generator=generator).tolist()), tuple(range(5))
+        )
         for n, length in enumerate([1, 7, 30, 7, 2, 19])
     ]
     arguments = {"tokenizer": tokenizer, "eos_token_ids": (1, 9), "pad_token_id": 0, "context_length": 128}

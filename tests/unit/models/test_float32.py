@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from burnish.models import float32
+from burnish.models.float32 import fast_float32, rms_error
+
+
+def build(hidden: int) -> LlamaForCausalLM:
+    shape = {"num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 8}
+    return LlamaForCausalLM(LlamaConfig(hidden_size=hidden, **shape))
+
+
+def precision_inside(model: LlamaForCausalLM, **fields: bool) -> str:
+    with fast_float32(model, **fields) as is_fast:
+        inside = torch.get_float32_matmul_precision()
+    assert is_fast == (inside == "medium")
+    assert torch.get_float32_matmul_precision() == "highest"
+    return inside
+
+
+def test_taken_only_where_it_is_as_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"highest": 3e-7, "medium": 5e-7}
+    monkeypatch.setattr(float32, "rms_error", errors.__getitem__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = build(512)
+    assert precision_inside(model) == "medium"
+    errors["medium"] = 2e-3  # bfloat16
+    assert precision_inside(model) == "highest"
+
+
+def test_not_for_small_or_plain_or_bf16_models_or_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32, "medium_is_accurate", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert precision_inside(build(512)) == "medium"
+    assert precision_inside(build(256)) == "highest"
+    assert precision_inside(build(512), plain=True) == "highest"
+    assert precision_inside(build(512).bfloat16()) == "highest"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert precision_inside(build(512)) == "highest"
+
+
+def test_given_back_when_the_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32, "medium_is_accurate", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="stopped"), fast_float32(build(512)):
+        raise RuntimeError("stopped")
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_the_usual_product_is_a_float32_one() -> None:
+    assert 1e-8 < rms_error("highest") < 2e-6
