@@ -206,6 +206,26 @@ def test_gradients_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], lo
             assert_same(step, other)
 
 
+@pytest.mark.parametrize("loss", [name for name, row in POLICY_LOSSES.items() if row.zero_at_zero_advantage])
+def test_rows_without_an_advantage_change_no_gradient(sampled: tuple[RlRun, Collected], loss: str) -> None:
+    """Whatever the ratio: the old log-probabilities are others than the present ones."""
+    for aggregation in AGGREGATIONS:
+        run = with_algorithm(sampled[0], AlgorithmConfig(loss=loss, aggregation=aggregation))
+        batch = ready_batch(run, sampled[1])
+        assert batch.advantages is not None
+        advantages = batch.advantages.clone()
+        advantages[::3] = 0.0
+        batch = batch.replace(advantages=advantages, old_logprobs=run.policy.logprobs(batch).logprobs_BT + 0.1)
+        whole = one_step(run, batch, WHOLE)
+        skipping = run.config.algorithm.model_copy(update={"skip_zero_advantages": True})
+        part = one_step(with_algorithm(run, skipping), batch, WHOLE)
+        largest = float(whole.gradient.abs().max())
+        assert largest > 0
+        torch.testing.assert_close(part.gradient, whole.gradient, rtol=0, atol=TOLERANCE * largest)
+        assert part.metrics["policy/loss"] == pytest.approx(whole.metrics["policy/loss"], abs=LOSS_TOLERANCE)
+        assert part.metrics["policy/skipped_fraction"] == pytest.approx(-(-len(batch) // 3) / len(batch))
+
+
 @pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], correction: str) -> None:
     algorithm = AlgorithmConfig(mismatch_correction=correction, mismatch_low=0.8, mismatch_high=1.2)  # type: ignore[arg-type]

@@ -246,3 +246,54 @@ def most_voted(group: list[dict[str, Any]]) -> dict[str, Any]:
 def test_staleness_is_refused(tiny_run: TinyRun) -> None:
     with pytest.raises(ConfigError, match="max_staleness"):
         tiny_run("max_staleness=1")
+
+
+NO_KL = ("algorithm.kl_in=none", "algorithm.kl_coef=0")
+
+
+def test_responses_without_an_advantage_can_be_left_out(tiny_run: TinyRun, tiny_task: Path, tmp_path: Path) -> None:
+    """The same weights as with them, step after step; a step where no response has one still moves by its momentum."""
+    (tmp_path / "some.py").write_text(
+        "calls = []\n\n\ndef first_letter(prompt, response, **_):\n    return float(response[:1] in '01234')\n"
+    )
+    fields = {"rewards": [{"name": f"{tmp_path}/some.py:first_letter"}], "optimization": {"learning_rate": 1e-2}}
+    whole_run, part_run = (
+        tiny_run("steps=4", *NO_KL, f"algorithm.skip_zero_advantages={skips}", f"output={tmp_path}/{skips}", **fields)
+        for skips in ("false", "true")
+    )
+    whole, part = trained(whole_run), trained(part_run)
+    assert any(0 < row["policy/skipped_fraction"] < 1 for row in part)
+    for one, other in zip(whole, part, strict=True):
+        assert one["groups/constant_fraction"] == pytest.approx(other["policy/skipped_fraction"])
+        assert one["policy/loss"] == pytest.approx(other["policy/loss"], abs=1e-5)
+        assert one["reward/mean"] == other["reward/mean"]
+    for name, weight in weights(policy_folder(whole_run)).items():
+        torch.testing.assert_close(weights(policy_folder(part_run))[name], weight, atol=1e-5, rtol=1e-4)
+
+
+def test_a_run_in_which_no_response_has_an_advantage(tiny_run: TinyRun, tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text("def same(prompt, response, **_):\n    return 1.0\n")
+    config = tiny_run(
+        "steps=2",
+        *NO_KL,
+        "algorithm.skip_zero_advantages=true",
+        rewards=[{"name": f"{tmp_path}/same.py:same"}],
+        optimization={"weight_decay": 0.1, "learning_rate": 1e-2},
+    )
+    rows = trained(config)
+    assert [row["policy/skipped_fraction"] for row in rows] == [1.0, 1.0]
+    assert [row["policy/loss"] for row in rows] == [0.0, 0.0]
+    assert [row["policy/grad_norm"] for row in rows] == [0.0, 0.0]
+    assert rows[-1]["policy/optimizer_steps"] == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["algorithm.kl_in=loss", "algorithm.entropy_coef=0.01", "algorithm.loss=kimi", "algorithm.loss=kl_cov"],
+)
+def test_responses_are_not_left_out_where_something_else_gives_them_a_gradient(
+    tiny_run: TinyRun, override: str
+) -> None:
+    kl = ["algorithm.kl_coef=0.1"] if "kl_in" in override else NO_KL
+    with pytest.raises(ConfigError, match="skip_zero_advantages"):
+        trained(tiny_run("algorithm.skip_zero_advantages=true", *kl, override))

@@ -22,6 +22,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
         *_clips(algorithm),
         *_unused(algorithm),
         *_units(algorithm),
+        *_skipping(config),
         *_kl(algorithm),
         *_groups(config),
         *_sampling(config),
@@ -121,6 +122,21 @@ def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         if not is_used and _is_changed(algorithm, field):
             message = f"is {_of(algorithm, field)}, but nothing would read it"
             yield Problem(f"algorithm.{field}", message, f"{remedy}; or remove {field}")
+
+
+def _skipping(config: RlConfig) -> Iterator[Problem]:
+    """What gives a response without an advantage a gradient all the same."""
+    algorithm = config.algorithm
+    if not algorithm.skip_zero_advantages:
+        return
+    for field, has_gradient in (
+        ("algorithm.kl_in", algorithm.kl_in == "loss" and algorithm.kl_coef > 0),
+        ("algorithm.entropy_coef", algorithm.entropy_coef > 0),
+        ("critic.kind", algorithm.estimator in names.CRITIC_ESTIMATORS and config.critic.kind == "shared"),
+    ):
+        if has_gradient:
+            message = f"is true, but with this {field} responses without an advantage have a gradient as well"
+            yield Problem("algorithm.skip_zero_advantages", message, f"set it to false, or change {field}")
 
 
 def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:

@@ -117,6 +117,9 @@ class AlgorithmConfig(Section):
     time and the one being updated was above this. None makes all epochs."""
     dynamic_sampling: bool = False
     """Refill groups whose scores are all equal with fresh prompts (DAPO)."""
+    skip_zero_advantages: bool = False
+    """Leave responses whose advantages are all 0 (those of groups with equal scores) out of the update: they have no
+    gradient, and the step is the same without them. The policy's metrics are then means over the others alone."""
     max_refills: NonNegativeInt = 4
     """Dynamic sampling: generation rounds after the first; past them the step goes on with what it has, and says so."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -143,6 +143,11 @@ class WeightOptimizer:
             parameter.grad = None
             self._masters[name].grad = None
 
+    def zero(self) -> None:
+        """Set all gradients to 0: a step with them is one (momentum and decay go on), a step without any is not."""
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+
     def refresh(self) -> None:
         """Take the weights as they are now (after loading) as the masters."""
         with torch.no_grad():

@@ -85,15 +85,20 @@ class LocalPolicy:
         budget = self._tokens_per_microbatch
         return self._scorer.score_in_microbatches(batch, budget, entropy=entropy, correct=correct)
 
-    def update(self, batch: Batch, objective: Objective) -> dict[str, Metric]:
+    def update(
+        self, batch: Batch, objective: Objective, *, denominators: Denominators | None = None
+    ) -> dict[str, Metric]:
         """One optimizer step. Adds policy/grad_norm (before clipping) and policy/learning_rate to the metrics.
 
         Denominators are counted over the whole batch first; rows without a trained token cost no forward pass, and
         scores are 0 at positions that are not trained on. A batch with no trained token at all makes no step and
         moves no weight, but counts as one in `version` (metric policy/empty_updates). Raises DivergenceError, with the
         gradients cleared and the weights untouched, when loss or gradient is not finite.
+
+        `denominators` of the minibatch that `batch` is a part of, when its other rows have no gradient; a batch that is
+        left with no row at all makes a step with a gradient of 0, which still moves weights by momentum and decay.
         """
-        denominators = count_denominators(batch)
+        denominators = denominators or count_denominators(batch)
         if denominators.num_tokens == 0:
             self._version += 1
             skipped = {} if self._head_optimizer is None else self._head_optimizer.skip()
@@ -105,6 +110,8 @@ class LocalPolicy:
         for _, part in self._scorer.split(trained, self._tokens_per_microbatch):
             merge_into(metrics, self._backward(part.to(self.model.device), objective, denominators))
         self.model.eval()
+        if not len(trained):
+            self._optimizer.zero()
         return metrics | self._step()
 
     def _step(self) -> dict[str, Metric]:

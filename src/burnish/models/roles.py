@@ -75,9 +75,12 @@ class Policy(Protocol):
         """Scores of the response tokens under the current weights, no gradient."""
         ...
 
-    def update(self, batch: Batch, objective: Objective) -> dict[str, Metric]:
+    def update(
+        self, batch: Batch, objective: Objective, *, denominators: Denominators | None = None
+    ) -> dict[str, Metric]:
         """One optimizer step on the batch, cut into micro-batches by token budget; raises DivergenceError before the
-        step when loss or gradient is not finite."""
+        step when loss or gradient is not finite. `denominators` are given when rows without a gradient have been left
+        out of the batch, and count them as well."""
         ...
 
     def save_weights(self, folder: Path) -> None:

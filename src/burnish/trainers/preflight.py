@@ -39,6 +39,12 @@ def check_settings(config: RlConfig) -> AlgorithmParts:
     names, shows to be unusable; nothing is loaded or written."""
     estimator, loss, numbers = resolve_algorithm(config.algorithm)
     check_estimator(config, estimator)
+    if config.algorithm.skip_zero_advantages and not loss.zero_at_zero_advantage:
+        raise ConfigError(
+            f"algorithm.skip_zero_advantages is true, but the loss {loss.name!r} may have a gradient where the advantage "
+            "is 0",
+            remedy="set it to false, or choose another algorithm.loss",
+        )
     find_engine(config.rollout.engine)
     find_sinks(config.logging.sinks)
     return estimator, loss, numbers

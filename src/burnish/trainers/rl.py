@@ -19,6 +19,7 @@ from burnish.algorithms.kl import KLController, k1, k3
 from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.models.batch import Batch
+from burnish.models.policy import count_denominators, merge_into
 from burnish.models.roles import Critic, Objective, Policy, Reference, ValueObjective
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import TokenValues
@@ -206,13 +207,26 @@ def update_minibatch(run: RlRun, minibatch: Batch, step: int, objective: Objecti
         minibatch = minibatch.replace(selection=selection)
     with keeping_batch(Path(run.config.output), step, minibatch):
         if not warming_up:
-            metrics |= run.policy.update(minibatch, objective)
+            metrics |= update_policy(run, minibatch, objective)
             metrics["policy/optimizer_steps"] = Metric(Reduction.SUM, 1)
         if run.critic is not None:
             if warming_up or not run.critic.shares_trunk:  # the policy's update has trained a head on its trunk
                 metrics |= run.critic.update(minibatch, run.value_objective)  # type: ignore[arg-type]
             metrics["critic/optimizer_steps"] = Metric(Reduction.SUM, 1)
     return metrics
+
+
+def update_policy(run: RlRun, minibatch: Batch, objective: Objective) -> dict[str, Metric]:
+    """One optimizer step; `skip_zero_advantages` leaves rows out of it that change nothing."""
+    if not run.config.algorithm.skip_zero_advantages:
+        return run.policy.update(minibatch, objective)
+    denominators = count_denominators(minibatch)
+    has_gradient_B = (minibatch.loss_mask & (minibatch.advantages != 0)).any(dim=1)  # type: ignore[operator]
+    part = minibatch.select(has_gradient_B.nonzero()[:, 0])
+    metrics = run.policy.update(part, objective, denominators=denominators)
+    left_out = 1 - int(part.loss_mask.sum()) / max(denominators.num_tokens, 1)
+    merge_into(metrics, {"policy/loss": Metric(Reduction.MEAN, 0.0, left_out)})  # their share of the loss is 0
+    return {**metrics, "policy/skipped_fraction": Metric(Reduction.MEAN, (~has_gradient_B).sum(), len(minibatch))}
 
 
 def minibatch_rows(num_rows: int, config: RlConfig, step: int) -> Iterator[torch.Tensor]:

@@ -17,9 +17,13 @@ LOSS_INPUTS = ("logprobs_BT", "old_logprobs_BT", "advantages_BT", "mask_BT")
 
 @dataclass(frozen=True)
 class PolicyLossSpec(Row):
-    """A row of `POLICY_LOSSES`. With `selection`, tokens are chosen over the whole minibatch before it is cut."""
+    """A row of `POLICY_LOSSES`. With `selection`, tokens are chosen over the whole minibatch before it is cut.
+
+    `zero_at_zero_advantage`: a response whose advantages are all 0 has no gradient.
+    """
 
     selection: Callable[..., Tensor] | None = None
+    zero_at_zero_advantage: bool = False
 
     @property
     def needs_selection(self) -> bool:
@@ -48,6 +52,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "pessimistic clip of the token ratio",
         "https://arxiv.org/abs/1707.06347",
         "max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))",
+        zero_at_zero_advantage=True,
     ),
     "reinforce": PolicyLossSpec(
         "reinforce",
@@ -55,6 +60,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "plain policy gradient; one update per rollout",
         "https://doi.org/10.1007/BF00992696",
         "-A logprob",
+        zero_at_zero_advantage=True,
     ),
     "gspo": PolicyLossSpec(
         "gspo",
@@ -62,6 +68,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "clip of the sequence ratio",
         "https://arxiv.org/abs/2507.18071",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_t d)",
+        zero_at_zero_advantage=True,
     ),
     "gmpo": PolicyLossSpec(
         "gmpo",
@@ -69,6 +76,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "geometric mean of clipped token ratios",
         "https://arxiv.org/abs/2507.20673",
         "-A exp(mean_t bounded d), d <= clip_high where A > 0, d >= -clip_low where A < 0",
+        zero_at_zero_advantage=True,
     ),
     "cispo": PolicyLossSpec(
         "cispo",
@@ -76,6 +84,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "clips the weight, keeps every token's gradient",
         "https://arxiv.org/abs/2506.13585",
         "-sg(clip(rho, 1 - clip_low, ratio_cap)) A logprob",
+        zero_at_zero_advantage=True,
     ),
     "tis": PolicyLossSpec(
         "tis",
@@ -83,6 +92,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "truncated importance sampling",
         "https://arxiv.org/abs/2503.14286",
         "-sg(clip(rho, ratio_low, ratio_high)) A logprob",
+        zero_at_zero_advantage=True,
     ),
     "topr": PolicyLossSpec(
         "topr",
@@ -90,6 +100,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "tis for bad responses, full weight for good ones",
         "https://arxiv.org/abs/2503.14286",
         "-w A logprob, w = sg(clip(rho, ratio_low, ratio_high)) where A < 0, else 1",
+        zero_at_zero_advantage=True,
     ),
     "sapo": PolicyLossSpec(
         "sapo",
@@ -97,6 +108,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "smooth gate in place of the clip",
         "https://arxiv.org/abs/2511.20347",
         "-A sigmoid(tau (rho - 1)) 4 / tau, tau by the sign of A",
+        zero_at_zero_advantage=True,
     ),
     "kl_cov": PolicyLossSpec(
         "kl_cov",
