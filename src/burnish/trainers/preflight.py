@@ -41,9 +41,8 @@ def check_settings(config: RlConfig) -> AlgorithmParts:
     check_estimator(config, estimator)
     if config.algorithm.skip_zero_advantages and not loss.zero_at_zero_advantage:
         raise ConfigError(
-            f"algorithm.skip_zero_advantages is true, but the loss {loss.name!r} may have a gradient where the advantage "
-            "is 0",
-            remedy="set it to false, or choose another algorithm.loss",
+            f"algorithm.skip_zero_advantages is true, but the loss {loss.name!r} may have a gradient where the
+            advantage " "is 0", remedy="set it to false, or choose another algorithm.loss",
         )
     find_engine(config.rollout.engine)
     find_sinks(config.logging.sinks)
