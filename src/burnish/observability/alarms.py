@@ -125,6 +125,17 @@ DETECTORS: tuple[Detector, ...] = (
         "scoring.on_failure",
     ),
     Detector(
+        name="engine restarted",
+        metric="rollout/engine_restarts",
+        trips=lambda restarts, start, row: restarts > 0,
+        message=lambda restarts, start, row: (
+            "the process that samples died or did not answer, and was started again with the same weights: the step is "
+            "whole, but took longer"
+        ),
+        knob="vllm.log in the run's folder says how it ended; killed by SIGKILL is mostly too little memory: "
+        "rollout.max_batch_rows or rollout.vllm.options.gpu_memory_utilization down",
+    ),
+    Detector(
         name="critic worse than a constant",
         metric="critic/explained_variance",
         # While the critic warms up the policy makes no optimizer step, and its row says so by naming none.
