@@ -92,6 +92,17 @@ DETECTORS: tuple[Detector, ...] = (
         knob="model.dtype: float32; then look for dropout, or another temperature or padding in one of the two passes",
     ),
     Detector(
+        name="engine samples another policy",
+        metric="rollout/logprob_diff_mean",
+        # Far beyond what number formats do (bfloat16: some hundredths); a strict top-p or min-p may come near it.
+        trips=lambda distance, start, row: distance > 0.5,
+        message=lambda distance, start, row: (
+            f"the sampler's log-probabilities are {distance:.3g} nats from the trainer's on average: it computes with "
+            "other weights or another model, or its filters leave out most of the mass"
+        ),
+        knob="rollout.engine: local, to see whether it goes away; rollout.top_k, top_p and min_p; another vLLM version",
+    ),
+    Detector(
         name="entropy collapse",
         metric="policy/entropy",
         trips=lambda entropy, start, row: start is not None and entropy < 0.05 * start,

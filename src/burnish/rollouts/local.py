@@ -97,11 +97,11 @@ class LocalEngine:
         """Seconds and tokens of prefill and decoding since the last call."""
         spent, self._spent = self._spent, _Seconds()
         return {
-            "rollout/prefill_seconds": Metric(Reduction.SUM, spent.prefill_seconds),
-            "rollout/decode_seconds": Metric(Reduction.SUM, spent.decode_seconds),
+            "time/prefill_seconds": Metric(Reduction.SUM, spent.prefill_seconds),
+            "time/decode_seconds": Metric(Reduction.SUM, spent.decode_seconds),
             "rollout/prefilled_tokens": Metric(Reduction.SUM, spent.prefilled_tokens),
             "rollout/decoded_tokens": Metric(Reduction.SUM, spent.decoded_tokens),
-            "rollout/decoded_tokens_per_second": Metric(Reduction.MEAN, spent.decoded_tokens, spent.decode_seconds),
+            "throughput/decoded_tokens_per_second": Metric(Reduction.MEAN, spent.decoded_tokens, spent.decode_seconds),
         }
 
     def generate(

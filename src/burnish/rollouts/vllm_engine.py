@@ -111,13 +111,14 @@ class VllmEngine:
     def metrics(self) -> dict[str, Metric]:
         """Seconds, tokens and restarts since the last call. Prefilled tokens are those that no prefix cache held."""
         spent, self._spent = self._spent, _Spent()
+        decoded = spent.decoded_tokens
         return {
-            "rollout/decode_seconds": Metric(Reduction.SUM, spent.generate_seconds),
-            "rollout/sync_seconds": Metric(Reduction.SUM, spent.sync_seconds),
-            "rollout/engine_start_seconds": Metric(Reduction.SUM, spent.start_seconds),
+            "time/decode_seconds": Metric(Reduction.SUM, spent.generate_seconds),
+            "time/sync_seconds": Metric(Reduction.SUM, spent.sync_seconds),
+            "time/engine_start_seconds": Metric(Reduction.SUM, spent.start_seconds),
             "rollout/prefilled_tokens": Metric(Reduction.SUM, spent.prefilled_tokens),
-            "rollout/decoded_tokens": Metric(Reduction.SUM, spent.decoded_tokens),
-            "rollout/decoded_tokens_per_second": Metric(Reduction.MEAN, spent.decoded_tokens, spent.generate_seconds),
+            "rollout/decoded_tokens": Metric(Reduction.SUM, decoded),
+            "throughput/decoded_tokens_per_second": Metric(Reduction.MEAN, decoded, spent.generate_seconds),
             "rollout/engine_restarts": Metric(Reduction.SUM, spent.restarts),
         }
 

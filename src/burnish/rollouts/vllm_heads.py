@@ -24,8 +24,9 @@ from burnish.errors import RolloutError
 LARGEST_BASE = 1e30
 """Of a rotation whose angles float32 can still compute."""
 
-_ARCHITECTURES = ("llama", "qwen2")
-"""Model types with nothing between the projections and the rotation (no norm over a head's dimensions)."""
+_ARCHITECTURES = ("llama",)
+"""Model types with nothing between projections and rotation (no norm over a head's dimensions), and whose code in vLLM
+goes by `head_dim` (that of qwen2 does not)."""
 
 
 @dataclass(frozen=True, slots=True)
