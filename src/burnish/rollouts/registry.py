@@ -26,7 +26,7 @@ def build_engine(
     context_length: int,
     max_batch_rows: int,
     vllm: VllmConfig | None = None,
-    log: Path | None = None,
+    log: Path = Path("vllm.log"),
 ) -> RolloutEngine:
     """The engine called `name`: `local`, `vllm` (with its settings and a file for what it prints), or a class given as
     `package.module:Class` that takes the same arguments as `LocalEngine`. Raises ConfigError when there is no such
@@ -39,7 +39,7 @@ def build_engine(
         "max_batch_rows": max_batch_rows,
     }
     if name == _VLLM:
-        arguments |= {"settings": vllm or VllmConfig(), "log": log or Path("vllm.log")}
+        arguments |= {"settings": vllm or VllmConfig(), "log": log}
     engine: RolloutEngine = construct(find_engine(name), name, model, arguments, field=_FIELD, first_name="model")
     return engine
 
