@@ -154,16 +154,16 @@ class VllmEngine:
 
     def _ask(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """The samples; a worker that is lost is replaced once."""
-        first: WorkerLost | WorkerFault | None = None
+        lost_before = False
         while True:
             try:
                 worker = self._ready()
                 started = time.perf_counter()
                 answer = worker.ask(message, seconds=self._settings.call_timeout_seconds)
             except (WorkerLost, WorkerFault) as lost:
-                if first is not None:
+                if lost_before:
                     raise self._lost_twice(lost) from lost
-                first = lost
+                lost_before = True
                 self._bury(lost, "generate")
                 continue
             samples: list[dict[str, Any]] = answer["samples"]
