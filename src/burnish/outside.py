@@ -1,10 +1,11 @@
-"""Code from outside: modules and classes that a run file names, and where they went wrong."""
+"""Code from outside: modules and classes that a run file names, and where they went wrong; how a process ended."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
+import signal
 import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,16 @@ def describe_failure(error: BaseException) -> str:
     theirs = [frame for frame in frames if not frame.filename.startswith((_OWN, *_INSTALLED))]
     place = "".join(f" ({frame.filename}:{frame.lineno})" for frame in (theirs or frames)[-1:])
     return f"{type(error).__name__}: {error}{place}"
+
+
+def describe_exit(status: int) -> str:
+    """`exit status 3` or `killed by SIGSEGV`."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
 
 
 def import_named(module_name: str, wanted: str) -> ModuleType:

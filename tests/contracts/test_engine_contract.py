@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from burnish.config.schema import VllmConfig
 from burnish.errors import RolloutError
+from burnish.models.characters import character_tokenizer
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import build_engine
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
-ENGINES = ["local"]
+ENGINES = ["local", pytest.param("vllm", marks=pytest.mark.slow)]
 EOS, CONTEXT = 1, 32
 REQUESTS = [
     RolloutRequest("data/7", 4, (5, 9, 2), (0, 1, 2)),
@@ -33,8 +37,20 @@ class Letters:
         return "".join(chr(ord("a") + t) for t in tokens if not (skip_special_tokens and t <= EOS))
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> RolloutEngine:
+class SavedLetters(Letters):
+    """For an engine that hands the tokenizer on as files."""
+
+    def save_pretrained(self, folder: str) -> None:
+        letters = [chr(ord("a") + token) for token in range(24)]
+        character_tokenizer(letters[2:], eos="b", pad="a", order=letters).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutEngine]:
+    """vLLM has an interpreter of its own, named by BURNISH_VLLM_PYTHON."""
+    python = os.environ.get("BURNISH_VLLM_PYTHON")
+    if request.param == "vllm" and not python:
+        pytest.skip("no vLLM (set BURNISH_VLLM_PYTHON to an interpreter that has it)")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=24,
@@ -49,7 +65,17 @@ def engine(request: pytest.FixtureRequest) -> RolloutEngine:
         pad_token_id=0,
     )
     arguments: dict[str, Any] = {"eos_token_ids": [EOS], "pad_token_id": 0, "context_length": CONTEXT}
-    return build_engine(request.param, LlamaForCausalLM(config), tokenizer=Letters(), max_batch_rows=4, **arguments)
+    built = build_engine(
+        request.param,
+        LlamaForCausalLM(config),
+        tokenizer=SavedLetters(),
+        max_batch_rows=4,
+        vllm=VllmConfig(python=python, options={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}),
+        log=tmp_path_factory.mktemp("engine") / "log",
+        **arguments,
+    )
+    with built if isinstance(built, AbstractContextManager) else nullcontext():
+        yield built
 
 
 def contents(rollouts: list[Rollout]) -> dict[tuple[str, int], tuple[int, ...]]:

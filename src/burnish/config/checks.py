@@ -26,6 +26,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
         *_kl(algorithm),
         *_groups(config),
         *_sampling(config),
+        *_vllm(config),
         *_arithmetic(config),
         *_scoring(config.scoring),
         *_endings(config),
@@ -191,6 +192,27 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
         message = f"is {value:g}: the sampled distribution is cut off, the trained one is not, so updates are biased"
         remedy = f"set it to {off}, or set algorithm.mismatch_correction (token_truncate is a good start)"
         yield Problem(f"rollout.{field}", message, remedy)
+
+
+def _vllm(config: RlConfig) -> Iterator[Problem]:
+    """What vLLM would read differently, and settings of it that nothing would read."""
+    rollout, settings = config.rollout, config.rollout.vllm
+    if rollout.engine != "vllm":
+        defaults = type(settings)()
+        for field in (name for name in type(settings).model_fields if vars(settings)[name] != vars(defaults)[name]):
+            message = f"is {vars(settings)[field]!r}, but rollout.engine is {rollout.engine!r}"
+            yield Problem(f"rollout.vllm.{field}", message, "set rollout.engine: vllm, or remove it")
+        return
+    for option in settings.options:
+        if option in names.VLLM_RESERVED:
+            message = f"is set, but {names.VLLM_RESERVED[option]}"
+            yield Problem(f"rollout.vllm.options.{option}", message, "remove it")
+    if rollout.top_p < 1 and rollout.min_p > 0:
+        message = f"is {rollout.min_p:g} beside top_p {rollout.top_p:g}: vLLM applies min_p first, others top_p"
+        yield Problem("rollout.min_p", message, "use one of the two, or rollout.engine: local")
+    if config.model.trust_remote_code:
+        message = "is true, but vLLM builds the model from code of its own"
+        yield Problem("model.trust_remote_code", message, "set it to false, or rollout.engine: local")
 
 
 def _arithmetic(config: RlConfig) -> Iterator[Problem]:

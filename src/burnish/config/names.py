@@ -134,6 +134,27 @@ WORDS_ELSEWHERE = {
 """Words of other systems and the field that means the same here (only for the hint after an unknown key)."""
 
 
+VLLM_RESERVED = {
+    "model": "the policy is model.path",
+    "tokenizer": "the tokenizer is the policy's",
+    "skip_tokenizer_init": "stop texts need the tokenizer",
+    "load_format": "weights come from the policy in training",
+    "generation_config": "sampling is what `rollout` says",
+    "logprobs_mode": "log-probabilities must be those of the distribution that was sampled from",
+    "logits_processors": "log-probabilities must be those of the distribution that was sampled from",
+    "max_model_len": "it is rollout.max_prompt_tokens + rollout.max_response_tokens, within the model's context",
+    "max_num_seqs": "it is rollout.max_batch_rows",
+    "seed": "every response has a seed of its own",
+    "quantization": "weights are pushed as they are",
+    "trust_remote_code": "vLLM builds the model from code of its own",
+    "tensor_parallel_size": "the worker is one process",
+    "pipeline_parallel_size": "the worker is one process",
+    "data_parallel_size": "the worker is one process",
+    "distributed_executor_backend": "the worker is one process",
+}
+"""Arguments of `vllm.LLM` that a run file cannot set, with the reason."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word most like this one, if any is alike."""
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)

@@ -146,7 +146,7 @@ def _models(config: RlConfig) -> Iterator[ModelRole]:
             path = reward.name.removeprefix(names.MODEL_REWARD)
             yield ModelRole("reward_model", f"rewards names {path}; it scores with weight {reward.weight:g}")
     what = "its adapters are trained" if config.model.lora else "is trained"
-    yield ModelRole("policy", f"{what}; the {config.rollout.engine} engine samples from it")
+    yield ModelRole("policy", f"{what}; {_sampler(config)}")
     yield from _critic(config)
     if algorithm.kl_in == "none":
         return
@@ -154,6 +154,14 @@ def _models(config: RlConfig) -> Iterator[ModelRole]:
     if config.model.lora:
         because += "; it is the policy with its adapters off, no second copy"
     yield ModelRole("reference", because)
+
+
+def _sampler(config: RlConfig) -> str:
+    engine = config.rollout.engine
+    if engine != "vllm":
+        return f"the {engine} engine samples from it"
+    python = config.rollout.vllm.python or "this interpreter"
+    return f"the vllm engine samples from a second copy, in a process of its own ({python})"
 
 
 def _critic(config: RlConfig) -> Iterator[ModelRole]:

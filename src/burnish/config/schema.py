@@ -6,6 +6,7 @@ before validation (`burnish.config.loading`), so a field seen here is final.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -139,6 +140,24 @@ class AlgorithmConfig(Section):
         return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
 
 
+class VllmConfig(Section):
+    """The process that `rollout.engine: vllm` samples in."""
+
+    python: str | None = None
+    """Interpreter that has vLLM, for example `envs/vllm/bin/python`; none is the one that runs Burnish."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `vllm.LLM` beside those that Burnish sets, for example `{gpu_memory_utilization: 0.4}` where
+    training needs the same GPU's memory, `{enforce_eager: true}`, or a `dtype` other than the model's."""
+    start_timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Longest wait for vLLM to set itself up, and for it to take a piece of the weights."""
+    call_timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    """Longest wait for the responses of one call; then the process is taken for dead and started again."""
+
+    @property
+    def interpreter(self) -> str:
+        return self.python or sys.executable
+
+
 class RolloutConfig(Section):
     """What is sampled in one step."""
 
@@ -166,9 +185,12 @@ class RolloutConfig(Section):
     """Go on through the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
     (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
     engine: str = "local"
-    """`local` (the training weights themselves) or `package.module:Class`."""
+    """`local` (the training weights themselves), `vllm` (a process of its own, see docs/engines.md) or
+    `package.module:Class`."""
     max_batch_rows: PositiveInt = 256
     """Responses decoded side by side; more wait their turn."""
+    vllm: VllmConfig = VllmConfig()
+    """Read with `engine: vllm` only."""
 
 
 class OptimizationConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,21 +70,27 @@ class Adapter:
 
         set_peft_model_state_dict(self._peft_model, load_peft_weights(str(folder), device="cpu"), ADAPTER)
 
-    @torch.no_grad()
     def merged_state(self) -> dict[str, Tensor]:
         """Weights of an ordinary model with the adapter added in; the live weights are not touched, because adding and
         subtracting again would not give back the same bits."""
-        from peft.tuners.lora import LoraLayer
+        return dict(merged_weights(self.model))
 
-        merged: dict[str, Tensor] = {}
-        for name, value in self.model.state_dict().items():
-            if ".lora_" not in name:
-                merged[name.replace(".base_layer.", ".")] = value.detach()
-        for name, module in self.model.named_modules():
-            if isinstance(module, LoraLayer):
-                weight = merged[f"{name}.weight"]
-                merged[f"{name}.weight"] = weight + module.get_delta_weight(ADAPTER).to(weight)
-        return merged
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Names and weights of the ordinary model that `model` computes as: adapters, where it has some, added in, each
+    when its turn comes. Without adapters, its own state."""
+    from peft.tuners.lora import LoraLayer
+
+    adapted = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    for name, value in model.state_dict().items():
+        if ".lora_" in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        weight = value.detach()
+        if plain in adapted:
+            weight = weight + adapted[plain].get_delta_weight(ADAPTER).to(weight)
+        yield plain, weight
 
 
 def _linear_names(model: PreTrainedModel) -> list[str]:

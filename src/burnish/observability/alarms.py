@@ -92,6 +92,17 @@ DETECTORS: tuple[Detector, ...] = (
         knob="model.dtype: float32; then look for dropout, or another temperature or padding in one of the two passes",
     ),
     Detector(
+        name="engine samples another policy",
+        metric="rollout/logprob_diff_mean",
+        # Far beyond what number formats do (bfloat16: some hundredths); a strict top-p or min-p may come near it.
+        trips=lambda distance, start, row: distance > 0.5,
+        message=lambda distance, start, row: (
+            f"the sampler's log-probabilities are {distance:.3g} nats from the trainer's on average: it computes with "
+            "other weights or another model, or its filters leave out most of the mass"
+        ),
+        knob="rollout.engine: local, to see whether it goes away; rollout.top_k, top_p and min_p; another vLLM version",
+    ),
+    Detector(
         name="entropy collapse",
         metric="policy/entropy",
         trips=lambda entropy, start, row: start is not None and entropy < 0.05 * start,
@@ -123,6 +134,17 @@ DETECTORS: tuple[Detector, ...] = (
         ),
         knob="status and status_detail in the recorded rollouts say why; timeout_seconds of the reward, "
         "scoring.on_failure",
+    ),
+    Detector(
+        name="engine restarted",
+        metric="rollout/engine_restarts",
+        trips=lambda restarts, start, row: restarts > 0,
+        message=lambda restarts, start, row: (
+            "the process that samples died or did not answer, and was started again with the same weights: the step is "
+            "whole, but took longer"
+        ),
+        knob="vllm.log in the run's folder says how it ended; killed by SIGKILL is mostly too little memory: "
+        "rollout.max_batch_rows or rollout.vllm.options.gpu_memory_utilization down",
     ),
     Detector(
         name="critic worse than a constant",

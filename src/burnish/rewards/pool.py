@@ -17,11 +17,12 @@ from signal import SIGALRM
 from typing import Any
 
 from burnish.errors import ConfigError, RewardError
+from burnish.outside import describe_exit
 from burnish.rewards.calling import Arguments, timeout_detail
 from burnish.rewards.inputs import Signature
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure
-from burnish.rewards.process import WorkerProcess, describe_exit
+from burnish.rewards.process import WorkerProcess
 from burnish.types import RewardStatus
 
 START_SECONDS = 120.0  # importing and constructing the rewards; a reward may load a model here

@@ -69,16 +69,6 @@ class WorkerProcess:
         return self._process.pid
 
 
-def describe_exit(status: int) -> str:
-    """`exit status 3` or `killed by SIGSEGV`."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
-
-
 def _environment() -> dict[str, str]:
     """Workers share the machine with training: one arithmetic thread each unless the user says otherwise."""
     return {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}

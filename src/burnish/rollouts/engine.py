@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from burnish.models.roles import Policy
-from burnish.types import Rollout, RolloutRequest
+from burnish.types import Metric, Rollout, RolloutRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,11 @@ class Sampling:
 
 class RolloutEngine(Protocol):
     """Samples responses; the result depends on (seed, step, prompt id, sample index) and weights only, never on how
-    requests were batched."""
+    requests were batched.
+
+    An engine that holds something (a process, a connection) is a context manager as well: the run enters it before the
+    first call and leaves it when it ends, however it ends.
+    """
 
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int
@@ -46,4 +50,8 @@ class RolloutEngine(Protocol):
 
     def sync(self, policy: Policy) -> None:
         """Take over the policy's current weights; later rollouts carry its version."""
+        ...
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """What to log of the work since the last call, by name (`rollout/...`); may be empty."""
         ...

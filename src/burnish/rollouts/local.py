@@ -25,6 +25,7 @@ from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.decoders import Decoder, ModelDecoder
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
+from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.prefill import Prefiller, attention_kind
 from burnish.rollouts.sampling import check_sampling, sample
@@ -103,11 +104,11 @@ class LocalEngine:
         """Seconds and tokens of prefill and decoding since the last call."""
         spent, self._spent = self._spent, _Seconds()
         return {
-            "rollout/prefill_seconds": Metric(Reduction.SUM, spent.prefill_seconds),
-            "rollout/decode_seconds": Metric(Reduction.SUM, spent.decode_seconds),
+            "time/prefill_seconds": Metric(Reduction.SUM, spent.prefill_seconds),
+            "time/decode_seconds": Metric(Reduction.SUM, spent.decode_seconds),
             "rollout/prefilled_tokens": Metric(Reduction.SUM, spent.prefilled_tokens),
             "rollout/decoded_tokens": Metric(Reduction.SUM, spent.decoded_tokens),
-            "rollout/decoded_tokens_per_second": Metric(Reduction.MEAN, spent.decoded_tokens, spent.decode_seconds),
+            "throughput/decoded_tokens_per_second": Metric(Reduction.MEAN, spent.decoded_tokens, spent.decode_seconds),
         }
 
     def generate(
@@ -130,33 +131,14 @@ class LocalEngine:
         pairs = [(request, index) for request in requests for index in request.sample_indices]
         return [
             _Row(
-                order, request, index, sample_key(seed, step, request.prompt_id, index), self._limit(request, sampling)
+                order,
+                request,
+                index,
+                sample_key(seed, step, request.prompt_id, index),
+                response_limit(request, sampling, self._context_length),
             )
             for order, (request, index) in enumerate(pairs)
         ]
-
-    def _limit(self, request: RolloutRequest, sampling: Sampling) -> int:
-        """Longest response to this prompt, in tokens."""
-        length = len(request.prompt_tokens)
-        if length == 0:
-            raise RolloutError(
-                f"prompt {request.prompt_id!r} has no tokens", remedy="give it a text, or a beginning-of-sequence token"
-            )
-        if length >= self._context_length:
-            raise RolloutError(
-                f"prompt {request.prompt_id!r} has {length} tokens, which leaves no room for a response in the model's "
-                f"context of {self._context_length}",
-                remedy="lower rollout.max_prompt_tokens, or use a model with a longer context",
-            )
-        room = self._context_length - length
-        if sampling.ignore_eos and room < sampling.max_response_tokens:
-            raise RolloutError(
-                f"prompt {request.prompt_id!r} has {length} tokens, which leaves room for {room} more in the model's "
-                f"context of {self._context_length}, but with ignore_eos responses have exactly "
-                f"{sampling.max_response_tokens}",
-                remedy="lower rollout.max_prompt_tokens or rollout.max_response_tokens",
-            )
-        return min(sampling.max_response_tokens, room)
 
     def _run(self, rows: list[_Row], sampling: Sampling, stop: StopConditions) -> None:
         queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))

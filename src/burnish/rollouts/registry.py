@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError
 from burnish.outside import construct, find_class
 from burnish.rollouts.engine import RolloutEngine
 
-_LOCAL = "local"
+_LOCAL, _VLLM = "local", "vllm"
 _FIELD = "rollout.engine"
 
 
@@ -24,10 +26,12 @@ def build_engine(
     context_length: int,
     max_batch_rows: int,
     plain: bool = False,
+    vllm: VllmConfig | None = None,
+    log: Path = Path("vllm.log"),
 ) -> RolloutEngine:
-    """The engine called `name`: `local`, or a class given as `package.module:Class` that takes the same arguments as
-    `LocalEngine` but for `plain`, which is for the local engine alone. Raises ConfigError when there is no such class
-    or it is not an engine."""
+    """The engine called `name`: `local` (which alone takes `plain`), `vllm` (with its settings and a file for what it
+    prints), or a class given as `package.module:Class` that takes the same arguments as `LocalEngine` but for `plain`.
+    Raises ConfigError when there is no such class or it is not an engine."""
     arguments: dict[str, Any] = {
         "tokenizer": tokenizer,
         "eos_token_ids": eos_token_ids,
@@ -37,6 +41,8 @@ def build_engine(
     }
     if name == _LOCAL:
         arguments["plain"] = plain
+    if name == _VLLM:
+        arguments |= {"settings": vllm or VllmConfig(), "log": log}
     engine: RolloutEngine = construct(find_engine(name), name, model, arguments, field=_FIELD, first_name="model")
     return engine
 
@@ -47,13 +53,18 @@ def find_engine(name: str) -> type:
         from burnish.rollouts.local import LocalEngine  # imports transformers, so only when it is needed
 
         return LocalEngine
+    if name == _VLLM:
+        from burnish.rollouts.vllm_engine import VllmEngine  # imports torch, so only when it is needed
+
+        return VllmEngine
     module_name, colon, class_name = name.partition(":")
     if not (colon and module_name and class_name):
-        near = difflib.get_close_matches(name.lower(), [_LOCAL], cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), [_LOCAL, _VLLM], cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
-            f"{_FIELD} is {name!r}, which is no engine", remedy=f"{hint}Use {_LOCAL!r} or 'package.module:Class'"
+            f"{_FIELD} is {name!r}, which is no engine",
+            remedy=f"{hint}Use {_LOCAL!r}, {_VLLM!r} or 'package.module:Class'",
         )
     return find_class(
-        name, field=_FIELD, methods=("generate", "sync"), protocol="burnish.rollouts.engine.RolloutEngine"
+        name, field=_FIELD, methods=("generate", "sync", "metrics"), protocol="burnish.rollouts.engine.RolloutEngine"
     )

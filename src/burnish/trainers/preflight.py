@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from burnish.algorithms.advantages import Estimator, resolve_estimator
 from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.config.schema import AlgorithmConfig, RlConfig, VllmConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.prompts import PromptSet, read_prompts
 from burnish.data.sources import needs_download
@@ -23,6 +24,7 @@ from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rollouts.registry import find_engine
+from burnish.rollouts.vllm_process import has_vllm
 from burnish.trainers.credit import estimator_numbers
 from burnish.trainers.feeds import load_prompt_set, shared_columns
 from burnish.types import Prompt
@@ -41,10 +43,12 @@ def check_settings(config: RlConfig) -> AlgorithmParts:
     check_estimator(config, estimator)
     if config.algorithm.skip_zero_advantages and not loss.zero_at_zero_advantage:
         raise ConfigError(
-            f"algorithm.skip_zero_advantages is true, but the loss {loss.name!r} may have a gradient where the
-            advantage " "is 0", remedy="set it to false, or choose another algorithm.loss",
+            f"algorithm.skip_zero_advantages is true, but the loss {loss.name!r} may have a gradient at advantage 0",
+            remedy="set it to false, or choose another algorithm.loss",
         )
     find_engine(config.rollout.engine)
+    if config.rollout.engine == "vllm":
+        check_vllm(config.rollout.vllm)
     find_sinks(config.logging.sinks)
     return estimator, loss, numbers
 
@@ -81,6 +85,26 @@ def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
     numbers |= algorithm.loss_options
     loss.check_options(numbers)
     return estimator, loss, numbers
+
+
+def check_vllm(settings: VllmConfig) -> None:
+    """ConfigError when vLLM cannot run here, or the interpreter has none."""
+    if not sys.platform.startswith("linux"):
+        raise ConfigError(f"rollout.engine is vllm, which needs Linux, not {sys.platform}", remedy="use local")
+    python = settings.interpreter
+    try:
+        found = has_vllm(python)
+    except OSError as error:
+        raise ConfigError(
+            f"rollout.vllm.python is {python!r}, which cannot be started: {error}",
+            remedy="name the interpreter of an environment that has vLLM, for example envs/vllm/bin/python",
+        ) from error
+    if not found:
+        raise ConfigError(
+            f"rollout.engine is vllm, but {python} has no vllm",
+            remedy=f"install it there ({python} -m pip install vllm), or set rollout.vllm.python to the interpreter of "
+            "an environment that has it",
+        )
 
 
 def check_estimator(config: RlConfig, estimator: Estimator) -> None:

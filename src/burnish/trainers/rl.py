@@ -118,6 +118,7 @@ def train_step(run: RlRun) -> dict[str, float]:
     with stopwatch.phase("record"):
         run.journal.record(step, collected, batch)
     metrics.merge(run.collector.scorer.metrics())
+    metrics.merge(run.engine.metrics())
     metrics.merge(stopwatch.metrics())
     return derive(metrics.row())
 
@@ -272,7 +273,9 @@ def evaluate(run: RlRun) -> dict[str, float]:
         if run.critic is not None:
             expected, values = held_out_values(run.critic, groups, pad_token_id=run.pad_token_id, device=run.device)
             metrics |= expected
-    run.evaluator.scorer.metrics()  # failures while evaluating are in eval/failed_fraction, not in the next step's
+    # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
+    run.evaluator.scorer.metrics()
+    run.engine.metrics()
     run.journal.record_evaluation(run.progress.step, groups, values)
     store = MetricStore()
     store.merge(metrics)

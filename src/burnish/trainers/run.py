@@ -17,7 +17,7 @@ from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.interrupt import graceful_stop
 from burnish.trainers.result import EvalReport, RunResult
 from burnish.trainers.rl import run_loop
-from burnish.trainers.setup import build_evaluator, build_rl_engine, open_rl_run, open_scorer, token_texts
+from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
 
 
 def train_rl(config: RlConfig, *, console: Console) -> RunResult:
@@ -42,7 +42,8 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         loaded = load_model(settings, seed=config.seed, plain=config.debug.plain)
         for line in scorer.attach_policy(loaded.tokenizer):
             console.print(line, highlight=False)
-        evaluator = build_evaluator(config, loaded, build_rl_engine(config, loaded), scorer, console)
+        engine = stack.enter_context(open_rl_engine(config, loaded))
+        evaluator = build_evaluator(config, loaded, engine, scorer, console)
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
         measured, groups = evaluator.evaluate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -49,6 +49,7 @@ from burnish.trainers.rl import Progress, RlRun, TokenSelection
 from burnish.types import Rollout
 
 STATE_NAME = "training_state"
+ENGINE_LOG = "vllm.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         policy = build_policy(config, loaded)
         critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
         reference = None if config.algorithm.kl_in == "none" else policy.reference()
-        engine = build_rl_engine(config, loaded)
+        engine = stack.enter_context(open_rl_engine(config, loaded))
         sampling = build_sampling(config)
         collector = Collector(
             config=config,
@@ -176,17 +177,26 @@ def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
     )
 
 
-def build_rl_engine(config: RlConfig, loaded: LoadedModel) -> RolloutEngine:
-    return build_engine(
-        config.rollout.engine,
+@contextmanager
+def open_rl_engine(config: RlConfig, loaded: LoadedModel) -> Iterator[RolloutEngine]:
+    """The engine of the run file; what it holds is let go at the end."""
+    rollout, context_length = config.rollout, loaded.context_length
+    if rollout.engine == "vllm":  # it sets memory aside for the longest context that it is told
+        context_length = min(context_length, rollout.max_prompt_tokens + rollout.max_response_tokens)
+    engine = build_engine(
+        rollout.engine,
         loaded.model,
         tokenizer=loaded.tokenizer,
         eos_token_ids=loaded.eos_token_ids,
         pad_token_id=loaded.pad_token_id,
-        context_length=loaded.context_length,
-        max_batch_rows=config.rollout.max_batch_rows,
+        context_length=context_length,
+        max_batch_rows=rollout.max_batch_rows,
+        vllm=rollout.vllm,
+        log=Path(config.output) / ENGINE_LOG,
         plain=config.debug.plain,
     )
+    with engine if isinstance(engine, AbstractContextManager) else nullcontext():
+        yield engine
 
 
 def build_sampling(config: RlConfig) -> Sampling:

@@ -58,6 +58,15 @@ def test_a_reference_is_loaded_only_for_a_kl() -> None:
     assert [m.role for m in plan_rl(rl(algorithm="dapo")).models] == ["policy"]
 
 
+def test_vllm_samples_from_a_copy_elsewhere() -> None:
+    (policy,) = plan_rl(rl(algorithm="dapo")).models
+    assert policy.because == "is trained; the local engine samples from it"
+    (policy,) = plan_rl(rl(algorithm="dapo", rollout={"engine": "vllm", "vllm": {"python": "x/python"}})).models
+    assert (
+        policy.because == "is trained; the vllm engine samples from a second copy, in a process of its own (x/python)"
+    )
+
+
 @pytest.mark.parametrize(
     ("steps", "every", "at_start", "expected"), [(10, 5, True, 3), (10, 4, False, 3), (3, None, True, 2)]
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from burnish.errors import ConfigError
 from burnish.rollouts.local import LocalEngine
 from burnish.rollouts.registry import build_engine
+from burnish.rollouts.vllm_engine import VllmEngine
 
 ARGUMENTS: dict[str, Any] = {"eos_token_ids": [1], "pad_token_id": 0, "context_length": 128, "max_batch_rows": 4}
 
@@ -22,6 +24,8 @@ class Mute:
 
     def sync(self, policy: Any) -> None: ...
 
+    def metrics(self) -> dict[str, Any]: ...
+
 
 class OneArgument:
     def __init__(self, model: Any) -> None: ...
@@ -29,6 +33,8 @@ class OneArgument:
     def generate(self) -> None: ...
 
     def sync(self, policy: Any) -> None: ...
+
+    def metrics(self) -> dict[str, Any]: ...
 
 
 @pytest.fixture
@@ -39,7 +45,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> str:
     return "engines_of_mine"
 
 
-def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: str) -> None:
+def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: str, tmp_path: Path) -> None:
+    vllm = build_engine("vllm", llama, tokenizer=tokenizer, **ARGUMENTS, log=tmp_path / "log")
+    assert type(vllm) is VllmEngine  # its process starts with the first call
     assert type(build_engine("local", llama, tokenizer=tokenizer, **ARGUMENTS)) is LocalEngine
     assert type(build_engine(f"{module}:Remote", llama, tokenizer=tokenizer, **ARGUMENTS)) is Remote
 
@@ -48,7 +56,7 @@ def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: s
     ("name", "message"),
     [
         ("locl", "did you mean 'local'"),
-        ("vllm", "'package.module:Class'"),
+        ("vlm", "did you mean 'vllm'"),
         ("engines_of_mine:", "no engine"),
         ("no_such_package.engines:Class", "cannot import module"),
         ("engines_of_mine:Remot", "did you mean 'Remote'"),

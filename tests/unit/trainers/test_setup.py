@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from burnish.algorithms.advantages import resolve_estimator
-from burnish.config.schema import RlConfig
-from burnish.errors import ConfigError
-from burnish.trainers.preflight import check_estimator
-from burnish.trainers.setup import build_kl
+from burnish.config.schema import RlConfig, VllmConfig
+from burnish.errors import ConfigError, RolloutError
+from burnish.rollouts.engine import Sampling
+from burnish.trainers.preflight import check_estimator, check_vllm
+from burnish.trainers.setup import build_kl, open_rl_engine
+from burnish.types import RolloutRequest
 
 
 def config_of(estimator: str, *, scoring: dict[str, Any] | None = None, size: int = 4, **algorithm: Any) -> RlConfig:
@@ -61,3 +68,65 @@ def test_a_target_makes_the_coefficient_adaptive() -> None:
     assert adaptive.update(2.0, 10) == pytest.approx(0.1 * 1.02)
     fixed = build_kl(config_of("grpo", kl_in="loss", kl_coef=0.1).algorithm)
     assert fixed.update(2.0, 10) == 0.1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed beside burnish")
+def test_vllm_needs_an_interpreter_that_has_it() -> None:
+    with pytest.raises(ConfigError, match="has no vllm") as caught:
+        check_vllm(VllmConfig())
+    assert f"{sys.executable} -m pip install vllm" in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be started"):
+        check_vllm(VllmConfig(python="no/such/python"))
+
+
+class Held:
+    """An engine that holds something."""
+
+    held = False
+
+    def __init__(self, model: Any, **arguments: Any) -> None:
+        assert arguments["context_length"] == 100
+
+    def __enter__(self) -> Held:
+        Held.held = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        Held.held = False
+
+    def generate(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def metrics(self) -> None: ...
+
+
+def test_an_engine_that_holds_something_is_let_go_however_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = types.ModuleType("engines_of_mine")
+    vars(made).update(Held=Held)
+    monkeypatch.setitem(sys.modules, "engines_of_mine", made)
+    config = config_of("grpo")
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "engines_of_mine:Held"})})
+    loaded: Any = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), pad_token_id=0, context_length=100)
+
+    def fail() -> None:
+        with open_rl_engine(config, loaded):
+            assert Held.held
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not Held.held
+
+
+def test_vllm_is_told_the_longest_context_that_the_run_needs(tmp_path: Path) -> None:
+    config = RlConfig(
+        model="m",
+        rewards="exact",
+        output=str(tmp_path),
+        rollout={"engine": "vllm", "max_prompt_tokens": 20, "max_response_tokens": 30},
+    )
+    loaded: Any = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), pad_token_id=0, context_length=100)
+    request = RolloutRequest("p", 0, (1,) * 60, (0,))
+    with open_rl_engine(config, loaded) as engine, pytest.raises(RolloutError, match="context of 50"):
+        engine.generate([request], Sampling(4), seed=0, step=0)
