@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from burnish.models.float32 import usual_float32
 from burnish.models.merged_attention import MergedAttention, merged_attention
 
 if TYPE_CHECKING:
@@ -98,7 +99,10 @@ def packed_attention(
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)[0]
+        with usual_float32():
+            output: Tensor = sdpa_attention_forward(
+                module, query, key, value, attention_mask, scaling=scaling, **others
+            )[0]
         return output, None
     if isinstance(packed, MergedAttention):
         query_SHD, key_SKD, value_SKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from burnish.models.float32 import usual_float32
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CausalRows:
@@ -139,6 +141,7 @@ def _stretch(tensor_SXD: Tensor, slots: slice) -> Tensor:
     return tensor_SXD[slots].transpose(0, 1)[None]
 
 
+@usual_float32()
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, *, is_causal: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -149,6 +152,7 @@ def _attend(
     return output, sums
 
 
+@usual_float32()
 def _attend_backward(
     grad: Tensor,
     query: Tensor,

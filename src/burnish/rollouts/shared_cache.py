@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from burnish.models.float32 import usual_float32
 from burnish.rollouts.cache import PrefilledPrompts
 
 _FIRST_COLUMNS = 64
@@ -202,6 +203,7 @@ class SharedCache:
         self._values = [torch.nn.functional.pad(tensor, (0, 0, 0, more)) for tensor in self._values]
 
 
+@usual_float32()
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp of the scores) of `torch`'s fused attention for CPUs; heads may share keys."""
     output, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from burnish.models import float32
-from burnish.models.float32 import fast_float32, rms_error
+from burnish.models.float32 import fast_float32, rms_error, usual_float32
 
 
 def build(hidden: int) -> LlamaForCausalLM:
@@ -52,3 +52,14 @@ def test_given_back_when_the_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_usual_product_is_a_float32_one() -> None:
     assert 1e-8 < rms_error("highest") < 2e-6
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_attention_keeps_the_usual_product(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with usual_float32():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
