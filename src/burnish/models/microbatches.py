@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+FULL_SPEED_TOKENS = 1024
+"""From so many tokens in a micro-batch on, more are hardly faster on a CPU."""
+
 
 def microbatches_by_tokens(lengths: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
     """Row numbers of each micro-batch, longest rows first; rows x longest row stays within the budget.
@@ -33,15 +36,18 @@ def microbatches_by_groups(
     """Row numbers of each micro-batch for rows that are packed with each prompt once: groups stay together
     where they fit, longest prompts first, longest responses first within a group.
 
+    Several groups share a micro-batch up to half the budget only (or `FULL_SPEED_TOKENS`): more of them would take
+    memory and no time off, while a single group may use all of it, since a group that is torn reads its prompt again.
     A single row above the budget gets a micro-batch of its own. Raises ValueError for a budget below 1.
     """
     if tokens_per_microbatch < 1:
         raise ValueError(f"tokens_per_microbatch must be at least 1, got {tokens_per_microbatch}")
     microbatches: list[list[int]] = [[]]
     used = 0
+    shared = min(tokens_per_microbatch, max(tokens_per_microbatch // 2, FULL_SPEED_TOKENS))
     for group in sorted(groups, key=lambda rows: (-prompt_lengths[rows[0]], rows[0])):
         prompt = prompt_lengths[group[0]]
-        if used + prompt + sum(lengths[row] for row in group) > tokens_per_microbatch and microbatches[-1]:
+        if used + prompt + sum(lengths[row] for row in group) > shared and microbatches[-1]:
             microbatches.append([])
             used = 0
         pending = prompt  # what the prompt costs in this micro-batch, paid by its first row there

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from burnish.models.attention import packs_rows
 from burnish.models.batch import Batch
+from burnish.models.embedding_gradient import embedding_gradient_in_place
 from burnish.models.heads import find_head_transform
 from burnish.models.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
 from burnish.models.microbatches import microbatches_by_groups, microbatches_by_tokens, position_ids
@@ -100,9 +101,10 @@ class TrunkRunner:
     def hidden(self, rows: ResponseRows) -> Tensor:
         """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
         logits (N, V) of a whole model."""
-        if self.packs and pays(rows.batch, prompt_groups(rows.batch)):
-            return self.packed(rows)
-        return self.padded(rows)
+        with embedding_gradient_in_place(self._model):
+            if self.packs and pays(rows.batch, prompt_groups(rows.batch)):
+                return self.packed(rows)
+            return self.padded(rows)
 
     def packed(self, rows: ResponseRows) -> Tensor:
         """`hidden` with all rows in one, whether that pays or not; the model must have been set to packed attention."""

@@ -49,6 +49,13 @@ def test_rows_of_one_prompt_stay_together() -> None:
     assert parts == [[1, 3], [0, 2, 4]]
 
 
+def test_groups_share_half_a_large_budget_and_one_group_takes_all_of_it() -> None:
+    """Budget 4,000: two groups of 900 fit into 2,000, a third begins anew; one of 3,900 is not torn."""
+    lengths = [800, 800, 800, 3800]
+    assert microbatches_by_groups([100] * 4, lengths, [[0], [1], [2], [3]], 4000) == [[0, 1], [2], [3]]
+    assert microbatches_by_groups([10] * 2, [490] * 2, [[0], [1]], 1000) == [[0, 1]]  # 1,000 are not many
+
+
 def test_a_group_above_the_budget_is_split_and_pays_its_prompt_again() -> None:
     assert microbatches_by_groups([5] * 4, [4, 6, 3, 6], [[0, 1, 2, 3]], 15) == [[1], [3, 0], [2]]
     assert microbatches_by_groups([5], [40], [[0]], 15) == [[0]]

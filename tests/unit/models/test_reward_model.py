@@ -169,7 +169,8 @@ def test_a_step_is_the_same_however_it_is_cut(llama: Path) -> None:
         learner = RewardLearner(new(llama), SETTINGS, tokens_per_microbatch=budget)
         learner.update(COMPARISONS, pull_apart)
         weights.append(torch.cat([p.detach().flatten() for p in learner.model.loaded.model.parameters()]))
-    torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=0)
+    # a thousandth of the step: Adam divides each gradient by its own size, the rounding of the smallest included
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-5, rtol=0)
 
 
 def test_a_loss_that_is_not_finite_leaves_the_weights(llama: Path) -> None:
