@@ -45,15 +45,20 @@ class _Membership:
 
 
 class SharedCache:
-    """Rows 0 .. `num_rows` - 1 are in use. On a CPU only (`torch`'s fused attention for it tells its log-sum-exp)."""
+    """Rows 0 .. `num_rows` - 1 are in use. On a CPU only (`torch`'s fused attention for it tells its log-sum-exp).
+
+    Rows' own keys and values are float32 whatever the model computes in: with one query to a row, that attention takes
+    four times as long in bfloat16 (which it converts anew for every query) as in float32. Prompts, with many queries
+    each, keep `dtype`.
+    """
 
     def __init__(self, shape: CacheShape, places: int, dtype: torch.dtype) -> None:
         self.num_rows = 0
         self._shape = shape
         self._dtype = dtype
         own = (places, shape.key_heads, _FIRST_COLUMNS, shape.head_size)
-        self._keys = [torch.zeros(own, dtype=dtype) for _ in range(shape.layers)]
-        self._values = [torch.zeros(own, dtype=dtype) for _ in range(shape.layers)]
+        self._keys = [torch.zeros(own, dtype=torch.float32) for _ in range(shape.layers)]
+        self._values = [torch.zeros(own, dtype=torch.float32) for _ in range(shape.layers)]
         none = (0, shape.key_heads, 0, shape.head_size)
         self._prompt_keys = [torch.zeros(none, dtype=dtype) for _ in range(shape.layers)]
         self._prompt_values = [torch.zeros(none, dtype=dtype) for _ in range(shape.layers)]
@@ -110,7 +115,7 @@ class SharedCache:
         self._mask_R11T = None
         if self._column is None:
             hidden = torch.arange(self._width) > self._columns_R[:, None]
-            self._mask_R11T = _additive(hidden, self._dtype)
+            self._mask_R11T = _additive(hidden, torch.float32)
         if self._membership is None:
             self._membership = self._grouped()
 
@@ -127,14 +132,14 @@ class SharedCache:
             values[rows, :, self._columns_R] = value_RKD
         seen = slice(0, self.num_rows), slice(None), slice(0, self._width)
         own_RH1D, own_RH1 = _attention(
-            query_RHD[:, :, None], keys[seen], values[seen], self._mask_R11T, self._shape.scaling
+            query_RHD[:, :, None].float(), keys[seen], values[seen], self._mask_R11T, self._shape.scaling
         )
         own_RHD = own_RH1D[:, :, 0]
         if self._prompt_keys[layer].shape[2] == 0:
-            return own_RHD
+            return own_RHD.to(query_RHD.dtype)
         prompt_RHD, prompt_RH = self._prompt_part(layer, query_RHD, self._membership)
         weight_RH = torch.sigmoid(prompt_RH - own_RH1[:, :, 0])
-        return torch.lerp(own_RHD, prompt_RHD, weight_RH[:, :, None].to(own_RHD.dtype))
+        return torch.lerp(own_RHD, prompt_RHD.float(), weight_RH[:, :, None]).to(query_RHD.dtype)
 
     def _prompt_part(self, layer: int, query_RHD: Tensor, members: _Membership) -> tuple[Tensor, Tensor]:
         """(output (R, H, D), log-sum-exp (R, H)) of each row over its prompt; query heads that share a key head and
