@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from report import add_ratios, build_row, to_markdown
+from report import add_ratios, build_row, processor, to_markdown
 from workloads import WORKLOADS, Workload, check_same_work
 
 HERE = Path(__file__).parent
@@ -49,11 +49,15 @@ class Bench:
     interpreters: dict[str, str]
     fast_is_accurate: bool
     microbatches: tuple[int, ...]
+    tuned_only: bool
 
     def settings(self, peer: str, precision: str) -> tuple[str, ...]:
         """How the peer is run: the faster float32 only where it is as accurate; vLLM has products of its own."""
         fast = precision == "float32" and self.fast_is_accurate and peer != "vllm"
-        return (AS_IT_COMES, ALLOCATOR, FAST) if fast else (AS_IT_COMES, ALLOCATOR)
+        all_of_them = (AS_IT_COMES, ALLOCATOR, FAST) if fast else (AS_IT_COMES, ALLOCATOR)
+        if not self.tuned_only:
+            return all_of_them
+        return (AS_IT_COMES,) if peer == "burnish" else all_of_them[-1:]
 
     def run(self, peer: str, workload: Workload, precision: str, settings: str, **more: Any) -> dict[str, Any]:
         """One peer's result. `more` goes into the task as it is."""
@@ -127,20 +131,26 @@ def main() -> None:
             interpreters=interpreters,
             fast_is_accurate=rates["fast_is_accurate"],
             microbatches=tuple(options.trl_microbatches),
+            tuned_only=options.tuned_only,
         )
         chosen = [WORKLOADS[name] for name in options.workloads if name != "W6" or options.gsm8k]
         prepare(bench, chosen, options.gsm8k)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for workload in chosen:
             for precision in options.precisions if workload.model != "tiny" else ["float32"]:
                 rows += measure(bench, workload, precision, best_rate(rates, precision))
-    add_ratios(rows)
-    report = {"about": about(options, load_before), "rates": rates, "rows": rows}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    text = to_markdown(report)
-    options.output.with_suffix(".md").write_text(text, encoding="utf-8")
+                text = write({"about": about(options, load_before), "rates": rates, "rows": rows}, options.output)
     print(text)
+
+
+def write(report: dict[str, Any], output: Path) -> str:
+    """The files with what is there so far (a run of hours may be cut short); returns the page."""
+    add_ratios(report["rows"])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    text = to_markdown(report)
+    output.with_suffix(".md").write_text(text, encoding="utf-8")
+    return text
 
 
 def prepare(bench: Bench, workloads: Sequence[Workload], gsm8k: Path | None) -> None:
@@ -182,14 +192,16 @@ def measure(bench: Bench, workload: Workload, precision: str, rate: float) -> li
 def best_microbatch(bench: Bench, workload: Workload, precision: str) -> int:
     """Rows of TRL's fastest micro-batch, by one step of each after a warm-up, with the allocator tuned. Only those of
     which a whole number makes a step."""
-    seconds = {}
-    for rows in bench.microbatches:
-        if workload.rows % rows == 0:
-            more = {"rows_per_microbatch": rows, "warmup": 1, "steps": 1}
-            result = bench.run("trl", workload, precision, ALLOCATOR, **more)
-            tokens = sum(response for _, response in result["lengths"][0])
-            seconds[rows] = result["seconds"][0]["step"] / tokens
-            say(f"{workload.name} {precision} TRL with {rows} rows: {result['seconds'][0]['step']:.2f} s")
+    seconds: dict[int, float] = {}
+    possible = [rows for rows in bench.microbatches if workload.rows % rows == 0]
+    if len(possible) == 1:
+        return possible[0]
+    for rows in possible:
+        more = {"rows_per_microbatch": rows, "warmup": 1, "steps": 1}
+        result = bench.run("trl", workload, precision, ALLOCATOR, **more)
+        tokens = sum(response for _, response in result["lengths"][0])
+        seconds[rows] = result["seconds"][0]["step"] / tokens
+        say(f"{workload.name} {precision} TRL with {rows} rows: {result['seconds'][0]['step']:.2f} s")
     return min(seconds, key=lambda rows: seconds[rows])
 
 
@@ -222,13 +234,6 @@ def about(options: argparse.Namespace, load_before: float) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown processor"
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -249,6 +254,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--trl-microbatches", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="rows of TRL's micro-batch to try"
+    )
+    parser.add_argument(
+        "--tuned-only", action="store_true", help="peers only with the last of their settings, Burnish as it comes"
     )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/peers"), help="without the ending")
     parser.add_argument("--note", default="", help="a sentence for the page, such as what else the machine was doing")

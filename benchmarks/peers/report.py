@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from floor import step_macs
@@ -146,3 +147,11 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _versions(rows: Sequence[Mapping[str, Any]]) -> str:
     found = {row["peer"]: row["versions"] for row in rows}
     return "; ".join(f"{peer} ({', '.join(f'{k} {v}' for k, v in own.items())})" for peer, own in found.items())
+
+
+def processor() -> str:
+    """Its name (Linux)."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown processor"
