@@ -22,11 +22,11 @@ other, so that a slow spell does not hit one point only. Bytes are a phase's pea
   vocabulary       head, embedding and their optimizer linear, the trunk a fixed cost. Memory linear: their gradients.
   width, depth     linear in parameters or less: small products use a processor worse. Memory linear: gradients.
 
-The exponent is that of `fixed + factor * size ** exponent`, since steps, tokens and micro-batches have fixed costs that
-would hide growth in a straight log-log line; of a plain power for memory meant to be constant. Other memory is a peak:
-there the fixed part may also be another moment's, which what grows overtakes; the form that fits better counts. A bound is broken when
-the whole interval of the exponent (two standard errors) lies above it; unclear, which is told but no failure, when the
-exponent does and the interval reaches below.
+The exponent is that of `fixed + factor * size ** exponent`, since steps, tokens and micro-batches have fixed costs
+that would hide growth in a straight log-log line; of a plain power for memory meant to be constant. Other memory is a
+peak: there the fixed part may also be another moment's, which what grows overtakes; the form that fits better counts.
+A bound is broken when the whole interval of the exponent (two standard errors) lies above it; unclear, which is told
+but no failure, when the exponent does and the interval reaches below.
 """
 
 from __future__ import annotations
