@@ -135,22 +135,34 @@ def main() -> None:
         )
         chosen = [WORKLOADS[name] for name in options.workloads if name != "W6" or options.gsm8k]
         prepare(bench, chosen, options.gsm8k)
-        rows: list[dict[str, Any]] = []
+        report = read_report(options.output) if options.add else {"runs": [], "rows": []}
+        earlier = list(report["runs"])
         for workload in chosen:
             for precision in options.precisions if workload.model != "tiny" else ["float32"]:
-                rows += measure(bench, workload, precision, best_rate(rates, precision))
-                text = write({"about": about(options, load_before), "rates": rates, "rows": rows}, options.output)
-    print(text)
+                rows = measure(bench, workload, precision, best_rate(rates, precision))
+                done = (workload.name, precision)
+                report["rows"] = [r for r in report["rows"] if (r["workload"], r["precision"]) != done] + rows
+                report["runs"] = [*earlier, {"about": about(options, load_before), "rates": rates}]
+                write(report, options.output)
+    print(to_markdown(report))
 
 
-def write(report: dict[str, Any], output: Path) -> str:
-    """The files with what is there so far (a run of hours may be cut short); returns the page."""
+def read_report(output: Path) -> dict[str, Any]:
+    """What an earlier run has written. Raises SystemExit where there is nothing."""
+    written = output.with_suffix(".json")
+    if not written.is_file():
+        raise SystemExit(f"--add: there is no {written} to add to")
+    report: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+    return report
+
+
+def write(report: dict[str, Any], output: Path) -> None:
+    """The files with what is there so far: a run of hours may be cut short."""
+    report["rows"].sort(key=lambda row: row["workload"])  # stable: peers and precisions keep their order
     add_ratios(report["rows"])
     output.parent.mkdir(parents=True, exist_ok=True)
     output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    text = to_markdown(report)
-    output.with_suffix(".md").write_text(text, encoding="utf-8")
-    return text
+    output.with_suffix(".md").write_text(to_markdown(report), encoding="utf-8")
 
 
 def prepare(bench: Bench, workloads: Sequence[Workload], gsm8k: Path | None) -> None:
@@ -257,6 +269,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--tuned-only", action="store_true", help="peers only with the last of their settings, Burnish as it comes"
+    )
+    parser.add_argument(
+        "--add", action="store_true", help="keep what OUTPUT.json has of other workloads and precisions"
     )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/peers"), help="without the ending")
     parser.add_argument("--note", default="", help="a sentence for the page, such as what else the machine was doing")

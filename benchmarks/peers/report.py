@@ -80,31 +80,33 @@ def add_ratios(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
-    about, rates = report["about"], report["rates"]
-    lines = [
-        "# Burnish and its peers on one machine",
-        "",
-        f"Written by `{about['command']}` on {about['date']}: {about['processor']}, {about['threads']} threads,",
-        f"load average {about['load_before']:.1f} before and {about['load_after']:.1f} after.",
-        *([about["note"]] if about["note"] else []),
-        "",
-        *(f"- {line}" for line in about["left_out"]),
-        f"- Versions: {_versions(report['rows'])}",
-        "- Matrix rate in 10^9 multiply-adds per second (relative root-mean-square error): "
-        + ", ".join(
-            f"{name} {rate / 1e9:.0f} ({rates['rms_error'][name]:.1e})"
-            for name, rate in rates["macs_per_second"].items()
-        )
-        + f"; the faster float32 is {'as' if rates['fast_is_accurate'] else 'not as'} accurate here.",
-        "",
-        *textwrap.wrap(EXPLANATION, 119),
-    ]
+    lines = ["# Burnish and its peers on one machine", ""]
+    for run in report["runs"]:
+        lines += _origin(run["about"], run["rates"])
+    lines += ["", f"Versions: {_versions(report['rows'])}", "", *textwrap.wrap(EXPLANATION, 119)]
     lines += ["", "## Best against best", "", *_best(report["rows"])]
     for name in dict.fromkeys(row["workload"] for row in report["rows"]):
         mean, _ = response_moments(WORKLOADS[name])
         lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.", ""]
         lines += _table([row for row in report["rows"] if row["workload"] == name])
     return "\n".join(lines) + "\n"
+
+
+def _origin(about: Mapping[str, Any], rates: Mapping[str, Any]) -> list[str]:
+    """Where the rows of one run come from."""
+    measured = ", ".join(
+        f"{name} {rate / 1e9:.0f} ({rates['rms_error'][name]:.1e})" for name, rate in rates["macs_per_second"].items()
+    )
+    as_accurate = "as" if rates["fast_is_accurate"] else "not as"
+    words = [
+        f"- `{about['command']}` on {about['date']}: {about['processor']}, {about['threads']} threads, load average",
+        f"{about['load_before']:.1f} before and {about['load_after']:.1f} after.",
+        f"Matrix rate in 10^9 multiply-adds per second (relative root-mean-square error): {measured}; the faster",
+        f"float32 is {as_accurate} accurate here.",
+        about["note"],
+        *about["left_out"],
+    ]
+    return textwrap.wrap(" ".join(filter(None, words)), 119, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
