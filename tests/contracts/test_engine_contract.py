@@ -82,6 +82,15 @@ def contents(rollouts: list[Rollout]) -> dict[tuple[str, int], tuple[int, ...]]:
     return {(r.prompt_id, r.sample_index): r.response_tokens for r in rollouts}
 
 
+def test_finished_responses_are_told_once_and_are_those_returned(engine: RolloutEngine) -> None:
+    """An engine that learns of all at once tells none; each call may bring several or none."""
+    told: list[Rollout] = []
+    rollouts = engine.generate(REQUESTS, SAMPLING, seed=3, step=1, on_finished=told.extend)
+    assert len({id(rollout) for rollout in told}) == len(told)
+    assert {id(rollout) for rollout in told} in (set(), {id(rollout) for rollout in rollouts})
+    assert rollouts == engine.generate(REQUESTS, SAMPLING, seed=3, step=1)
+
+
 def test_one_rollout_per_request_and_index_in_their_order(engine: RolloutEngine) -> None:
     rollouts = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
     asked = [(r.prompt_id, r.group_id, i, r.prompt_tokens) for r in REQUESTS for i in r.sample_indices]

@@ -21,9 +21,10 @@ from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
 from burnish.models.batch import Batch
+from burnish.models.microbatches import microbatches_by_groups
+from burnish.models.packing import prompt_groups
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, TokenScores
-from burnish.models.scoring import microbatch_rows
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.batching import build_batch, build_outcome, scored
 from burnish.trainers.collection import Collected
@@ -153,8 +154,13 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
 
 def budgets(batch: Batch) -> dict[int, int]:
     """Number of micro-batches to a token budget that cuts the rows into so many, each prompt read once."""
-    whole = sum(batch.sequence_lengths())
-    return {len(microbatch_rows(batch, budget, shared_prompts=True)): budget for budget in range(1, whole + 1)}
+    whole, prompts, lengths = (
+        sum(batch.sequence_lengths()),
+        batch.prompt_lengths.tolist(),
+        batch.response_lengths.tolist(),
+    )
+    groups = prompt_groups(batch)
+    return {len(microbatches_by_groups(prompts, lengths, groups, budget)): budget for budget in range(1, whole + 1)}
 
 
 def budget_for(batch: Batch, count: int) -> int:

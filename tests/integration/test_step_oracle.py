@@ -39,6 +39,8 @@ WEIGHTS = {"exact": 1.0, "length": 0.5}
 class HashScorer:
     """Rewards that follow from the sample's name alone: a few values, now and then a failure."""
 
+    def begin(self, items: Sequence[tuple[Prompt, Rollout]]) -> None: ...
+
     def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
         return [self._scored(rollout) for _, rollout in items]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 FULL_SPEED_TOKENS = 1024
-"""From so many tokens in a micro-batch on, more are hardly faster on a CPU."""
+"""From so many tokens in a micro-batch on, more are hardly faster on a CPU, small models apart."""
 
 
 def microbatches_by_tokens(lengths: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
@@ -31,20 +31,26 @@ def microbatches_by_tokens(lengths: Sequence[int], tokens_per_microbatch: int) -
 
 
 def microbatches_by_groups(
-    prompt_lengths: Sequence[int], lengths: Sequence[int], groups: Sequence[Sequence[int]], tokens_per_microbatch: int
+    prompt_lengths: Sequence[int],
+    lengths: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    tokens_per_microbatch: int,
+    *,
+    shared_tokens: int = FULL_SPEED_TOKENS,
 ) -> list[list[int]]:
     """Row numbers of each micro-batch for rows that are packed with each prompt once: groups stay together
     where they fit, longest prompts first, longest responses first within a group.
 
-    Several groups share a micro-batch up to half the budget only (or `FULL_SPEED_TOKENS`): more of them would take
-    memory and no time off, while a single group may use all of it, since a group that is torn reads its prompt again.
+    Several groups share a micro-batch up to half the budget only (or `shared_tokens`, where that is more): more of them
+    would take memory and no time off, while a single group may use all of it, since one that is torn reads its prompt
+    again.
     A single row above the budget gets a micro-batch of its own. Raises ValueError for a budget below 1.
     """
     if tokens_per_microbatch < 1:
         raise ValueError(f"tokens_per_microbatch must be at least 1, got {tokens_per_microbatch}")
     microbatches: list[list[int]] = [[]]
     used = 0
-    shared = min(tokens_per_microbatch, max(tokens_per_microbatch // 2, FULL_SPEED_TOKENS))
+    shared = min(tokens_per_microbatch, max(tokens_per_microbatch // 2, shared_tokens))
     for group in sorted(groups, key=lambda rows: (-prompt_lengths[rows[0]], rows[0])):
         prompt = prompt_lengths[group[0]]
         if used + prompt + sum(lengths[row] for row in group) > shared and microbatches[-1]:

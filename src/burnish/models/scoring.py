@@ -15,7 +15,12 @@ from burnish.models.batch import Batch
 from burnish.models.embedding_gradient import embedding_gradient_in_place
 from burnish.models.heads import find_head_transform
 from burnish.models.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
-from burnish.models.microbatches import microbatches_by_groups, microbatches_by_tokens, position_ids
+from burnish.models.microbatches import (
+    FULL_SPEED_TOKENS,
+    microbatches_by_groups,
+    microbatches_by_tokens,
+    position_ids,
+)
 from burnish.models.packing import pack, pays, prompt_groups
 from burnish.models.roles import TokenScores
 
@@ -97,6 +102,21 @@ class TrunkRunner:
         self._model = model
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.packs = self._takes_positions and packs_rows(model)
+        self._shared_tokens = light_tokens(model)
+
+    def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
+        """(row numbers, those rows) of each micro-batch: rows of one prompt stay together where each distinct prompt of
+        a micro-batch is read once."""
+        for rows in self._microbatches(batch, tokens_per_microbatch):
+            yield rows, batch.select(rows)
+
+    def _microbatches(self, batch: Batch, tokens_per_microbatch: int) -> list[list[int]]:
+        if not self.packs:
+            return microbatches_by_tokens(batch.sequence_lengths(), tokens_per_microbatch)
+        prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
+        return microbatches_by_groups(
+            prompts, lengths, prompt_groups(batch), tokens_per_microbatch, shared_tokens=self._shared_tokens
+        )
 
     def hidden(self, rows: ResponseRows) -> Tensor:
         """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
@@ -200,7 +220,7 @@ class ResponseScorer:
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, those rows) of each micro-batch, cut as suits the way the model reads them."""
-        return split_by_tokens(batch, tokens_per_microbatch, shared_prompts=self._trunk.packs)
+        return self._trunk.split(batch, tokens_per_microbatch)
 
     @torch.no_grad()
     def score_in_microbatches(
@@ -222,21 +242,16 @@ class ResponseScorer:
         return TokenScores(logprobs_BT, entropy_BT, correct_BT)
 
 
-def split_by_tokens(
-    batch: Batch, tokens_per_microbatch: int, *, shared_prompts: bool = False
-) -> Iterator[tuple[list[int], Batch]]:
-    """(row numbers, those rows) of each micro-batch. `shared_prompts`: for a model that reads each distinct prompt of a
-    micro-batch once, rows of one prompt stay together."""
-    for rows in microbatch_rows(batch, tokens_per_microbatch, shared_prompts):
-        yield rows, batch.select(rows)
+def light_tokens(model: PreTrainedModel) -> int:
+    """Tokens in a micro-batch that the model takes lightly: at least `FULL_SPEED_TOKENS`, and as many more as keep what
+    is stored for the backward pass below about 256 MiB. Small models are faster with many."""
+    numbers = 3 * sum(weight.numel() for weight in model.parameters()) // hidden_width(model)
+    return max(FULL_SPEED_TOKENS, (1 << 28) // (4 * max(1, numbers)))
 
 
-def microbatch_rows(batch: Batch, tokens_per_microbatch: int, shared_prompts: bool) -> list[list[int]]:
-    """Row numbers of each micro-batch of `split_by_tokens`."""
-    if not shared_prompts:
-        return microbatches_by_tokens(batch.sequence_lengths(), tokens_per_microbatch)
-    prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
-    return microbatches_by_groups(prompts, lengths, prompt_groups(batch), tokens_per_microbatch)
+def hidden_width(model: PreTrainedModel) -> int:
+    """Numbers of a token between two layers."""
+    return int(model.get_input_embeddings().weight.shape[1])
 
 
 def _pick(tokens_BX: Tensor, index_BS: Tensor) -> Tensor:

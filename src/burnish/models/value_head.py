@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from burnish.errors import CheckpointError, DivergenceError, ModelError
 from burnish.models.batch import Batch
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.scoring import ResponseRows, TrunkRunner, split_by_tokens
+from burnish.models.scoring import ResponseRows, TrunkRunner
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ValueScorer:
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, those rows) of each micro-batch, cut as suits the way the trunk reads them."""
-        return split_by_tokens(batch, tokens_per_microbatch, shared_prompts=self._runner.packs)
+        return self._runner.split(batch, tokens_per_microbatch)
 
     @torch.no_grad()
     def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int) -> Tensor:

@@ -6,6 +6,7 @@ though a message carries many, and a kill costs only the response that was runni
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -81,6 +82,8 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._signatures: list[Signature] | None = None
         self.seconds = [0.0] * len(self._specs)  # busy time per reward since the start
+        self._pending: deque[Task] = deque()
+        self._outcomes: Outcomes = {}
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
 
     def signatures(self) -> list[Signature]:
@@ -89,29 +92,45 @@ class WorkerPool:
             try:
                 worker = self._start()
                 while not worker.ready:
-                    self._step(deque(), {})
+                    self._step()
             except BaseException:
                 self.close()
                 raise
         assert self._signatures is not None
         return self._signatures
 
-    def run(self, tasks: Iterable[Task]) -> Outcomes:
-        """Outcome of every (reward, item) of the tasks. After any error, Ctrl-C included, no worker is left."""
-        pending = deque(tasks)
-        outcomes: Outcomes = {}
+    def begin(self, tasks: Iterable[Task] = ()) -> None:
+        """Queue tasks, hand queued ones to idle workers and take what others have said, without waiting for any. Call
+        it often, also without tasks; `run` gives the outcomes. After any error no worker and no task is left."""
+        self._pending.extend(tasks)
         try:
             self._bury_idle()
-            while pending or any(worker.task for worker in self._workers):
-                self._assign(pending)
-                self._step(pending, outcomes)
+            self._assign()
+            self._step(patience=0.0)
+            self._assign()
         except BaseException:
             self.close()
             raise
+
+    def run(self, tasks: Iterable[Task]) -> Outcomes:
+        """Outcome of every (reward, item) of the tasks and of those begun before. After any error, Ctrl-C included, no
+        worker and no task is left."""
+        self._pending.extend(tasks)
+        try:
+            self._bury_idle()
+            while self._pending or any(worker.task for worker in self._workers):
+                self._assign()
+                self._step()
+        except BaseException:
+            self.close()
+            raise
+        outcomes, self._outcomes = self._outcomes, {}
         return outcomes
 
     def close(self) -> None:
-        """Kills all workers; a later `run` starts fresh ones. Idempotent."""
+        """Kills all workers and forgets all tasks; a later `run` starts fresh ones. Idempotent."""
+        self._pending.clear()
+        self._outcomes = {}
         _kill_all(self._workers, os.getpid())
 
     @property
@@ -124,16 +143,16 @@ class WorkerPool:
         self._workers.append(worker)
         return worker
 
-    def _assign(self, pending: deque[Task]) -> None:
+    def _assign(self) -> None:
         for worker in self._workers:
-            if pending and worker.ready and worker.task is None:
-                self._give(worker, pending.popleft())
+            if self._pending and worker.ready and worker.task is None:
+                self._give(worker, self._pending.popleft())
         starting = sum(not worker.ready for worker in self._workers)
-        for _ in range(min(self._size - len(self._workers), len(pending) - starting)):
+        for _ in range(min(self._size - len(self._workers), len(self._pending) - starting)):
             self._start()
 
     def _bury_idle(self) -> None:
-        """Removes workers that ended between two runs: an idle one has nothing to say but the end of its pipe."""
+        """Removes workers that ended between two calls: an idle one has nothing to say but the end of its pipe."""
         for worker in list(self._workers):
             if worker.task is None and worker.ready and worker.process.connection.poll():
                 self._remove(worker)
@@ -152,31 +171,31 @@ class WorkerPool:
     def _concurrent(self, task: Task) -> bool:
         return not task.batched and self._signatures is not None and self._signatures[task.reward].asynchronous
 
-    def _step(self, pending: deque[Task], outcomes: Outcomes) -> None:
-        """Waits for the next message or deadline and acts on it."""
+    def _step(self, patience: float = math.inf) -> None:
+        """Waits for the next message or deadline, but not longer than `patience` seconds, and acts on it."""
         deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
-        pause = max(0.0, min(deadlines, default=0.0) - time.monotonic())
+        pause = min(patience, max(0.0, min(deadlines, default=0.0) - time.monotonic()))
         by_connection: dict[Any, _Worker] = {worker.process.connection: worker for worker in self._workers}
         for connection in wait(list(by_connection), timeout=pause):
-            self._drain(by_connection[connection], pending, outcomes)
+            self._drain(by_connection[connection])
         now = time.monotonic()
         for worker in list(self._workers):
             late = worker.deadline is not None and now > worker.deadline
             if late and not worker.process.connection.poll():
-                self._expire(worker, pending, outcomes)
+                self._expire(worker)
 
-    def _drain(self, worker: _Worker, pending: deque[Task], outcomes: Outcomes) -> None:
+    def _drain(self, worker: _Worker) -> None:
         connection: Connection = worker.process.connection
         try:
             while connection.poll():
-                self._receive(worker, connection.recv(), outcomes)
+                self._receive(worker, connection.recv())
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            self._died(worker, pending, outcomes)
+            self._died(worker)
 
-    def _receive(self, worker: _Worker, message: tuple[Any, ...], outcomes: Outcomes) -> None:
+    def _receive(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         match message:
             case ("outcome", item, outcome) if worker.task is not None:
-                outcomes[worker.task.reward, item] = outcome
+                self._outcomes[worker.task.reward, item] = outcome
                 worker.waiting.pop(item, None)
                 if not self._concurrent(worker.task):
                     worker.deadline = time.monotonic() + self._limit(worker.task)
@@ -194,7 +213,7 @@ class WorkerPool:
             case _:
                 raise RewardError(f"a reward worker sent an unexpected message: {message!r:.200}")
 
-    def _expire(self, worker: _Worker, pending: deque[Task], outcomes: Outcomes) -> None:
+    def _expire(self, worker: _Worker) -> None:
         self._remove(worker)
         worker.process.kill()
         if worker.task is None:
@@ -204,9 +223,9 @@ class WorkerPool:
             )
         spec = self._specs[worker.task.reward]
         lost = failure(RewardStatus.TIMEOUT, timeout_detail(spec.label, spec.timeout_seconds))
-        self._settle(worker, lost, pending, outcomes)
+        self._settle(worker, lost)
 
-    def _died(self, worker: _Worker, pending: deque[Task], outcomes: Outcomes) -> None:
+    def _died(self, worker: _Worker) -> None:
         self._remove(worker)
         status = worker.process.exit_status()
         if worker.task is None:
@@ -219,9 +238,9 @@ class WorkerPool:
         else:
             detail = f"the worker process of reward {spec.label!r} died ({describe_exit(status)})"
             lost = failure(RewardStatus.ERROR, detail)
-        self._settle(worker, lost, pending, outcomes)
+        self._settle(worker, lost)
 
-    def _settle(self, worker: _Worker, lost: Outcome, pending: deque[Task], outcomes: Outcomes) -> None:
+    def _settle(self, worker: _Worker, lost: Outcome) -> None:
         """Gives the lost outcome to the response that was running and queues the others again."""
         task, waiting = worker.task, list(worker.waiting)
         assert task is not None
@@ -233,8 +252,8 @@ class WorkerPool:
         else:
             guilty, rest = waiting[:1], waiting[1:]
         for item in guilty:
-            outcomes[task.reward, item] = lost
-        pending.extendleft(task.only(item) for item in reversed(rest))
+            self._outcomes[task.reward, item] = lost
+        self._pending.extendleft(task.only(item) for item in reversed(rest))
 
     def _remove(self, worker: _Worker) -> None:
         self._workers.remove(worker)

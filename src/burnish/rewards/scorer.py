@@ -53,6 +53,7 @@ class ProcessRewardScorer:
                 self._inline[index] = load_reward(spec)
         self._models = _load_models(self._specs)
         self._pool = WorkerPool([self._specs[index] for index in self._remote], scoring.workers)
+        self._begun: dict[int, tuple[int, Rollout]] = {}  # by identity: number in the pool's tasks, and the rollout
         self._caller = Caller()
         self._signatures = self._read_signatures()
         self._ending: Ending | None = None
@@ -94,6 +95,28 @@ class ProcessRewardScorer:
         for signature in self._signatures:
             signature.check_columns(columns)
 
+    def begin(self, items: Sequence[Item]) -> None:
+        """Hand responses to the workers while others are still being sampled; `score` uses what they find.
+
+        Rewards that want all responses at once (batched) or many (asynchronous), those that run in this process and
+        reward models wait for `score`. Raises what `score` raises for a reward that breaks its contract.
+        """
+        if items:
+            self.check_columns({name for prompt, _ in items for name in prompt.columns})
+        first = len(self._begun)
+        self._begun.update({id(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
+        numbered = list(enumerate(self._seen(items), start=first))
+        try:
+            self._pool.begin(
+                task
+                for place, index in enumerate(self._remote)
+                if self._can_begin(index) and numbered
+                for task in self._tasks(place, index, numbered)
+            )
+        except BaseException:
+            self._begun.clear()
+            raise
+
     def score(self, items: Sequence[Item]) -> list[Rollout]:
         """The rollouts in the same order, scored; see `RewardScorer`.
 
@@ -105,8 +128,8 @@ class ProcessRewardScorer:
         self.check_columns({name for prompt, _ in items for name in prompt.columns})
         started = time.monotonic()
         ending = self._ending
-        seen = items if ending is None else [(prompt, ending.seen(rollout)) for prompt, rollout in items]
-        outcomes = self._outcomes(seen)
+        seen = self._seen(items)
+        outcomes = self._outcomes(items, seen)
         scored = [self._combined(position, rollout, outcomes) for position, (_, rollout) in enumerate(seen)]
         if ending is not None:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
@@ -143,30 +166,67 @@ class ProcessRewardScorer:
         found.update({index: reward.signature for index, reward in self._models.items()})
         return [found[index] for index in range(len(self._specs))]
 
-    def _outcomes(self, items: Sequence[Item]) -> Outcomes:
+    def _seen(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The responses as rewards read them."""
+        ending = self._ending
+        return items if ending is None else [(prompt, ending.seen(rollout)) for prompt, rollout in items]
+
+    def _outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
+        """Of every (reward, position). `seen` are the items as rewards read them."""
         outcomes: Outcomes = {}
         for index, reward in self._inline.items():
-            for position, item in enumerate(items):
+            for position, item in enumerate(seen):
                 outcomes[index, position] = self._caller.one(reward, reward.signature.arguments(item))
-        tasks = [task for place, index in enumerate(self._remote) for task in self._tasks(place, index, items)]
-        for (place, position), outcome in self._pool.run(tasks).items():
-            outcomes[self._remote[place], position] = outcome
+        for (index, position), outcome in self._remote_outcomes(items, seen).items():
+            outcomes[index, position] = outcome
         for index, model in self._models.items():
-            outcomes.update({(index, position): found for position, found in enumerate(model.outcomes(items))})
+            outcomes.update({(index, position): found for position, found in enumerate(model.outcomes(seen))})
         return outcomes
 
-    def _tasks(self, place: int, index: int, items: Sequence[Item]) -> list[Task]:
-        """The calls of one reward; `place` is its number among those that run in workers."""
+    def _remote_outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
+        """Those of the rewards that run in workers. In the pool's tasks responses have the numbers that `begin` gave
+        them, and the others numbers after these."""
+        begun, self._begun = self._begun, {}
+        number_of = [
+            begun[id(rollout)][0] if id(rollout) in begun else len(begun) + position
+            for position, (_, rollout) in enumerate(items)
+        ]
+        numbered = list(zip(number_of, seen, strict=True))
+        fresh = [(number, item) for number, item in numbered if number >= len(begun)]
+        tasks = [
+            task
+            for place, index in enumerate(self._remote)
+            for task in self._tasks(place, index, fresh if self._can_begin(index) else numbered)
+        ]
+        position_of = {number: position for position, number in enumerate(number_of)}
+        return {
+            (self._remote[place], position_of[number]): outcome
+            for (place, number), outcome in self._pool.run(tasks).items()
+            if number in position_of  # else it was begun and then not asked for
+        }
+
+    def _can_begin(self, index: int) -> bool:
+        signature = self._signatures[index]
+        return not signature.batched and not signature.asynchronous
+
+    def _tasks(self, place: int, index: int, items: Sequence[tuple[int, Item]]) -> list[Task]:
+        """The calls of one reward for numbered responses; `place` is its number among those that run in workers."""
+        if not items:
+            return []
         signature = self._signatures[index]
         if signature.batched:
-            return [Task(place, tuple(range(len(items))), (signature.batch_arguments(items),), batched=True)]
+            arguments = signature.batch_arguments([item for _, item in items])
+            return [Task(place, tuple(number for number, _ in items), (arguments,), batched=True)]
         share = -(-len(items) // self._scoring.workers)
         size = min(MAX_CONCURRENT, share) if signature.asynchronous else max(1, min(MAX_CHUNK, share // 4))
-        tasks = []
-        for start in range(0, len(items), size):
-            rows = tuple(signature.arguments(item) for item in items[start : start + size])
-            tasks.append(Task(place, tuple(range(start, start + len(rows))), rows))
-        return tasks
+        return [
+            Task(
+                place,
+                tuple(number for number, _ in items[start : start + size]),
+                tuple(signature.arguments(item) for _, item in items[start : start + size]),
+            )
+            for start in range(0, len(items), size)
+        ]
 
     def _combined(self, position: int, rollout: Rollout, outcomes: Outcomes) -> Rollout:
         results = [

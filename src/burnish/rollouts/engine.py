@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from burnish.models.roles import Policy
 from burnish.types import Metric, Rollout, RolloutRequest
+
+OnFinished = Callable[[Sequence[Rollout]], None]
+"""Called while an engine samples, as often as once a token: with the responses that are done since, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,19 @@ class RolloutEngine(Protocol):
     """
 
     def generate(
-        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
         """One rollout per request and sample index, in the order of the requests.
 
         `Rollout.response` is the text of all sampled tokens, special ones too, but for the token that ended it.
+        `on_finished` gets those very rollouts, each once, in any order; an engine that learns of all at once need not
+        call it.
         """
         ...
 

@@ -23,7 +23,7 @@ from burnish.errors import RolloutError
 from burnish.models.roles import Policy
 from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.decoders import Decoder, ModelDecoder
-from burnish.rollouts.engine import Sampling
+from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key, uniforms
@@ -112,7 +112,13 @@ class LocalEngine:
         }
 
     def generate(
-        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
         """One rollout per request and sample index, in the order of the requests.
 
@@ -123,9 +129,14 @@ class LocalEngine:
         check_sampling(sampling)
         rows = self._rows(requests, sampling, seed, step)
         stop = StopConditions.of(sampling, self._eos_token_ids, self._tokenizer)
+        finished: dict[int, Rollout] = {}
         with torch.no_grad(), _evaluation_mode(self._model):
-            self._run(rows, sampling, stop)
-        return [self._rollout(row, stop) for row in rows]
+            for done in self._run(rows, sampling, stop):
+                rollouts = {row.order: self._rollout(row, stop) for row in done}
+                finished |= rollouts
+                if on_finished is not None:
+                    on_finished(list(rollouts.values()))
+        return [finished[row.order] for row in rows]
 
     def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[_Row]:
         pairs = [(request, index) for request in requests for index in request.sample_indices]
@@ -140,7 +151,8 @@ class LocalEngine:
             for order, (request, index) in enumerate(pairs)
         ]
 
-    def _run(self, rows: list[_Row], sampling: Sampling, stop: StopConditions) -> None:
+    def _run(self, rows: list[_Row], sampling: Sampling, stop: StopConditions) -> Iterator[list[_Row]]:
+        """After each token the rows that it finished."""
         queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))
         places = min(self._max_batch_rows, len(rows))
         prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
@@ -151,8 +163,9 @@ class LocalEngine:
                 joining = [queue.popleft() for _ in range(min(free, len(queue)))]
                 self._admit(joining, queue[0] if queue else None, prefiller, decoding)
             started = time.perf_counter()
-            decoding.advance(sampling, stop)
+            done = decoding.advance(sampling, stop)
             self._spent.decode_seconds += time.perf_counter() - started
+            yield done
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows)
 
     def _decoder(self, places: int) -> Decoder:
@@ -207,14 +220,18 @@ class _Decoding:
         self._keys = self._extended(self._keys, [row.key for row in rows])
         self._counts = self._extended(self._counts, [0] * len(rows))
 
-    def advance(self, sampling: Sampling, stop: StopConditions) -> None:
-        """One token for every row; rows that are done leave."""
+    def advance(self, sampling: Sampling, stop: StopConditions) -> list[_Row]:
+        """One token for every row; rows that are done leave and are returned."""
         logits_RV = self._decoder.logits(self._tokens, self._positions)
         uniforms_R = uniforms(self._keys, self._counts)
         self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)
         self._positions = self._positions + 1
         self._counts = self._counts + 1
         self._record(self._tokens.tolist(), logprobs_R.tolist(), stop)
+        done = [row for row in self.rows if row.finish_reason is not None]
+        if done:
+            self._leave()
+        return done
 
     def _record(self, tokens: list[int], logprobs: list[float], stop: StopConditions) -> None:
         for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
@@ -227,8 +244,6 @@ class _Decoding:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.finish_reason = stop.finish_reason(row.tokens, row.limit)
-        if any(row.finish_reason for row in self.rows):
-            self._leave()
 
     def _leave(self) -> None:
         """Drop finished rows: rows from the end move into their places, everything else stays where it is."""

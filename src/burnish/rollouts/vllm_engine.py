@@ -21,7 +21,7 @@ from burnish.config.schema import VllmConfig
 from burnish.errors import RolloutError
 from burnish.models.checkpoint_weights import checkpoint_weights
 from burnish.models.roles import Policy
-from burnish.rollouts.engine import Sampling
+from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
@@ -123,9 +123,16 @@ class VllmEngine:
         }
 
     def generate(
-        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
-        """One rollout per request and sample index, in the order of the requests.
+        """One rollout per request and sample index, in the order of the requests. The worker answers once, with all of
+        them: nothing is known to be finished before.
 
         Raises RolloutError for numbers out of range, empty prompts and prompts that leave no room in the context, when
         log-probabilities are not finite, when vLLM cannot start, and when its worker is lost twice.

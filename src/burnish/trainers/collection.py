@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from burnish.algorithms.shaping import overlong_penalty
 from burnish.config.schema import RlConfig
 from burnish.observability.metrics import mean_of
 from burnish.rewards.protocol import RewardScorer
-from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 
@@ -48,7 +48,11 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs the engine and the rewards for one step; holds no state of its own."""
+    """Runs the engine and the rewards for one step; holds no state of its own.
+
+    overlaps: responses are scored while others are still being sampled. Not for an engine that samples on the
+    processor's own cores: one that is busy elsewhere holds all of its threads up at every matrix product.
+    """
 
     config: RlConfig
     feed: PromptFeed
@@ -56,6 +60,7 @@ class Collector:
     scorer: RewardScorer
     sampling: Sampling
     needs_greedy: bool
+    overlaps: bool = False
 
     def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
         """`prompts_per_step` groups, refilled where dynamic sampling is on and a group's scores are all equal."""
@@ -91,11 +96,12 @@ class Collector:
         stopwatch: Stopwatch,
     ) -> list[RolloutGroup]:
         requests = [self._request(encoded, first_group_id + offset, asked) for offset, encoded in enumerate(drawn)]
+        prompts = {request.group_id: encoded.prompt for request, encoded in zip(requests, drawn, strict=True)}
+        begin = self._beginner(prompts) if self.overlaps else None
         with stopwatch.phase("generate"):
-            rollouts = self.engine.generate(requests, self.sampling, seed=self.config.seed, step=step)
-            greedy = self._greedy(requests, step) if self.needs_greedy else []
+            rollouts = self._generate(requests, self.sampling, step, begin)
+            greedy = self._greedy(requests, step, begin) if self.needs_greedy else []
         with stopwatch.phase("reward"):
-            prompts = {request.group_id: encoded.prompt for request, encoded in zip(requests, drawn, strict=True)}
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
         members: dict[int, list[Rollout]] = {group_id: [] for group_id in prompts}
         for rollout in scored:
@@ -109,10 +115,23 @@ class Collector:
         asked[prompt_id] += size
         return RolloutRequest(prompt_id, group_id, encoded.tokens, tuple(range(first, first + size)))
 
-    def _greedy(self, requests: Sequence[RolloutRequest], step: int) -> list[Rollout]:
+    def _beginner(self, prompts: Mapping[int, Prompt]) -> OnFinished:
+        """What starts to score responses as they are finished; `prompts` by group."""
+
+        def begin(finished: Sequence[Rollout]) -> None:
+            self.scorer.begin([(prompts[rollout.group_id], rollout) for rollout in finished])
+
+        return begin
+
+    def _generate(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, step: int, begin: OnFinished | None
+    ) -> list[Rollout]:
+        return self.engine.generate(requests, sampling, seed=self.config.seed, step=step, on_finished=begin)
+
+    def _greedy(self, requests: Sequence[RolloutRequest], step: int, begin: OnFinished | None) -> list[Rollout]:
         one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
         greedy = dataclasses.replace(self.sampling, greedy=True)
-        return self.engine.generate(one_each, greedy, seed=self.config.seed, step=step)
+        return self._generate(one_each, greedy, step, begin)
 
     def _teaches(self, group: RolloutGroup) -> bool:
         if all(r.reward is None for r in group.rollouts):

@@ -115,6 +115,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
             scorer=scorer,
             sampling=sampling,
             needs_greedy=estimator.needs_greedy,
+            overlaps=policy.model.device.type != "cpu",
         )
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
         run = RlRun(

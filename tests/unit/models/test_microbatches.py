@@ -54,6 +54,8 @@ def test_groups_share_half_a_large_budget_and_one_group_takes_all_of_it() -> Non
     lengths = [800, 800, 800, 3800]
     assert microbatches_by_groups([100] * 4, lengths, [[0], [1], [2], [3]], 4000) == [[0, 1], [2], [3]]
     assert microbatches_by_groups([10] * 2, [490] * 2, [[0], [1]], 1000) == [[0, 1]]  # 1,000 are not many
+    small = microbatches_by_groups([100] * 4, lengths, [[0], [1], [2], [3]], 4000, shared_tokens=3000)
+    assert small == [[0, 1, 2], [3]]  # a model that takes 3,000 lightly
 
 
 def test_a_group_above_the_budget_is_split_and_pays_its_prompt_again() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from burnish.config.schema import RlConfig
-from burnish.rollouts.engine import Sampling
+from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.collection import Collector, EncodedPrompt, describe_groups
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
@@ -33,10 +33,21 @@ class Engine:
         self.requests: list[RolloutRequest] = []
 
     def generate(
-        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
         self.requests += requests
-        return [_rollout(request, index) for request in requests for index in request.sample_indices]
+        rollouts = [_rollout(request, index) for request in requests for index in request.sample_indices]
+        if on_finished is not None:
+            on_finished([])
+            for rollout in reversed(rollouts):
+                on_finished([rollout])
+        return rollouts
 
     def sync(self, policy: object) -> None: ...
 
@@ -44,6 +55,10 @@ class Engine:
 class Scorer:
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
+        self.begun: list[tuple[Prompt, Rollout]] = []
+
+    def begin(self, items: Sequence[tuple[Prompt, Rollout]]) -> None:
+        self.begun += items
 
     def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
         return [_scored(rollout, self.reward(prompt, rollout)) for prompt, rollout in items]
@@ -83,6 +98,18 @@ def test_a_step_has_the_prompts_and_groups_that_were_asked_for() -> None:
     assert [group.prompt.id for group in collected.groups] == ["p0", "p1", "p2"]
     assert [len(group.rollouts) for group in collected.groups] == [2, 2, 2]
     assert collected.position == 3
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_responses_are_begun_while_others_are_sampled(overlaps: bool) -> None:
+    """The greedy ones too, and each of them once, as the very rollout that is scored later."""
+    plain = collector(lambda prompt, rollout: float(rollout.sample_index), needs_greedy=True)
+    loop = dataclasses.replace(plain, overlaps=overlaps)
+    collected = loop.collect(1, 0, Stopwatch())
+    begun = [(prompt.id, rollout.sample_index) for prompt, rollout in loop.scorer.begun]  # type: ignore[attr-defined]
+    everything = [(f"p{number}", index) for number in range(3) for index in (-1, 0, 1)]
+    assert sorted(begun) == (everything if overlaps else [])
+    assert collected.groups == plain.collect(1, 0, Stopwatch()).groups
 
 
 def test_a_prompt_drawn_twice_in_a_step_gets_other_noise() -> None:

@@ -1,0 +1,119 @@
+"""Responses that workers score while others are still being sampled: the same scores, earlier."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.errors import RewardError
+from burnish.rewards import ProcessRewardScorer
+from burnish.types import RewardStatus, Rollout
+
+REWARDS = """
+    import os, time
+
+    def size(response):
+        if response == "loop":
+            while True: pass
+        if response == "exit": os._exit(3)
+        if response == "raise": raise ValueError("bad day")
+        return len(response)
+
+    def slow(response): time.sleep(0.05); return len(response)
+    def rank(responses): return [sorted(responses).index(r) for r in responses]
+    async def distant(response): return len(response)
+    def text(response): return "good"
+    def wants(response, colour): return 1.0
+"""
+
+
+@pytest.fixture
+def file(reward_file: Any) -> Path:
+    return reward_file(REWARDS)
+
+
+def until_idle(scorer: ProcessRewardScorer, seconds: float = 30.0) -> None:
+    """As an engine does: call again and again, with nothing new."""
+    end = time.monotonic() + seconds
+    while scorer._pool._pending or any(worker.task for worker in scorer._pool._workers):
+        assert time.monotonic() < end
+        scorer.begin([])
+        time.sleep(0.01)
+
+
+def rewards(scored: list[Rollout]) -> list[float | None]:
+    return [rollout.reward for rollout in scored]
+
+
+def test_what_was_begun_is_scored_once_and_in_the_order_asked(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:size", workers=2)
+    items = make_items(["a", "bb", "ccc", "dddd", "eeeee"])
+    scorer.begin([items[3], items[1]])
+    scorer.begin([])
+    scorer.begin([items[4]])
+    assert rewards(scorer.score(items)) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert rewards(scorer.score(list(reversed(items)))) == [5.0, 4.0, 3.0, 2.0, 1.0]  # nothing is left over
+
+
+def test_workers_work_between_the_calls(make_scorer: Any, make_items: Any, file: Path) -> None:
+    """Twenty responses of 50 ms: after they were begun and time has passed, there is nothing left to wait for."""
+    scorer = make_scorer(f"{file}:slow", workers=2)
+    items = make_items(["ab"] * 20)
+    scorer.begin(items)
+    until_idle(scorer)
+    scorer.metrics()
+    assert rewards(scorer.score(items)) == [2.0] * 20
+    seconds = scorer.metrics()["time/reward_worker_seconds/slow"].result()
+    assert seconds == 0.0  # no call was made again
+
+
+def test_rewards_that_want_all_at_once_wait_and_the_others_do_not(
+    make_scorer: Any, make_items: Any, file: Path
+) -> None:
+    scorer = make_scorer(
+        f"{file}:size", {"name": f"{file}:rank", "weight": 10.0}, {"name": f"{file}:distant", "weight": 100.0}, "exact"
+    )
+    items = make_items(["bb", "a", "7"])
+    scorer.begin(items[:2])
+    assert rewards(scorer.score(items)) == [2 + 20 + 200, 1 + 10 + 100, 1 + 0 + 100 + 1]
+
+
+def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer({"name": f"{file}:size", "timeout_seconds": 1.0}, workers=2)
+    items = make_items(["ab", "loop", "exit", "abc", "raise", "a"])
+    scorer.begin(items[:3])
+    scorer.begin(items[3:5])
+    until_idle(scorer)
+    scored = scorer.score(items)
+    assert [r.status.value for r in scored] == ["ok", "timeout", "error", "ok", "error", "ok"]
+    assert scored[1].status is RewardStatus.TIMEOUT
+    assert rewards(scored) == [2.0, None, None, 3.0, None, 1.0]
+    assert scorer.metrics()["reward/failed_fraction"].result() == pytest.approx(0.5)
+
+
+def test_a_broken_contract_stops_and_leaves_nothing(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:text")
+    items = make_items(["ab", "c"])
+    with pytest.raises(RewardError, match="text"):
+        scorer.begin(items)
+        until_idle(scorer)
+    assert scorer.worker_pids == []
+    with pytest.raises(RewardError, match="text"):
+        scorer.score(items)
+
+
+def test_a_missing_column_is_told_at_once(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:wants")
+    with pytest.raises(RewardError, match="colour"):
+        scorer.begin(make_items(["ab"]))
+
+
+def test_what_was_begun_and_is_not_asked_for_is_dropped(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:size")
+    items = make_items(["a", "bb", "ccc"])
+    scorer.begin(items[:2])
+    assert rewards(scorer.score(items[1:])) == [2.0, 3.0]
+    assert rewards(scorer.score(items)) == [1.0, 2.0, 3.0]
