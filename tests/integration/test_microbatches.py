@@ -154,12 +154,8 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
 
 def budgets(batch: Batch) -> dict[int, int]:
     """Number of micro-batches to a token budget that cuts the rows into so many, each prompt read once."""
-    whole, prompts, lengths = (
-        sum(batch.sequence_lengths()),
-        batch.prompt_lengths.tolist(),
-        batch.response_lengths.tolist(),
-    )
-    groups = prompt_groups(batch)
+    whole, groups = sum(batch.sequence_lengths()), prompt_groups(batch)
+    prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
     return {len(microbatches_by_groups(prompts, lengths, groups, budget)): budget for budget in range(1, whole + 1)}
 
 

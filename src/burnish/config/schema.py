@@ -222,8 +222,9 @@ class OptimizationConfig(Section):
     epochs: PositiveInt = 1
     """Passes over the step's rollouts, each with a fresh permutation."""
     tokens_per_microbatch: PositiveInt = 2_048
-    """Tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the result.
-    The default is as fast as more on a CPU; a GPU of 80 GB has room for 16,384 and runs faster with them."""
+    """Most tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the
+    result. Several prompts share half of them at most, one prompt with its responses may take all. The default is as
+    fast as more on a CPU; a GPU of 80 GB has room for 16,384 and runs faster with them."""
 
 
 class CriticConfig(Section):

@@ -97,8 +97,8 @@ def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: An
 def test_a_broken_contract_stops_and_leaves_nothing(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:text")
     items = make_items(["ab", "c"])
+    scorer.begin(items)
     with pytest.raises(RewardError, match="text"):
-        scorer.begin(items)
         until_idle(scorer)
     assert scorer.worker_pids == []
     with pytest.raises(RewardError, match="text"):
