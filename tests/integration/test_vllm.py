@@ -6,11 +6,10 @@ Needs an interpreter that has vLLM (its CPU build will do): BURNISH_VLLM_PYTHON=
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,24 +207,24 @@ def test_bfloat16_is_sampled_in_bfloat16(python: str, tmp_path: Path) -> None:
 
 
 def test_a_run_whose_worker_is_killed_ends_as_an_undisturbed_one(
-    tiny_run: Callable[..., RlConfig], python: str, tmp_path: Path
+    tiny_run: Callable[..., RlConfig], python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str) -> list[dict[str, Any]]:
-        config = tiny_run(*on_vllm(python), f"output={tmp_path / name}", "steps=12")
+        config = tiny_run(*on_vllm(python), f"output={tmp_path / name}", "steps=6")
         train_rl(config, console=Console(quiet=True))
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
-    def kill_worker(metrics: Path) -> None:
-        while not (metrics.exists() and len(metrics.read_text(encoding="utf-8").splitlines()) >= 3):
-            time.sleep(0.01)
-        os.kill(worker_of(os.getpid()), signal.SIGKILL)
+    generate, calls = VllmEngine.generate, itertools.count(1)
+
+    def killed_before_the_third(engine: VllmEngine, *arguments: Any, **more: Any) -> list[Rollout]:
+        if next(calls) == 3:
+            os.kill(worker_of(os.getpid()), signal.SIGKILL)
+        return generate(engine, *arguments, **more)
 
     calm = run("calm")
-    killer = threading.Thread(target=kill_worker, args=(tmp_path / "killed" / "metrics.jsonl",))
-    killer.start()
+    monkeypatch.setattr(VllmEngine, "generate", killed_before_the_third)
     killed = run("killed")
-    killer.join()
     assert sum(row.get("rollout/engine_restarts", 0) for row in killed) == 1
     assert [row["reward/mean"] for row in killed if "reward/mean" in row] == [
         row["reward/mean"] for row in calm if "reward/mean" in row

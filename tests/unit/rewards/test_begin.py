@@ -35,8 +35,9 @@ def file(reward_file: Any) -> Path:
     return reward_file(REWARDS)
 
 
-def until_idle(scorer: ProcessRewardScorer, seconds: float = 30.0) -> None:
-    """As an engine does: call again and again, with nothing new."""
+def until_idle(scorer: ProcessRewardScorer, items: Any = (), seconds: float = 30.0) -> None:
+    """As an engine does: begin the items, and call again and again with nothing new."""
+    scorer.begin(items)
     end = time.monotonic() + seconds
     while scorer._pool._pending or any(worker.task for worker in scorer._pool._workers):
         assert time.monotonic() < end
@@ -97,9 +98,8 @@ def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: An
 def test_a_broken_contract_stops_and_leaves_nothing(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:text")
     items = make_items(["ab", "c"])
-    scorer.begin(items)
-    with pytest.raises(RewardError, match="text"):
-        until_idle(scorer)
+    with pytest.raises(RewardError, match="text"):  # by this call or, where the worker is slower, by a later one
+        until_idle(scorer, items)
     assert scorer.worker_pids == []
     with pytest.raises(RewardError, match="text"):
         scorer.score(items)
