@@ -102,6 +102,9 @@ def draw(
                 panel.plot(sizes, values, "osDx"[number], color=colour, markersize=4, label=label)
             panel.set_xscale("log")
             panel.set_yscale("log")
+            ticks = [f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size:,}" for size in sizes]
+            panel.set_xticks(sizes, ticks, fontsize=7)
+            panel.minorticks_off()
             panel.legend(fontsize=7, frameon=False)
             panel.spines[["top", "right"]].set_visible(False)
             panel.grid(alpha=0.25)
