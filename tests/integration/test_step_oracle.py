@@ -24,7 +24,8 @@ from torch import Tensor
 from burnish.config.schema import RlConfig
 from burnish.models.batch import Batch
 from burnish.trainers.collection import Collected
-from burnish.trainers.rl import RlRun, minibatch_rows, train_step
+from burnish.trainers.minibatches import epoch_rows
+from burnish.trainers.rl import RlRun, train_step
 from burnish.trainers.setup import open_rl_run
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup
 
@@ -372,11 +373,24 @@ def expected_row(
     shape(config, rows)
     parameters = list(model.parameters())
     adam = Adam(parameters)
-    for indices in minibatch_rows(len(rows), config, 1):
+    for indices in order_of(config, rows):
         part = [rows[i] for i in indices.tolist() if rows[i].trained]
         loss = minibatch_loss(config, model, part, kl_coef, totals)
         totals.grad_norm.append(adam.step(torch.autograd.grad(loss, parameters)))
     return logged(config, sampled, [row for row in rows if row.trained], totals)
+
+
+def order_of(config: RlConfig, rows: Sequence[Row]) -> Iterator[torch.Tensor]:
+    """Row numbers of every minibatch of every epoch."""
+    for epoch in range(config.optimization.epochs):
+        yield from epoch_rows(
+            torch.tensor([row.group for row in rows]),
+            minibatches=config.optimization.minibatches,
+            shuffle=config.optimization.shuffle,
+            seed=config.seed,
+            step=1,
+            epoch=epoch,
+        )
 
 
 def logged(config: RlConfig, sampled: Sequence[RolloutGroup], rows: list[Row], totals: Totals) -> dict[str, float]:

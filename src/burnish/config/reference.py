@@ -49,7 +49,8 @@ elsewhere. Text is never taken for a number. A key that is unknown or stands twi
 known one.
 
 **Sizes.** One step draws `prompts_per_step` prompts and samples `group_size` responses to each. These
-`prompts_per_step x group_size` responses are trained on in `epochs` passes of `minibatches` optimizer steps each.
+`prompts_per_step x group_size` responses are trained on in `epochs` passes of `minibatches` optimizer steps each,
+the responses to one prompt in the same minibatch where they fit (`optimization.shuffle`).
 `tokens_per_microbatch` only says how much is computed at once; it never changes a result.
 """
 

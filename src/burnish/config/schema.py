@@ -227,6 +227,15 @@ class OptimizationConfig(Section):
     fast as more on a CPU; a GPU of 80 GB has room for 16,384 and runs faster with them."""
 
 
+class RlOptimizationConfig(OptimizationConfig):
+    """How the weights of a policy and its critic move."""
+
+    shuffle: Literal["prompts", "responses"] = "prompts"
+    """What each epoch puts in a fresh order before it cuts it into minibatches. `prompts`: the responses to a prompt
+    stay together (but where a cut falls into them), so that each prompt is read once per epoch; `responses`: every
+    response by itself, which mixes minibatches better and reads a prompt once per minibatch that it is in."""
+
+
 class CriticConfig(Section):
     """The critic of estimators that ask for values (`gae`); for all others none is built.
 
@@ -332,7 +341,7 @@ class RlConfig(RunConfig):
     algorithm: Annotated[AlgorithmConfig, BeforeValidator(_preset_shorthand)] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     critic: CriticConfig = CriticConfig()
-    optimization: OptimizationConfig = OptimizationConfig()
+    optimization: RlOptimizationConfig = RlOptimizationConfig()
 
     @property
     def policy_updates(self) -> int:

@@ -6,9 +6,8 @@ prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and 
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from burnish.trainers.evaluation import Evaluator
 from burnish.trainers.held_out_values import held_out_values
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.journal import Journal
+from burnish.trainers.minibatches import epoch_rows
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.trainers.value_objective import derive_values, describe_values
 from burnish.types import Metric, Reduction
@@ -182,10 +182,19 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
     """epochs x minibatches optimizer steps of policy and critic, each epoch in a fresh order; ends before an epoch when
     the one before it moved the policy further than `algorithm.max_epoch_kl`."""
     bound, objective = run.config.algorithm.max_epoch_kl, run.objective(run.kl.coef)
+    optimization = run.config.optimization
     first = True  # no weight has moved yet: a minibatch without a trained token moves none
-    for epoch in range(run.config.optimization.epochs):
+    for epoch in range(optimization.epochs):
         moved = MetricStore()
-        for rows in epoch_rows(len(batch), run.config, step, epoch):
+        order = epoch_rows(
+            batch.group_ids,
+            minibatches=optimization.minibatches,
+            shuffle=optimization.shuffle,
+            seed=run.config.seed,
+            step=step,
+            epoch=epoch,
+        )
+        for rows in order:
             outcome = update_minibatch(run, batch.select(rows), step, objective)
             deviation = outcome.pop("policy/ratio_deviation", None)
             if first and deviation is not None:
@@ -228,19 +237,6 @@ def update_policy(run: RlRun, minibatch: Batch, objective: Objective) -> dict[st
     left_out = 1 - int(part.loss_mask.sum()) / max(denominators.num_tokens, 1)
     merge_into(metrics, {"policy/loss": Metric(Reduction.MEAN, 0.0, left_out)})  # their share of the loss is 0
     return {**metrics, "policy/skipped_fraction": Metric(Reduction.MEAN, (~has_gradient_B).sum(), len(minibatch))}
-
-
-def minibatch_rows(num_rows: int, config: RlConfig, step: int) -> Iterator[torch.Tensor]:
-    """Row indices of each minibatch of each epoch."""
-    for epoch in range(config.optimization.epochs):
-        yield from epoch_rows(num_rows, config, step, epoch)
-
-
-def epoch_rows(num_rows: int, config: RlConfig, step: int, epoch: int) -> tuple[torch.Tensor, ...]:
-    """Row indices of each minibatch of an epoch: a pure function of (seed, step, epoch)."""
-    minibatches = min(config.optimization.minibatches, num_rows)
-    generator = torch.Generator().manual_seed(_order_seed(config.seed, step, epoch))
-    return torch.randperm(num_rows, generator=generator).tensor_split(minibatches)
 
 
 def steer_kl(run: RlRun, batch: Batch) -> dict[str, Metric]:
@@ -300,11 +296,6 @@ def derive(row: dict[str, float]) -> dict[str, float]:
         if seconds > 0:
             row[f"throughput/{name}_tokens_per_second"] = tokens / seconds
     return row
-
-
-def _order_seed(*numbers: int) -> int:
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits
 
 
 def _due(step: int, every_steps: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the loop works out by itself: spreads from moments, throughputs, the order of rows."""
+"""What the loop works out by itself: spreads from moments, throughputs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.config.schema import RlConfig
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl import derive, minibatch_rows
+from burnish.trainers.rl import derive
 from burnish.types import Metric, Reduction
 
 
@@ -66,43 +65,3 @@ def test_a_spread_is_the_same_however_the_readings_were_cut(rewards: list[float]
     row = derive(store.row() | {"rollout/response_tokens_sum": 1.0})
     expected = torch.tensor(rewards, dtype=torch.float64).std(correction=0)
     assert row["reward/std"] == pytest.approx(float(expected), abs=1e-6)
-
-
-def config_of(minibatches: int, epochs: int, seed: int = 3) -> RlConfig:
-    return RlConfig(
-        model="m",
-        rewards="exact",
-        seed=seed,
-        rollout={"prompts_per_step": 8, "group_size": 2},
-        optimization={"minibatches": minibatches, "epochs": epochs},
-    )
-
-
-@given(st.integers(1, 16), st.integers(1, 6), st.integers(1, 3), st.integers(1, 5))
-def test_each_epoch_takes_every_row_once_in_parts_of_almost_equal_size(
-    num_rows: int, minibatches: int, epochs: int, step: int
-) -> None:
-    parts = [p.tolist() for p in minibatch_rows(num_rows, config_of(minibatches, epochs), step)]
-    per_epoch = min(minibatches, num_rows)
-    assert len(parts) == epochs * per_epoch
-    for epoch in range(epochs):
-        of_epoch = parts[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert sorted(row for part in of_epoch for row in part) == list(range(num_rows))
-        sizes = [len(part) for part in of_epoch]
-        assert max(sizes) - min(sizes) <= 1
-        assert min(sizes) >= 1
-
-
-def test_the_number_of_minibatches_changes_the_number_of_steps() -> None:
-    assert [len(list(minibatch_rows(16, config_of(n, 2), 1))) for n in (1, 2, 4)] == [2, 4, 8]
-
-
-def test_the_order_is_a_pure_function_of_seed_step_and_epoch() -> None:
-    def order(step: int, seed: int = 3) -> list[list[int]]:
-        return [p.tolist() for p in minibatch_rows(16, config_of(1, 2, seed), step)]
-
-    assert order(1) == order(1)
-    first, second = order(1)
-    assert first != second
-    assert order(1) != order(2)
-    assert order(1) != order(1, seed=4)

@@ -12,7 +12,8 @@ from burnish.config.schema import RlConfig
 from burnish.models.batch import Batch
 from burnish.models.roles import TokenScores
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl import add_logprobs, minibatch_rows, update
+from burnish.trainers.minibatches import epoch_rows
+from burnish.trainers.rl import add_logprobs, update
 from burnish.types import Metric, Reduction
 
 
@@ -60,7 +61,8 @@ TWO = {"optimization": {"minibatches": 2, "epochs": 2}}
 
 def test_the_first_deviation_is_that_of_the_first_minibatch_with_a_trained_token() -> None:
     run = run_of(**TWO)
-    empty = next(iter(minibatch_rows(4, run.config, 1))).tolist()
+    order = epoch_rows(torch.arange(4), minibatches=2, shuffle="prompts", seed=run.config.seed, step=1, epoch=0)
+    empty = order[0].tolist()
     metrics = MetricStore()
     update(run, four_rows([row not in empty for row in range(4)]), 1, metrics)
     row = metrics.row()
