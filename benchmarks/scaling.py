@@ -36,14 +36,13 @@ import datetime
 import json
 import os
 import shlex
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "peers"))
+from parent import run_script
 from report import processor
 
 from scaling_axes import AXES, Axis, Finding, examine
@@ -75,28 +74,9 @@ def measure(axes: Sequence[Axis], options: argparse.Namespace) -> dict[str, list
     for number in range(options.rounds):
         for key, point in distinct.items():
             task = {"point": point, "threads": options.threads, "steps": options.steps, "memory": number == 0}
-            results[key].append(run_point(task))
+            results[key].append(run_script(HERE / "scaling_point.py", task, environment={}))
             say(f"round {number + 1}: {key} {results[key][-1]['seconds']['cpu']['step']}")
     return {name: [together(p, results[json.dumps(p)]) for p in points] for name, points in series.items()}
-
-
-def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises SystemExit with the end of the process's output when it fails."""
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "task.json", Path(folder) / "result.json"
-        given.write_text(json.dumps(task), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, str(HERE / "scaling_point.py"), str(given), str(found)],
-            env=os.environ | quiet | {"OMP_NUM_THREADS": str(task["threads"])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        if done.returncode:
-            raise SystemExit(f"{task['point']} failed with {done.returncode}:\n{done.stdout[-3000:]}")
-        return json.loads(found.read_text(encoding="utf-8"))
 
 
 def together(point: Mapping[str, int], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import datetime
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,11 +29,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parent import run_script
 from report import add_ratios, build_row, processor, to_markdown
 from workloads import WORKLOADS, Workload, check_same_work
 
 HERE = Path(__file__).parent
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_MAX_": "0"}
+VLLM = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in one process, whose memory is then all of it
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 AS_IT_COMES, ALLOCATOR, FAST = "as it comes", "allocator", "allocator, fast float32"
 
 
@@ -76,42 +81,12 @@ class Bench:
             "naive": False,
             **more,
         }
-        result = run_script(self.interpreters[peer], peer, task, {} if settings == AS_IT_COMES else KEEP_MEMORY)
+        allocator = {} if settings == AS_IT_COMES else KEEP_MEMORY
+        result = run_script(
+            HERE / f"run_{peer}.py", task, interpreter=self.interpreters[peer], environment=VLLM | allocator
+        )
         check_same_work(peer, workload, result, task["steps"])
         return result
-
-
-def run_script(interpreter: str, name: str, task: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Run `run_NAME.py` and read its result. Raises SystemExit with the end of its output when it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "task.json", Path(folder) / "result.json"
-        given.write_text(json.dumps(task), encoding="utf-8")
-        done = subprocess.run(
-            [interpreter, str(HERE / f"run_{name}.py"), str(given), str(found)],
-            env=child_environment(interpreter, task["threads"]) | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        if done.returncode:
-            raise SystemExit(f"run_{name}.py failed with {done.returncode}:\n{done.stdout[-3000:]}")
-        return json.loads(found.read_text(encoding="utf-8"))
-
-
-def child_environment(interpreter: str, threads: int) -> dict[str, str]:
-    """This process's, without its module path for another interpreter, and with nothing that talks to the network."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
-    if interpreter != sys.executable:
-        inherited.pop("PYTHONPATH", None)
-    return inherited | {
-        "OMP_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in one process, whose memory is then all of it
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
 
 
 def main() -> None:
@@ -119,7 +94,7 @@ def main() -> None:
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         say("matrix rates")
-        rates = run_script(sys.executable, "rates", {"threads": options.threads}, {})
+        rates = run_script(HERE / "run_rates.py", {"threads": options.threads}, environment={})
         interpreters = {"burnish": sys.executable, "generate": sys.executable}
         interpreters |= {"trl": options.trl_python} if options.trl_python else {}
         interpreters |= {"vllm": options.vllm_python} if options.vllm_python else {}
