@@ -43,7 +43,7 @@ def sample(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[T
     """One token per row: (tokens_R int64, logprobs_R float32).
 
     logits_RV in any float type; uniforms_R float64 in [0, 1) (not used when greedy). The token is the inverse of the
-    cumulative distribution (in order of token ids, summed in float64) at the row's uniform number, so that it
+    cumulative distribution (in order of token ids; blocks summed in float64) at the row's uniform number, so that it
     depends on that row's logits and number alone.
     """
     logits_RV = logits_RV.float()
@@ -91,7 +91,8 @@ def _outside_nucleus(logits_RV: Tensor, top_p: float) -> Tensor:
 
 
 def invert_cumulative(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens_R, totals_R): the first token whose cumulative weight passes uniform * total, and the float64 totals.
+    """(tokens_R, totals_R): the first token whose cumulative weight passes uniform * total, and the float64 totals,
+    exact to float32's rounding.
 
     weights_RV are not negative and need not sum to 1. A token of weight 0 is never taken.
     """
@@ -109,12 +110,16 @@ def invert_cumulative(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, T
 
 
 def _block_sums(weights_RV: Tensor) -> Tensor:
-    """(R, N) float64: sums over _BLOCK columns each, the last block being what is left."""
+    """(R, N) float64: sums over _BLOCK columns each, the last block being what is left.
+
+    Within a block in float32, pairwise: summing in float64 would first write the whole vocabulary out in float64.
+    """
     rows, vocabulary = weights_RV.shape
     whole = vocabulary - vocabulary % _BLOCK
-    sums_RN = weights_RV[:, :whole].view(rows, -1, _BLOCK).sum(-1, dtype=torch.float64)
-    last_R1 = weights_RV[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
-    return sums_RN if whole == vocabulary else torch.cat([sums_RN, last_R1], dim=1)
+    sums_RN = weights_RV[:, :whole].view(rows, -1, _BLOCK).sum(-1)
+    if whole < vocabulary:
+        sums_RN = torch.cat([sums_RN, weights_RV[:, whole:].sum(-1, keepdim=True)], dim=1)
+    return sums_RN.double()
 
 
 def _first_above(cumulative_RN: Tensor, target_R: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ class SharedCache:
         self._shape = shape
         self._dtype = dtype
         own = (places, shape.key_heads, _FIRST_COLUMNS, shape.head_size)
-        self._keys = [torch.zeros(own, dtype=torch.float32) for _ in range(shape.layers)]
-        self._values = [torch.zeros(own, dtype=torch.float32) for _ in range(shape.layers)]
+        self._keys = [torch.empty(own, dtype=torch.float32) for _ in range(shape.layers)]
+        self._values = [torch.empty(own, dtype=torch.float32) for _ in range(shape.layers)]
         none = (0, shape.key_heads, 0, shape.head_size)
         self._prompt_keys = [torch.zeros(none, dtype=dtype) for _ in range(shape.layers)]
         self._prompt_values = [torch.zeros(none, dtype=dtype) for _ in range(shape.layers)]
@@ -82,6 +82,7 @@ class SharedCache:
         self._group_of_row += [number[source] for source in sources]
         positions = torch.tensor([length - 1 for length in prompt_lengths], dtype=torch.int64)
         self._first_position_R = torch.cat([self._first_position_R, positions])
+        joining = slice(self.num_rows, self.num_rows + len(sources))
         self.num_rows += len(sources)
         index = torch.tensor(groups)
         for layer in range(self._shape.layers):
@@ -89,6 +90,9 @@ class SharedCache:
             values = None if prompts is None else prompts.values[layer][index]
             self._prompt_keys[layer] = _stacked(self._prompt_keys[layer], keys, len(groups))
             self._prompt_values[layer] = _stacked(self._prompt_values[layer], values, len(groups))
+            # A hidden column counts nothing only if what stands in it is a number.
+            self._keys[layer][joining] = 0
+            self._values[layer][joining] = 0
         self._membership = None
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
@@ -200,12 +204,20 @@ class SharedCache:
         self._prompt_values = [tensor[:count, :, :width] for tensor in self._prompt_values]
 
     def _reserve(self, width: int) -> None:
+        """Room for `width` columns; only rows in use are copied."""
         columns = self._keys[0].shape[2]
         if width <= columns:
             return
-        more = max(width, columns * 3 // 2) - columns
-        self._keys = [torch.nn.functional.pad(tensor, (0, 0, 0, more)) for tensor in self._keys]
-        self._values = [torch.nn.functional.pad(tensor, (0, 0, 0, more)) for tensor in self._values]
+        columns = max(width, columns * 3 // 2)
+        self._keys = [self._wider(tensor, columns) for tensor in self._keys]
+        self._values = [self._wider(tensor, columns) for tensor in self._values]
+
+    def _wider(self, narrow: Tensor, columns: int) -> Tensor:
+        wide = narrow.new_empty(*narrow.shape[:2], columns, narrow.shape[3])
+        used = slice(0, self.num_rows)
+        wide[used, :, : narrow.shape[2]] = narrow[used]
+        wide[used, :, narrow.shape[2] :] = 0
+        return wide
 
 
 @usual_float32()

@@ -117,6 +117,25 @@ def test_a_row_attends_to_its_prompt_and_itself_as_in_one_softmax() -> None:
     step_and_compare(cache, keys, torch.tensor([7, 4, 7, 2]))  # a row that joins late is at another length
 
 
+def test_room_grows_for_the_rows_in_use_and_what_is_not_written_counts_nothing() -> None:
+    """Fresh memory is full of NaN here. Row 0 and 1 go on past the first 64 columns, two more join at 70."""
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    try:
+        cache = SharedCache(SHAPE, places=4, dtype=torch.float32)
+        cache.append([1, 1], None, [0, 1])
+        none = torch.zeros(2, 0, 8)
+        keys = [[none, none] for _ in range(2)]
+        for step in range(70):
+            step_and_compare(cache, keys, torch.tensor([step, step]))
+        cache.append([1, 1], None, [0, 1])
+        keys += [[none, none] for _ in range(2)]
+        for step in range(40):
+            step_and_compare(cache, keys, torch.tensor([70, 70, 0, 0]) + step)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def step_and_compare(cache: SharedCache, keys: list[list[torch.Tensor]], positions: torch.Tensor) -> None:
     rows = len(positions)
     query, key, value = torch.randn(rows, 4, 8), torch.randn(rows, 2, 8), torch.randn(rows, 2, 8)

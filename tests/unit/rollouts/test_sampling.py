@@ -97,13 +97,14 @@ def test_two_level_search_equals_the_plain_one(vocabulary: int, seed: int) -> No
     numbers = torch.rand(6, generator=generator, dtype=torch.float64)
     tokens, totals = invert_cumulative(weights, numbers)
     cumulative = weights.double().cumsum(-1)
-    assert torch.allclose(totals, cumulative[:, -1], rtol=1e-12)
+    assert torch.allclose(totals, cumulative[:, -1], rtol=1e-6)
+    rounding = 1e-6 * cumulative[:, -1]  # within a block of tokens sums are float32
     for row in range(6):
         token = int(tokens[row])
         target = float(numbers[row] * cumulative[row, -1])
         assert weights[row, token] > 0
-        assert cumulative[row, token] >= target - 1e-9
-        assert cumulative[row, token] - weights[row, token].double() <= target + 1e-9
+        assert cumulative[row, token] >= target - rounding[row]
+        assert cumulative[row, token] - weights[row, token].double() <= target + rounding[row]
 
 
 def test_the_largest_number_never_takes_a_token_of_weight_zero() -> None:
