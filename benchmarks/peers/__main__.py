@@ -111,15 +111,25 @@ def main() -> None:
         chosen = [WORKLOADS[name] for name in options.workloads if name != "W6" or options.gsm8k]
         prepare(bench, chosen, options.gsm8k)
         report = read_report(options.output) if options.add else {"runs": [], "rows": []}
-        earlier = list(report["runs"])
+        this = {"about": {}, "rates": rates, "measured": []}
+        report["runs"].append(this)
         for workload in chosen:
             for precision in options.precisions if workload.model != "tiny" else ["float32"]:
                 rows = measure(bench, workload, precision, best_rate(rates, precision))
-                done = (workload.name, precision)
-                report["rows"] = [r for r in report["rows"] if (r["workload"], r["precision"]) != done] + rows
-                report["runs"] = [*earlier, {"about": about(options, load_before), "rates": rates}]
+                forget(report, [workload.name, precision])
+                report["rows"] += rows
+                this["measured"].append([workload.name, precision])
+                this["about"] = about(options, load_before)
                 write(report, options.output)
     print(to_markdown(report))
+
+
+def forget(report: dict[str, Any], measured: list[str]) -> None:
+    """Drop the rows of this [workload, precision], and the runs of which nothing is left."""
+    report["rows"] = [row for row in report["rows"] if [row["workload"], row["precision"]] != measured]
+    for run in report["runs"]:
+        run["measured"] = [kept for kept in run["measured"] if kept != measured]
+    report["runs"] = [run for run in report["runs"] if run["measured"] or run is report["runs"][-1]]
 
 
 def read_report(output: Path) -> dict[str, Any]:
