@@ -43,8 +43,8 @@ def sample(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[T
     """One token per row: (tokens_R int64, logprobs_R float32).
 
     logits_RV in any float type; uniforms_R float64 in [0, 1) (not used when greedy). The token is the inverse of the
-    cumulative distribution (in order of token ids; blocks summed in float64) at the row's uniform number, so that it
-    depends on that row's logits and number alone.
+    cumulative distribution (in order of token ids, as precise as `_block_sums`) at the row's uniform number, so that
+    it depends on that row's logits and number alone.
     """
     logits_RV = logits_RV.float()
     scaled_RV = logits_RV if sampling.temperature == 1.0 else logits_RV / sampling.temperature

@@ -107,6 +107,17 @@ def test_two_level_search_equals_the_plain_one(vocabulary: int, seed: int) -> No
         assert cumulative[row, token] - weights[row, token].double() <= target + rounding[row]
 
 
+@given(st.integers(1, 700), st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_a_row_alone_is_summed_bit_for_bit_as_among_others(vocabulary: int, rows: int) -> None:
+    weights = torch.rand(7, vocabulary, generator=torch.Generator().manual_seed(vocabulary)) + 1e-3
+    numbers = torch.linspace(0, 0.99, 7, dtype=torch.float64)
+    tokens, totals = invert_cumulative(weights, numbers)
+    alone = invert_cumulative(weights[:rows].clone(), numbers[:rows])
+    assert torch.equal(alone[0], tokens[:rows])
+    assert torch.equal(alone[1], totals[:rows])
+
+
 def test_the_largest_number_never_takes_a_token_of_weight_zero() -> None:
     weights = torch.tensor([[0.3, 0.7, 0.0, 0.0], [1e-30, 0.0, 0.0, 0.0]])
     tokens, _ = invert_cumulative(weights, torch.full((2,), 1 - 2.0**-53, dtype=torch.float64))

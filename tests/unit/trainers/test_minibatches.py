@@ -67,6 +67,11 @@ def test_whole_groups_where_the_sizes_allow_it() -> None:
     assert set(epochs[0]) != set(epochs[1])
 
 
+def test_groups_of_one_row_make_both_orders_the_same() -> None:
+    ids = groups(16, 1)
+    assert rows_of(ids, minibatches=4) == rows_of(ids, minibatches=4, shuffle="responses")
+
+
 def test_shuffled_responses_mix_the_groups() -> None:
     ids = groups(8, 8)
     parts = rows_of(ids, minibatches=4, shuffle="responses")
