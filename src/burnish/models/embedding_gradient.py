@@ -70,6 +70,6 @@ class _InPlace(torch.autograd.Function):
             trained = rows_N != ctx.padding_idx
             rows_N, grad_NH = rows_N[trained], grad_NH[trained]
         if weight_VH.grad is None:
-            weight_VH.grad = torch.zeros_like(weight_VH)
-        weight_VH.grad.index_add_(0, rows_N, grad_NH)
+            weight_VH.grad = torch.zeros_like(weight_VH, dtype=weight_VH.grad_dtype)
+        weight_VH.grad.index_add_(0, rows_N, grad_NH.to(weight_VH.grad.dtype))
         return None, None, None, None

@@ -1,26 +1,30 @@
-"""Log-probabilities and entropy of chosen tokens in vocabulary chunks.
+"""Log-probabilities and entropy of chosen tokens without several (N, V) tensors.
 
-Shapes: N positions, H hidden size, V vocabulary. The forward pass walks over vocabulary chunks and keeps a running
-log-sum-exp per position (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867). A few logits are kept for the
-backward pass; where they would be many, it computes each chunk's once more, and peak extra memory is one chunk and the
-gradients instead of several (N, V) tensors.
+Shapes: N positions, H hidden size, V vocabulary. A few logits are kept, just as the head gave them, and worked on some
+rows at a time, which a processor's cache holds meanwhile; the backward pass puts their gradient in their place. Where
+they would be many, both passes walk over vocabulary chunks instead: the forward pass with a running log-sum-exp per
+position (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867), the backward pass with each chunk's logits
+computed once more. Peak extra memory is then one chunk and the gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits at a time: 16 MiB in float32, which a processor's last cache may hold through all that is done with them."""
 TOKENS_PER_CHUNK = 1024
 KEPT_ELEMENTS = 1 << 26
-"""Up to so many logits of a call are kept for its backward pass: 256 MiB."""
+"""Up to so many logits of a call are kept for its backward pass: 256 MiB in float32, half of it in bfloat16."""
+BLOCK_ELEMENTS = 1 << 19
+"""So many kept logits are worked on at a time: 2 MiB in float32, which several passes in a row find in a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def likeliest_tokens(
 ) -> Tensor:
     """(N,) token ids of the largest logit, a few positions at a time; transform and temperature do not change it."""
     rows = max(1, chunk_elements // weight_VH.shape[0])
-    parts = [torch.nn.functional.linear(part, weight_VH, bias_V).argmax(-1) for part in hidden_NH.split(rows)]
+    parts = [linear(part, weight_VH, bias_V).argmax(-1) for part in hidden_NH.split(rows)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=hidden_NH.device)
 
 
@@ -110,25 +114,54 @@ class _Plan:
         rows = max(1, min(num_tokens, TOKENS_PER_CHUNK))
         return _slices(vocabulary, max(1, self.chunk_elements // rows))
 
+    def row_blocks(self, logits_NV: Tensor) -> Iterator[slice]:
+        return _slices(logits_NV.shape[0], max(1, BLOCK_ELEMENTS // max(1, logits_NV.shape[1])))
+
+    def tempered(self, raw: Tensor) -> Tensor:
+        """What the softmax is taken of, in the reduction dtype, for the head's raw output. May be `raw` itself."""
+        logits = raw.to(_reduction_dtype(raw))
+        if self.softcap is None:
+            factor = self.scale / self.temperature
+            return logits if factor == 1.0 else logits * factor
+        return torch.mul(logits, self.scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+
+    def slope(self, tempered: Tensor) -> Tensor | float:
+        """d tempered / d raw."""
+        factor = self.scale / self.temperature
+        if self.softcap is None:
+            return factor
+        return (tempered * (self.temperature / self.softcap)).square_().neg_().add_(1.0).mul_(factor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outer:
+    """What the backward pass is given for each position, and the entropies it needs."""
+
+    targets_N: Tensor
+    entropy_N: Tensor
+    grad_logprobs_N: Tensor
+    grad_entropy_N: Tensor | None
+
+    def of(self, rows: slice, first_column: int = 0) -> _Outer:
+        """These positions; targets counted from `first_column` on."""
+        grad_entropy_N = None if self.grad_entropy_N is None else self.grad_entropy_N[rows]
+        return _Outer(
+            self.targets_N[rows] - first_column, self.entropy_N[rows], self.grad_logprobs_N[rows], grad_entropy_N
+        )
+
 
 class _ChunkedTokenScores(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
-        kept_NV = _room_for_logits(hidden_NH, weight_VH, plan.kept_elements) if any(ctx.needs_input_grad[:3]) else None
-        statistics = [
-            _stream(
-                hidden_NH[rows], weight_VH, bias_V, targets_N[rows], plan, None if kept_NV is None else kept_NV[rows]
-            )
-            for rows in plan.token_chunks(hidden_NH.shape[0])
-        ]
-        empty = hidden_NH.new_zeros(0, dtype=_reduction_dtype(hidden_NH))
-        logprobs_N, log_normalizer_N, entropy_N = (
-            torch.cat(parts) for parts in zip(*(statistics or [(empty, empty, empty)]), strict=True)
-        )
+        few = hidden_NH.shape[0] * weight_VH.shape[0] <= plan.kept_elements
+        if few and any(ctx.needs_input_grad[:3]):
+            ctx.raw_NV, log_normalizer_N = linear(hidden_NH, weight_VH, bias_V), None
+            logprobs_N, entropy_N = _score_rows(ctx.raw_NV, targets_N, plan)
+        else:
+            logprobs_N, log_normalizer_N, entropy_N = _stream(hidden_NH, weight_VH, bias_V, targets_N, plan)
         ctx.plan = plan
-        ctx.kept = kept_NV
         ctx.set_materialize_grads(False)
         ctx.weight = weight_VH  # the very leaf: its .grad is written when accumulate_in_place
         ctx.save_for_backward(hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N)
@@ -143,61 +176,110 @@ class _ChunkedTokenScores(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N = ctx.saved_tensors
         plan: _Plan = ctx.plan
-        kept_NV, ctx.kept = ctx.kept, None  # overwritten by the gradient: a second backward pass computes them again
         if grad_logprobs_N is None:
-            grad_logprobs_N = torch.zeros_like(log_normalizer_N)
-        weight_VH: Tensor = ctx.weight
-        gradients = _HeadGradients(hidden_NH, weight_VH, bias_V, plan, ctx.needs_input_grad[:3])
-        for columns in plan.vocabulary_chunks(hidden_NH.shape[0], weight_VH.shape[0]):
-            chunks = (
-                (
-                    rows,
-                    _chunk_gradient(
-                        _chunk_logits(
-                            hidden_NH[rows], weight_VH[columns], None if bias_V is None else bias_V[columns], plan
-                        )
-                        if kept_NV is None
-                        else kept_NV[rows, columns],
-                        targets_N[rows] - columns.start,
-                        log_normalizer_N[rows],
-                        entropy_N[rows],
-                        grad_logprobs_N[rows],
-                        None if grad_entropy_N is None else grad_entropy_N[rows],
-                        plan,
-                    ).to(hidden_NH.dtype),
-                )
-                for rows in plan.token_chunks(hidden_NH.shape[0])
-            )
-            gradients.add(columns, chunks)
+            grad_logprobs_N = torch.zeros_like(entropy_N)
+        outer = _Outer(targets_N, entropy_N, grad_logprobs_N, grad_entropy_N)
+        gradients = _HeadGradients(hidden_NH, ctx.weight, bias_V, plan, ctx.needs_input_grad[:3])
+        if log_normalizer_N is None:
+            raw_NV, ctx.raw_NV = ctx.raw_NV, None  # overwritten: a second backward pass computes them again
+            _add_kept(gradients, linear(hidden_NH, ctx.weight, bias_V) if raw_NV is None else raw_NV, outer, plan)
+        else:
+            _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_N, outer, plan)
         return *gradients.finish(), None, None
 
 
-def _room_for_logits(hidden_NH: Tensor, weight_VH: Tensor, limit: int) -> Tensor | None:
-    """(N, V) for logits to be kept in, None where they are too many."""
-    tokens, vocabulary = hidden_NH.shape[0], weight_VH.shape[0]
-    if tokens * vocabulary > limit:
-        return None
-    return hidden_NH.new_empty(tokens, vocabulary, dtype=_reduction_dtype(hidden_NH))
+def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
+    """(logprobs, entropy or zeros) from the head's whole output."""
+    logprobs_N = raw_NV.new_zeros(raw_NV.shape[0], dtype=_reduction_dtype(raw_NV))
+    entropy_N = torch.zeros_like(logprobs_N)
+    for rows in plan.row_blocks(raw_NV):
+        log_p = torch.log_softmax(plan.tempered(raw_NV[rows]), -1)
+        logprobs_N[rows] = log_p.gather(1, targets_N[rows, None])[:, 0]
+        if plan.entropy:
+            entropy_N[rows] = -torch.einsum("nv,nv->n", log_p.exp(), log_p)
+    return logprobs_N, entropy_N
 
 
-def _stream(
+def _add_kept(gradients: _HeadGradients, raw_NV: Tensor, outer: _Outer, plan: _Plan) -> None:
+    """Add what the head's whole output brings; the gradient overwrites it."""
+    for rows in plan.row_blocks(raw_NV):
+        tempered = plan.tempered(raw_NV[rows])
+        slope = plan.slope(tempered)
+        if outer.grad_entropy_N is None:
+            raw_NV[rows] = _raw_gradient(torch.softmax(tempered, -1), None, slope, outer.of(rows))
+        else:
+            log_p = torch.log_softmax(tempered, -1)
+            raw_NV[rows] = _raw_gradient(log_p.exp(), log_p, slope, outer.of(rows))
+    for columns in plan.vocabulary_chunks(*raw_NV.shape):
+        gradients.add(columns, [(slice(None), raw_NV[:, columns])])
+
+
+def _add_streamed(
+    gradients: _HeadGradients,
     hidden_NH: Tensor,
     weight_VH: Tensor,
     bias_V: Tensor | None,
-    targets_N: Tensor,
+    log_normalizer_N: Tensor,
+    outer: _Outer,
     plan: _Plan,
-    kept_NV: Tensor | None,
+) -> None:
+    """Add what each chunk of the head's output brings, computed anew."""
+
+    def gradient(rows: slice, columns: slice) -> Tensor:
+        raw = linear(hidden_NH[rows], weight_VH[columns], None if bias_V is None else bias_V[columns])
+        tempered = plan.tempered(raw)
+        slope = plan.slope(tempered)
+        log_p = tempered.sub_(log_normalizer_N[rows, None])
+        part = outer.of(rows, columns.start)
+        if part.grad_entropy_N is None:
+            return _raw_gradient(log_p.exp_(), None, slope, part).to(raw.dtype)
+        return _raw_gradient(log_p.exp(), log_p, slope, part).to(raw.dtype)
+
+    for columns in plan.vocabulary_chunks(hidden_NH.shape[0], weight_VH.shape[0]):
+        gradients.add(columns, ((rows, gradient(rows, columns)) for rows in plan.token_chunks(hidden_NH.shape[0])))
+
+
+def _raw_gradient(p: Tensor, log_p: Tensor | None, slope: Tensor | float, outer: _Outer) -> Tensor:
+    """Gradient with respect to the head's raw output, in the place of `p`: some rows, and all columns or a chunk.
+    `log_p` where entropies have a gradient.
+
+    d logprob / d x_j = [j = target] - p_j and d entropy / d x_j = -p_j (log p_j + entropy).
+    """
+    columns_N, grad_logprobs_N = outer.targets_N, outer.grad_logprobs_N
+    if log_p is None or outer.grad_entropy_N is None:
+        p.mul_(-grad_logprobs_N[:, None])
+    else:
+        p.mul_((log_p + outer.entropy_N[:, None]).mul_(-outer.grad_entropy_N[:, None]).sub_(grad_logprobs_N[:, None]))
+    inside_N = (columns_N >= 0) & (columns_N < p.shape[1])
+    at_target_N = torch.where(inside_N, grad_logprobs_N, 0.0).to(p.dtype)
+    p.scatter_add_(1, columns_N.clamp(0, p.shape[1] - 1)[:, None], at_target_N[:, None])
+    return p if isinstance(slope, float) and slope == 1.0 else p.mul_(slope)
+
+
+def _stream(
+    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprobs, log normaliser, entropy or zeros) of one token chunk, in one walk over the vocabulary; its logits go
-    to `kept_NV`."""
+    """(logprobs, log normaliser, entropy or zeros), in walks over the vocabulary."""
+    empty = hidden_NH.new_zeros(0, dtype=_reduction_dtype(hidden_NH))
+    parts = [
+        _stream_chunk(hidden_NH[rows], weight_VH, bias_V, targets_N[rows], plan)
+        for rows in plan.token_chunks(hidden_NH.shape[0])
+    ]
+    logprobs_N, log_normalizer_N, entropy_N = (
+        torch.cat(tensors) for tensors in zip(*(parts or [(empty, empty, empty)]), strict=True)
+    )
+    return logprobs_N, log_normalizer_N, entropy_N
+
+
+def _stream_chunk(
+    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = _reduction_dtype(hidden_NH)
     num_tokens = hidden_NH.shape[0]
     peak_N = hidden_NH.new_full((num_tokens,), -torch.inf, dtype=dtype)
     mass_N, moment_N, target_logits_N = (hidden_NH.new_zeros(num_tokens, dtype=dtype) for _ in range(3))
     for columns in plan.vocabulary_chunks(num_tokens, weight_VH.shape[0]):
-        logits = _chunk_logits(hidden_NH, weight_VH[columns], None if bias_V is None else bias_V[columns], plan)
-        if kept_NV is not None:
-            kept_NV[:, columns] = logits
+        logits = plan.tempered(linear(hidden_NH, weight_VH[columns], None if bias_V is None else bias_V[columns]))
         _take_targets(logits, targets_N - columns.start, target_logits_N)
         new_peak_N = torch.maximum(peak_N, logits.amax(-1))
         shrink_N = torch.exp(peak_N - new_peak_N)
@@ -217,16 +299,6 @@ def _stream(
     return target_logits_N - log_normalizer_N, log_normalizer_N, entropy_N
 
 
-def _chunk_logits(hidden_NH: Tensor, weight_CH: Tensor, bias_C: Tensor | None, plan: _Plan) -> Tensor:
-    """Logits of one chunk after transform and temperature, in the reduction dtype; the caller may overwrite them."""
-    logits = torch.mm(hidden_NH, weight_CH.T) if bias_C is None else torch.addmm(bias_C, hidden_NH, weight_CH.T)
-    logits = logits.to(_reduction_dtype(logits))
-    if plan.softcap is None:
-        factor = plan.scale / plan.temperature
-        return logits if factor == 1.0 else logits.mul_(factor)
-    return logits.mul_(plan.scale / plan.softcap).tanh_().mul_(plan.softcap / plan.temperature)
-
-
 def _take_targets(logits: Tensor, columns_N: Tensor, out_N: Tensor) -> None:
     """Copy the logit at each position's column to `out_N` where the column lies inside this chunk."""
     inside_N = (columns_N >= 0) & (columns_N < logits.shape[1])
@@ -234,38 +306,9 @@ def _take_targets(logits: Tensor, columns_N: Tensor, out_N: Tensor) -> None:
     out_N.copy_(torch.where(inside_N, taken_N, out_N))
 
 
-def _chunk_gradient(
-    logits: Tensor,
-    columns_N: Tensor,
-    log_normalizer_N: Tensor,
-    entropy_N: Tensor,
-    grad_logprobs_N: Tensor,
-    grad_entropy_N: Tensor | None,
-    plan: _Plan,
-) -> Tensor:
-    """Gradient with respect to the raw head output of one chunk, in the place of its logits.
-
-    d logprob / d x_j = [j = target] - p_j and d entropy / d x_j = -p_j (log p_j + entropy).
-    """
-    slope = None if plan.softcap is None else 1 - (logits * (plan.temperature / plan.softcap)).square_()
-    log_p = logits.sub_(log_normalizer_N[:, None])
-    if grad_entropy_N is not None:
-        factor = (log_p + entropy_N[:, None]).mul_(-grad_entropy_N[:, None]).sub_(grad_logprobs_N[:, None])
-        grad = log_p.exp_().mul_(factor)
-    else:
-        grad = log_p.exp_().mul_(-grad_logprobs_N[:, None])
-    inside_N = (columns_N >= 0) & (columns_N < grad.shape[1])
-    at_target_N = torch.where(inside_N, grad_logprobs_N, 0.0).to(grad.dtype)
-    grad.scatter_add_(1, columns_N.clamp(0, grad.shape[1] - 1)[:, None], at_target_N[:, None])
-    if plan.scale != plan.temperature:
-        grad.mul_(plan.scale / plan.temperature)
-    if slope is not None:
-        grad.mul_(slope)
-    return grad
-
-
 class _HeadGradients:
-    """Buffers of the backward pass; each is None when nobody asked for it. Sums over chunks run in float32."""
+    """Buffers of the backward pass; each is None when nobody asked for it. Sums over chunks run in float32, or in
+    `weight.grad` itself, in whatever that is."""
 
     def __init__(
         self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, plan: _Plan, needs: tuple[bool, bool, bool]
@@ -279,30 +322,20 @@ class _HeadGradients:
 
     def _weight_buffer(self) -> Tensor:
         if not self.in_place:
-            return torch.zeros_like(self.weight_VH)
+            return torch.zeros_like(self.weight_VH, dtype=_reduction_dtype(self.weight_VH))
         if self.weight_VH.grad is None:
-            self.weight_VH.grad = torch.zeros_like(self.weight_VH)
+            self.weight_VH.grad = torch.zeros_like(self.weight_VH, dtype=self.weight_VH.grad_dtype)
         return self.weight_VH.grad
 
-    def add(self, columns: slice, rows_and_gradients: Iterator[tuple[slice, Tensor]]) -> None:
+    def add(self, columns: slice, rows_and_gradients: Iterable[tuple[slice, Tensor]]) -> None:
         """Add what the raw-logit gradients of one vocabulary chunk, given token chunk by token chunk, bring."""
-        weight_CH = self.weight_VH[columns]
-        sum_CH = None if self.grad_weight_VH is None else self._chunk_sum(self.grad_weight_VH[columns])
         for rows, grad_logits in rows_and_gradients:
             if self.grad_hidden_NH is not None:
-                _add_product(self.grad_hidden_NH[rows], grad_logits, weight_CH)
-            if sum_CH is not None:
-                _add_product(sum_CH, grad_logits.T, self.hidden_NH[rows])
+                _add_product(self.grad_hidden_NH[rows], grad_logits, self.weight_VH[columns])
+            if self.grad_weight_VH is not None:
+                _add_product(self.grad_weight_VH[columns], grad_logits.T, self.hidden_NH[rows])
             if self.grad_bias_V is not None:
                 self.grad_bias_V[columns].add_(grad_logits.sum(0, dtype=_reduction_dtype(grad_logits)))
-        if sum_CH is not None and self.grad_weight_VH is not None and sum_CH.dtype != self.grad_weight_VH.dtype:
-            self.grad_weight_VH[columns].add_(sum_CH)
-
-    @staticmethod
-    def _chunk_sum(grad_CH: Tensor) -> Tensor:
-        """The place to add up a chunk of the weight's gradient: itself, or a float32 buffer beside a bf16 gradient."""
-        dtype = _reduction_dtype(grad_CH)
-        return grad_CH if grad_CH.dtype == dtype else torch.zeros_like(grad_CH, dtype=dtype)
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(hidden, weight, bias) gradients for autograd; the weight's is None when it was added in place."""

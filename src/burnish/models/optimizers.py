@@ -90,8 +90,9 @@ def learning_rate(
 class WeightOptimizer:
     """Adam (`OPTIMIZERS`) over named parameters. Weight decay falls on matrices only, not on biases and norms.
 
-    Parameters below float32 are stepped through float32 masters: bf16 has 8 bits of mantissa, and an update of a
-    thousandth of the weight's size would round to nothing.
+    Parameters below float32 are stepped through float32 masters, and their gradients are summed over micro-batches in
+    float32: bf16 has 8 bits of mantissa, and an update of a thousandth of the weight's size, or the gradient of the
+    thousandth micro-batch, would round to nothing.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
@@ -114,7 +115,7 @@ class WeightOptimizer:
     def grad_norm(self) -> Tensor:
         """Euclidean norm of the whole gradient (0-d float32)."""
         norms = [
-            torch.linalg.vector_norm(parameter.grad, dtype=torch.promote_types(parameter.dtype, torch.float32))
+            torch.linalg.vector_norm(parameter.grad)
             for parameter in self._parameters.values()
             if parameter.grad is not None
         ]
@@ -130,8 +131,7 @@ class WeightOptimizer:
         for name, parameter in self._parameters.items():
             master = self._masters[name]
             if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
-                parameter.grad = None  # one gradient at a time in both precisions, not all of them
+                master.grad, parameter.grad = parameter.grad, None
         self._adam.step()
         self._publish()
         self.clear()
@@ -146,7 +146,7 @@ class WeightOptimizer:
     def zero(self) -> None:
         """Set all gradients to 0: a step with them is one (momentum and decay go on), a step without any is not."""
         for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
 
     def refresh(self) -> None:
         """Take the weights as they are now (after loading) as the masters."""
@@ -211,4 +211,5 @@ def _in_one_pass(settings: OptimizerSettings, parameters: Sequence[nn.Parameter]
 def _master(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
+    parameter.grad_dtype = torch.float32
     return nn.Parameter(parameter.detach().to(torch.float32))

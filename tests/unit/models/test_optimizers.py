@@ -74,7 +74,7 @@ def test_small_updates_of_bfloat16_weights_add_up():
     parameter = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
     optimizer = WeightOptimizer([("p", parameter)], OptimizerSettings(1e-4, 100))
     for step in range(100):
-        parameter.grad = torch.ones(1, dtype=torch.bfloat16)
+        parameter.grad = torch.ones(1)
         optimizer.step(step, optimizer.grad_norm())
     assert parameter.item() == pytest.approx(0.99, abs=4e-3)
 
