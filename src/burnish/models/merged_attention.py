@@ -17,6 +17,10 @@ from torch.autograd.function import once_differentiable
 
 from burnish.models.float32 import usual_float32
 
+FLOAT32_KEYS = 512
+"""Up to so many keys the backward pass of bfloat16 attention is computed in float32: PyTorch's kernel is two to three
+times as fast so for a few dozen keys, and level at some hundreds."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CausalRows:
@@ -96,7 +100,7 @@ class _MergedAttention(torch.autograd.Function):
                 is_causal=True,
             )
             for grad, part in zip(grads, parts, strict=True):
-                grad.index_copy_(0, rows.targets_M, part.transpose(1, 2).flatten(0, 1)[rows.real_M])
+                grad.index_copy_(0, rows.targets_M, part.transpose(1, 2).flatten(0, 1)[rows.real_M].to(grad.dtype))
         for block in ctx.layout.shared:
             parts = _attend_backward(
                 _stretch(grad_SHD, block.queries),
@@ -164,7 +168,10 @@ def _attend_backward(
     *,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, given `output` and `sums` over all keys, those of other blocks included."""
+    """Gradients of query, key and value, given `output` and `sums` over all keys, those of other blocks included;
+    float32 where that was the faster way to them."""
+    if query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS:
+        grad, query, key, value, output = (tensor.float() for tensor in (grad, query, key, value, output))
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, sums, 0.0, is_causal, scale=scaling
     )
