@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from burnish.rollouts.cache import PrefilledPrompts
@@ -38,7 +37,11 @@ class _Norm:
         return _Norm(module.weight.detach(), module.variance_epsilon)
 
     def __call__(self, states: Tensor) -> Tensor:
-        return rms_norm(states, self.weight.shape, self.weight, self.epsilon)
+        """PyTorch's own `rms_norm` is six passes on a CPU, and twice as slow at a few dozen rows."""
+        exact = states.float()
+        size_X1 = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+        shrink_X1 = size_X1.square_().mul_(1 / states.shape[-1]).add_(self.epsilon).rsqrt_()
+        return torch.mul(exact, shrink_X1).to(states.dtype).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
