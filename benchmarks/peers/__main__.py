@@ -12,7 +12,8 @@ Settings: as it comes; with an environment in which glibc gives no memory back; 
 product, where that is as accurate (vLLM: eager as it comes, else compiled). None is best everywhere: small products are
 slower the fast way. TRL's micro-batch is the best of those tried.
 bfloat16 is float32 masters on both sides: Burnish computes with a bfloat16 copy, TRL under autocast (`bf16=True`).
-Burnish (naive), in W7: rows padded and never packed, so that each prompt is read once per response in every pass.
+Burnish (naive), in W7: `debug.plain`, rows padded and never packed, so that each prompt is read once per response in
+every pass; all logits of a micro-batch at once.
 """
 
 from __future__ import annotations

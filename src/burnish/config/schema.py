@@ -309,8 +309,8 @@ class DebugConfig(Section):
     """Switches for looking into a doubt."""
 
     plain: bool = False
-    """Take the plain path everywhere: each row by itself, padded, its prompt read once a row. The same numbers, slower;
-    when they differ, a fast path is wrong."""
+    """Take the plain path everywhere: each row by itself, padded, its prompt read once a row; all logits at once, and
+    PyTorch's own gradients. The same numbers, slower; when they differ, a fast path is wrong."""
 
 
 class RunConfig(Section):

@@ -42,13 +42,14 @@ class SeparateCritic:
         *,
         tokens_per_microbatch: int = 16_384,
         gradient_checkpointing: bool = False,
+        plain: bool = False,
     ) -> None:
         """Takes the trunk over as it is; `copy_of` and `from_folder` make one."""
         self.trunk = trunk
         self._gradient_checkpointing = gradient_checkpointing
         self.head = head
         self._tokens_per_microbatch = tokens_per_microbatch
-        self._scorer = ValueScorer(trunk, head)
+        self._scorer = ValueScorer(trunk, head, plain=plain)
         self._optimizer = CriticOptimizer(_named(trunk, head), settings)
 
     @staticmethod
@@ -67,6 +68,7 @@ class SeparateCritic:
             settings,
             tokens_per_microbatch=tokens_per_microbatch,
             gradient_checkpointing=loaded.gradient_checkpointing,
+            plain=loaded.plain,
         )
 
     @staticmethod
@@ -98,6 +100,7 @@ class SeparateCritic:
             settings,
             tokens_per_microbatch=tokens_per_microbatch,
             gradient_checkpointing=like.gradient_checkpointing,
+            plain=like.plain,
         )
 
     @property
@@ -152,7 +155,7 @@ class SharedCritic:
         trunk = trunk_of(policy.model)
         self.head = ValueHead(hidden_size(trunk), device=trunk.device)
         self._tokens_per_microbatch = tokens_per_microbatch
-        self._scorer = ValueScorer(trunk, self.head)
+        self._scorer = ValueScorer(trunk, self.head, plain=policy.loaded.plain)
         self._optimizer = CriticOptimizer(list(self.head.named_parameters()), settings)
         policy.share_trunk(self.head, self._optimizer)
 

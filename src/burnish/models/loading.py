@@ -29,7 +29,8 @@ class LoadedModel:
 
     `eos_token_ids` end a response; `pad_token_id` fills rows and never ends one; `context_length` counts prompt and
     response tokens together; `notes` are sentences for the user about choices made here; `gradient_checkpointing` says
-    whether activations are recomputed in the backward pass.
+    whether activations are recomputed in the backward pass; `plain` that scores and gradients are to be PyTorch's own,
+    from padded rows and whole logits.
     """
 
     model: PreTrainedModel
@@ -39,6 +40,7 @@ class LoadedModel:
     context_length: int
     notes: tuple[str, ...] = ()
     gradient_checkpointing: bool = False
+    plain: bool = False
 
 
 def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", plain: bool = False) -> LoadedModel:
@@ -72,7 +74,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
     if head == "language" and not plain:
         use_packed_rows(model)
     notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note) if note is not None)
-    return LoadedModel(model, tokenizer, eos_ids, pad_id, context_length, notes, config.gradient_checkpointing)
+    return LoadedModel(model, tokenizer, eos_ids, pad_id, context_length, notes, config.gradient_checkpointing, plain)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -45,7 +45,7 @@ class LocalPolicy:
         self.loaded = loaded
         self.settings = settings
         self._tokens_per_microbatch = tokens_per_microbatch
-        self._scorer = ResponseScorer(loaded.model, temperature=temperature)
+        self._scorer = ResponseScorer(loaded.model, temperature=temperature, plain=loaded.plain)
         self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
         self._optimizer = WeightOptimizer(self.trainable_parameters(), settings)
         self._value_head: ValueHead | None = None

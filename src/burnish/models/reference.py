@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -19,20 +20,13 @@ class FrozenReference:
         """Takes the model over as it is; use `copy_of` to start from a model that goes on training."""
         loaded.model.requires_grad_(False)
         self.model = loaded.model
-        self._scorer = ResponseScorer(loaded.model, temperature=temperature)
+        self._scorer = ResponseScorer(loaded.model, temperature=temperature, plain=loaded.plain)
         self._tokens_per_microbatch = tokens_per_microbatch
 
     @staticmethod
     def copy_of(loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int) -> FrozenReference:
         """A reference with the model's present weights, copied."""
-        twin = LoadedModel(
-            copy.deepcopy(loaded.model),
-            loaded.tokenizer,
-            loaded.eos_token_ids,
-            loaded.pad_token_id,
-            loaded.context_length,
-            loaded.notes,
-        )
+        twin = replace(loaded, model=copy.deepcopy(loaded.model))
         return FrozenReference(twin, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch)
 
     def logprobs(self, batch: Batch) -> Tensor:

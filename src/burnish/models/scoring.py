@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,11 +96,12 @@ class TrunkRunner:
     """Runs a model, with or without output head, over the rows of a batch.
 
     Rows are packed, with each distinct prompt once, where the model can take that and it saves tokens; else each row
-    stands by itself, padded. Both give the same numbers.
+    stands by itself, padded. Both give the same numbers. `plain`: the gradient of the embedding is PyTorch's own.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, plain: bool = False) -> None:
         self._model = model
+        self._plain = plain
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.packs = self._takes_positions and packs_rows(model)
         self._shared_tokens = light_tokens(model)
@@ -121,7 +123,7 @@ class TrunkRunner:
     def hidden(self, rows: ResponseRows) -> Tensor:
         """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
         logits (N, V) of a whole model."""
-        with embedding_gradient_in_place(self._model):
+        with nullcontext() if self._plain else embedding_gradient_in_place(self._model):
             if self.packs and pays(rows.batch, prompt_groups(rows.batch)):
                 return self.packed(rows)
             return self.padded(rows)
@@ -156,14 +158,16 @@ class ResponseScorer:
     """Scores response tokens: base model without its head, then log-probabilities in vocabulary chunks.
 
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
+    `plain`: all logits of the response tokens at once, gradients by PyTorch alone.
     """
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0) -> None:
+    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, plain: bool = False) -> None:
         self.model = model
         self.temperature = temperature
+        self._plain = plain
         self._transform: HeadTransform | None = find_head_transform(model)
-        self._trunk = TrunkRunner(model.base_model)
-        self._whole = TrunkRunner(model)
+        self._trunk = TrunkRunner(model.base_model, plain=plain)
+        self._whole = TrunkRunner(model, plain=plain)
 
     @property
     def is_chunked(self) -> bool:
@@ -201,6 +205,9 @@ class ResponseScorer:
         if self._transform is None:
             return plain_token_scores(head_inputs, targets_N, temperature=self.temperature, entropy=entropy)
         head = self.model.get_output_embeddings()
+        if self._plain:
+            logits_NV = self._transform(head(head_inputs))
+            return plain_token_scores(logits_NV, targets_N, temperature=self.temperature, entropy=entropy)
         return chunked_token_scores(
             head_inputs,
             head.weight,

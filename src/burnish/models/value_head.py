@@ -76,11 +76,12 @@ def init_value_head(head: ValueHead, *, std: float, seed: int) -> None:
 
 
 class ValueScorer:
-    """Values of the states before the response tokens: a trunk (a model without its output head) and a value head."""
+    """Values of the states before the response tokens: a trunk (a model without its output head) and a value head.
+    `plain` as in `TrunkRunner`."""
 
-    def __init__(self, trunk: PreTrainedModel, head: ValueHead) -> None:
+    def __init__(self, trunk: PreTrainedModel, head: ValueHead, *, plain: bool = False) -> None:
         self.head = head
-        self._runner = TrunkRunner(trunk)
+        self._runner = TrunkRunner(trunk, plain=plain)
 
     def score(self, batch: Batch, *, positions_BT: Tensor | None = None, train_trunk: bool = True) -> Tensor:
         """(B, T) float32 at `positions_BT` (default: every response token), 0 elsewhere; differentiable.

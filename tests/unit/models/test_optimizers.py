@@ -79,6 +79,15 @@ def test_small_updates_of_bfloat16_weights_add_up():
     assert parameter.item() == pytest.approx(0.99, abs=4e-3)
 
 
+def test_small_gradients_of_bfloat16_weights_add_up():
+    """1 and a thousand times 0.001: a sum in bfloat16 would stay at 1."""
+    parameter = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    optimizer = WeightOptimizer([("p", parameter)], OptimizerSettings(1e-4, 100))
+    for slope in [1.0] + 1000 * [0.001]:
+        (parameter * slope).sum().backward()
+    assert optimizer.grad_norm().item() == pytest.approx(2.0, rel=2e-3)
+
+
 def test_state_round_trip_continues_bit_for_bit():
     def steps(optimizer, parameter, numbers):
         for number in numbers:

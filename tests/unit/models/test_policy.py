@@ -74,6 +74,33 @@ def test_gradient_equals_that_of_full_logits(load, batch, monkeypatch):
         assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm()
 
 
+def test_the_plain_path_leaves_every_gradient_to_pytorch(load, batch, monkeypatch):
+    found, _ = _gradients(_policy(load()), batch, monkeypatch)
+    for name in ("chunked_token_scores", "embedding_gradient_in_place"):
+        monkeypatch.delattr(f"burnish.models.scoring.{name}")
+    expected, _ = _gradients(_policy(load(plain=True)), batch, monkeypatch)
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm()
+    with pytest.raises(NameError):
+        _gradients(_policy(load()), batch, monkeypatch)
+
+
+def test_bfloat16_gradients_are_summed_in_float32(load, batch, monkeypatch):
+    """Those of seven micro-batches are the sum of seven that were taken one by one."""
+    together, seven = _gradients(_policy(load(dtype="bfloat16"), budget=1), batch, monkeypatch)
+    assert seven == 7
+    sums = {name: torch.zeros_like(gradient) for name, gradient in together.items()}
+    policy = _policy(load(dtype="bfloat16"))
+    for row in range(7):
+        policy._clear_gradients()
+        policy._backward(batch.select([row]), LikelihoodObjective(), count_denominators(batch))
+        for name, parameter in policy.trainable_parameters():
+            sums[name] += parameter.grad.float()
+    for name, gradient in together.items():
+        assert gradient.dtype is torch.float32
+        torch.testing.assert_close(gradient, sums[name], atol=1e-7, rtol=1e-5)
+
+
 def test_gradient_checkpointing_changes_no_gradient(load, batch, monkeypatch):
     plain, _ = _gradients(_policy(load()), batch, monkeypatch)
     checkpointed, _ = _gradients(_policy(load(gradient_checkpointing=True)), batch, monkeypatch)
