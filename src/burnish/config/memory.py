@@ -6,13 +6,13 @@ H hidden, F feed-forward, N tokens in one forward and backward, V vocabulary, K 
 | item | bytes | why |
 |---|---|---|
 | weights | P b | |
-| gradients | Q b | |
+| gradients | 4 Q | summed in float32 |
 | master weights | 4 Q, only below float32 | small updates would round to nothing |
 | Adam | 8 Q | two float32 moments |
 | reference | P b, only with a KL and without adapters | |
-| critic | P b + 4 P (below float32) + P b + 8 P, only a separate one | its weights, masters, gradients and moments |
+| critic | P b + 4 P (below float32) + 4 P + 8 P, only a separate one | its weights, masters, gradients and moments |
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
-| log-probabilities | 3 x 4 x min(N V, 2^24) + 12 N H | chunks of float32 logits, hidden states and their gradients |
+| log-probabilities | b N V up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks; hidden states |
 | key/value cache | 2 L K b x rows x tokens of a row | rows decoded side by side, at their longest |
 | policy that responds | P b, reward models with `normalization.on: policy` | it samples what scores are measured on |
 
@@ -34,7 +34,7 @@ from burnish.config.schema_rm import RmConfig
 
 Trained = RlConfig | SftConfig | RmConfig
 
-_CHUNK_LOGITS, _KEPT_LOGITS = 1 << 22, 1 << 26  # as in burnish.models.logprobs
+_CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.models.logprobs
 _NORMALIZATION_ROWS = 64
 
 
@@ -54,12 +54,12 @@ def estimate_memory(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...
     trains = "reward model" if isinstance(config, RmConfig) else "policy"
     items = [
         _copy(f"{trains} weights", facts, width),
-        MemoryItem("gradients", trained * width, f"{trained:,} trained parameters x {width} bytes"),
+        MemoryItem("gradients", 4 * trained, f"{trained:,} trained parameters x 4 bytes (float32)"),
         MemoryItem("master weights", 0 if width == 4 else 4 * trained, f"{trained:,} x 4 bytes (float32)"),
         MemoryItem("Adam moments", 8 * trained, f"{trained:,} x 2 x 4 bytes (float32)"),
         *_role_items(config, facts, width),
         _activations(config, facts, width),
-        *([] if isinstance(config, RmConfig) else [_logprobs(config, facts)]),
+        *([] if isinstance(config, RmConfig) else [_logprobs(config, facts, width)]),
     ]
     return tuple(item for item in items if item.num_bytes > 0)
 
@@ -112,7 +112,7 @@ def _critic_items(config: RlConfig, facts: ModelFacts, width: int) -> list[Memor
     """A separate critic is a second trained model; the output head that it does not have is counted all the same."""
     if config.algorithm.estimator not in names.CRITIC_ESTIMATORS or config.critic.kind == "shared":
         return []
-    each = 2 * width + 8 + (0 if width == 4 else 4)
+    each = width + 4 + 8 + (0 if width == 4 else 4)
     formula = f"{facts.num_parameters:,} parameters x {each} bytes (weights, gradients, optimizer)"
     return [MemoryItem("critic", facts.num_parameters * each, formula)]
 
@@ -129,15 +129,16 @@ def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
     return MemoryItem("activations", tokens * numbers * width, formula)
 
 
-def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts) -> MemoryItem:
+def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> MemoryItem:
     tokens = microbatch_tokens(config)
     logits = tokens * facts.vocabulary_size
-    chunk = min(logits, _CHUNK_LOGITS)
     kept = logits if logits <= _KEPT_LOGITS else 0
+    chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
     formula = f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {facts.hidden_size} x 3, 4 bytes each"
     if kept:
-        formula = f"{kept:,} kept logits, {formula}"
-    return MemoryItem("log-probabilities", 4 * (kept + 3 * chunk + 3 * tokens * facts.hidden_size), formula)
+        formula = f"{kept:,} kept logits x {width} bytes, {formula}"
+    num_bytes = width * kept + 4 * (3 * chunk + 3 * tokens * facts.hidden_size)
+    return MemoryItem("log-probabilities", num_bytes, formula)
 
 
 def microbatch_tokens(config: Trained) -> int:

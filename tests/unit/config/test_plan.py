@@ -182,7 +182,7 @@ def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:
         return [item.num_bytes for item in estimate_memory(config, facts) if item.name == "critic"]
 
     assert critic() == [facts.num_parameters * 16]
-    assert critic(model={"path": "m", "dtype": "bfloat16"}) == [facts.num_parameters * 16]
+    assert critic(model={"path": "m", "dtype": "bfloat16"}) == [facts.num_parameters * 18]
     assert critic(critic={"kind": "shared"}) == []
 
 
