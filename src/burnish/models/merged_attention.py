@@ -9,6 +9,7 @@ al. 2022, https://arxiv.org/abs/2205.14135). Shapes: S slots of the packed row, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ FLOAT32_KEYS = 512
 times as fast so for a few dozen keys, and level at some hundreds."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class CausalRows:
     """Stretches of tokens, each seeing itself causally.
 
@@ -33,10 +34,15 @@ class CausalRows:
     slots_NQ: Tensor
     real_M: Tensor
 
-    @property
+    @cached_property
     def targets_M(self) -> Tensor:
         """The slots of `real_M`."""
         return self.slots_NQ.flatten()[self.real_M]
+
+    @property
+    def is_full(self) -> bool:
+        """Without any padding."""
+        return self.real_M.numel() == self.slots_NQ.numel()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +78,8 @@ class _MergedAttention(torch.autograd.Function):
         sums_SH = output.new_empty(output.shape[:2], dtype=_sum_type(query.dtype))
         for rows in layout.causal:
             part, sums = _attend(_rows(query, rows), _rows(key, rows), _rows(value, rows), scaling, is_causal=True)
-            output.index_copy_(0, rows.targets_M, part.transpose(1, 2).flatten(0, 1)[rows.real_M])
-            sums_SH.index_copy_(0, rows.targets_M, sums.transpose(1, 2).flatten(0, 1)[rows.real_M])
+            output.index_copy_(0, rows.targets_M, _real(part, rows))
+            sums_SH.index_copy_(0, rows.targets_M, _real(sums, rows))
         for block in layout.shared:
             part, sums = _attend(
                 _stretch(query, block.queries), _stretch(key, block.keys), _stretch(value, block.keys), scaling
@@ -100,7 +106,7 @@ class _MergedAttention(torch.autograd.Function):
                 is_causal=True,
             )
             for grad, part in zip(grads, parts, strict=True):
-                grad.index_copy_(0, rows.targets_M, part.transpose(1, 2).flatten(0, 1)[rows.real_M].to(grad.dtype))
+                grad.index_copy_(0, rows.targets_M, _real(part, rows).to(grad.dtype))
         for block in ctx.layout.shared:
             parts = _attend_backward(
                 _stretch(grad_SHD, block.queries),
@@ -131,9 +137,15 @@ def _rows(tensor_SXD: Tensor, rows: CausalRows) -> Tensor:
     return picked.view(*rows.slots_NQ.shape, *tensor_SXD.shape[1:]).transpose(1, 2)
 
 
+def _real(part_NXQ: Tensor, rows: CausalRows) -> Tensor:
+    """(M, X, ...): what stands at the real places of (N, X, Q, ...)."""
+    flat = part_NXQ.transpose(1, 2).flatten(0, 1)
+    return flat if rows.is_full else flat[rows.real_M]
+
+
 def _real_rows(grad_SHD: Tensor, rows: CausalRows) -> Tensor:
     """`_rows` with 0 in padding, which then gives nothing back."""
-    if rows.real_M.numel() == rows.slots_NQ.numel():
+    if rows.is_full:
         return _rows(grad_SHD, rows)
     flat = grad_SHD.new_zeros(rows.slots_NQ.numel(), *grad_SHD.shape[1:])
     flat[rows.real_M] = grad_SHD[rows.targets_M]

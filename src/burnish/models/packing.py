@@ -16,8 +16,9 @@ from burnish.models.attention import AttentionPart, GatheredAttention, PackedAtt
 from burnish.models.batch import Batch
 from burnish.models.merged_attention import CausalRows, MergedAttention, SharedKeys
 
-SPREAD = 2.0
-"""Rows whose lengths differ by up to this factor attend side by side, padded to the longest of them."""
+SPREAD, GATHERED_SPREAD = 1.25, 2.0
+"""Rows whose lengths differ by up to this factor attend side by side, padded to the longest of them; by more where the
+parts are gathered, on devices that are quicker with few and large operations."""
 
 MERGED_ON = ("cpu",)
 """Types of device whose fused attention tells its log-sum-exps (`burnish.models.merged_attention`)."""
@@ -110,7 +111,7 @@ def merged_layout(prompts: Segments, responses: Segments, groups: Sequence[Seque
 
 def _causal_rows(stretches: Sequence[Tensor]) -> Iterator[CausalRows]:
     """Stretches of similar lengths beside each other; empty ones are in none."""
-    for bunch in _bunches([len(stretch) for stretch in stretches]):
+    for bunch in _bunches([len(stretch) for stretch in stretches], SPREAD):
         slots_NQ = torch.nn.utils.rnn.pad_sequence([stretches[number] for number in bunch], batch_first=True)
         lengths = torch.tensor([len(stretches[number]) for number in bunch])
         real = torch.arange(slots_NQ.shape[1]) < lengths[:, None]
@@ -121,12 +122,12 @@ def _arange(span: slice) -> Tensor:
     return torch.arange(span.start, span.stop)
 
 
-def _bunches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def _bunches(lengths: Sequence[int], spread: float) -> Iterator[list[int]]:
     """Numbers of the stretches in each bunch of similar lengths, longest last; empty ones are in none."""
     order = sorted((length, number) for number, length in enumerate(lengths) if length > 0)
     while order:
         longest = order[-1][0]
-        bunch = [number for length, number in order if length * SPREAD > longest]
+        bunch = [number for length, number in order if length * spread > longest]
         order = order[: len(order) - len(bunch)]
         yield bunch
 
@@ -171,7 +172,7 @@ class Segments:
     def alike(self) -> Iterator[tuple[Tensor, int]]:
         """(segments, longest of them) of each bunch of similar lengths; empty segments are in none."""
         lengths = self.lengths.tolist()
-        for bunch in _bunches(lengths):
+        for bunch in _bunches(lengths, GATHERED_SPREAD):
             yield torch.tensor(bunch, device=self.lengths.device), lengths[bunch[-1]]
 
 
