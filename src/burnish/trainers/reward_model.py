@@ -20,6 +20,7 @@ from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
 from burnish.errors import ConfigError, DataError
+from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
@@ -149,6 +150,7 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
         if config.normalization.trainable:
             model.train_gain_and_bias()
         loaded = model.loaded
+        keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model))
         for note in loaded.notes:
             console.print(note, highlight=False)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
+from burnish.models.allocator import keep_freed_memory
 from burnish.models.loading import load_model
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.metrics import MetricStore
@@ -40,6 +41,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config))
         loaded = load_model(settings, seed=config.seed, plain=config.debug.plain)
+        keep_freed_memory(loaded.model.device.type)
         for line in scorer.attach_policy(loaded.tokenizer):
             console.print(line, highlight=False)
         engine = stack.enter_context(open_rl_engine(config, loaded))

@@ -20,6 +20,7 @@ from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
 from burnish.errors import CheckpointError
+from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
@@ -96,6 +97,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+        keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain))
         _say(console, loaded.notes)
         _say(console, scorer.attach_policy(loaded.tokenizer))

@@ -17,6 +17,7 @@ from burnish.data.batching import next_batch
 from burnish.data.samplers import PromptSampler
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.errors import ConfigError
+from burnish.models.allocator import keep_freed_memory
 from burnish.models.batch import Batch
 from burnish.models.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model
@@ -168,6 +169,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+        keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain))
         for note in loaded.notes:
             console.print(note, highlight=False)

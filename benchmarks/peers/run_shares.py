@@ -1,0 +1,109 @@
+"""Burnish's side of `step_shares.py`: one step under PyTorch's profiler, its operations by phase and kind."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import child
+import run_burnish
+import torch
+from rich.console import Console
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from burnish.trainers.setup import open_rl_run
+from burnish.trainers.stopwatch import Stopwatch
+
+KINDS = (
+    ("products", ("mm", "addmm", "addmm_", "bmm", "_linear_pointwise")),
+    (
+        "attention",
+        (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+            "_MergedAttention",
+            "_MergedAttentionBackward",
+        ),
+    ),
+    ("softmax", ("_softmax", "_log_softmax", "exp", "exp_", "logsumexp")),
+    ("optimizer", ("_fused_adamw_", "linalg_vector_norm")),
+    (
+        "copies",
+        ("copy_", "cat", "index", "index_select", "index_copy_", "_index_put_impl_", "gather", "fill_", "index_add_"),
+    ),
+)
+"""Operations by kind; what is in none is `other`. An operation counts for itself, not for those that it calls."""
+MARK = "phase: "
+READ_BYTES = 1 << 28
+
+
+def main() -> None:
+    task, workload = child.read_task()
+    config = run_burnish.build_config(task, workload)
+    marking_phases()
+    with open_rl_run(config, Console(quiet=True)) as run:
+        run_burnish.measure(run, 0, task["warmup"])
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            result = run_burnish.measure(run, 0, 1)
+        model = run.policy.model  # type: ignore[attr-defined]
+        result["weight_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
+        embedding = model.get_input_embeddings().weight
+        result["weight_bytes"] -= embedding.numel() * embedding.element_size()  # looked up, not read
+    result["shares"] = shares(profiler.events())
+    result["read_bytes_per_second"] = read_rate()
+    result["settings"] = {}
+    child.report(result, ["burnish", "torch", "transformers"])
+
+
+def marking_phases() -> None:
+    """The loop's own phases become ranges of the profile."""
+    unmarked = Stopwatch.phase
+
+    @contextmanager
+    def phase(self: Stopwatch, name: str) -> Iterator[None]:
+        with unmarked(self, name), record_function(MARK + name):
+            yield
+
+    Stopwatch.phase = phase  # type: ignore[method-assign]
+
+
+def shares(events: Any) -> dict[str, dict[str, float]]:
+    """Seconds of each phase: `all` of it, and by kind of operation."""
+    ranges = [(e.time_range.start, e.time_range.end, e.name[len(MARK) :]) for e in events if e.name.startswith(MARK)]
+    ranges.sort()
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for start, end, name in ranges:
+        found[name]["all"] += (end - start) * 1e-6
+    number = 0
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        while number < len(ranges) and event.time_range.start >= ranges[number][1]:
+            number += 1
+        if number == len(ranges):
+            break
+        if event.time_range.start < ranges[number][0] or event.name.startswith(MARK):
+            continue
+        found[ranges[number][2]][kind(event.name)] += event.self_cpu_time_total * 1e-6
+    return {name: dict(seconds) for name, seconds in found.items()}
+
+
+def kind(operation: str) -> str:
+    bare = operation.rsplit("::", 1)[-1]
+    return next((name for name, members in KINDS if bare in members), "other")
+
+
+def read_rate() -> float:
+    """Bytes per second of reading memory, the fastest of seven."""
+    numbers = torch.ones(READ_BYTES // 4)
+    seconds = []
+    for _ in range(7):
+        started = time.perf_counter()
+        numbers.sum()
+        seconds.append(time.perf_counter() - started)
+    return READ_BYTES / min(seconds)
+
+
+if __name__ == "__main__":
+    main()
