@@ -1,5 +1,6 @@
 """Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved. `naive` in the task is `debug.plain`:
-rows padded, never packed, every prompt read once per response (see `python benchmarks/peers --help`)."""
+rows padded, never packed, every prompt read once per response, all logits at once (see `python benchmarks/peers
+--help`)."""
 
 from __future__ import annotations
 

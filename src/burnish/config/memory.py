@@ -12,7 +12,8 @@ H hidden, F feed-forward, N tokens in one forward and backward, V vocabulary, K 
 | reference | P b, only with a KL and without adapters | |
 | critic | P b + 4 P (below float32) + 4 P + 8 P, only a separate one | its weights, masters, gradients and moments |
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
-| log-probabilities | b N V up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks; hidden states |
+| log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
+| the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients all at once |
 | key/value cache | 2 L K b x rows x tokens of a row | rows decoded side by side, at their longest |
 | policy that responds | P b, reward models with `normalization.on: policy` | it samples what scores are measured on |
 
@@ -132,6 +133,9 @@ def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
 def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> MemoryItem:
     tokens = microbatch_tokens(config)
     logits = tokens * facts.vocabulary_size
+    if config.debug.plain:
+        formula = f"{logits:,} logits x {width + 16} bytes (debug.plain), {tokens:,} tokens x {facts.hidden_size} x 12"
+        return MemoryItem("log-probabilities", (width + 16) * logits + 12 * tokens * facts.hidden_size, formula)
     kept = logits if logits <= _KEPT_LOGITS else 0
     chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
     formula = f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {facts.hidden_size} x 3, 4 bytes each"

@@ -114,16 +114,24 @@ class _Plan:
         rows = max(1, min(num_tokens, TOKENS_PER_CHUNK))
         return _slices(vocabulary, max(1, self.chunk_elements // rows))
 
-    def row_blocks(self, logits_NV: Tensor) -> Iterator[slice]:
-        return _slices(logits_NV.shape[0], max(1, BLOCK_ELEMENTS // max(1, logits_NV.shape[1])))
+    def row_blocks(self, raw_NV: Tensor) -> Iterator[slice]:
+        """A few rows at a time: what a cache holds, but one for each thread; more on devices that want large
+        operations."""
+        on_cpu = raw_NV.device.type == "cpu"
+        rows = (BLOCK_ELEMENTS if on_cpu else self.chunk_elements) // max(1, raw_NV.shape[1])
+        return _slices(raw_NV.shape[0], max(torch.get_num_threads() if on_cpu else 1, rows))
 
-    def tempered(self, raw: Tensor) -> Tensor:
-        """What the softmax is taken of, in the reduction dtype, for the head's raw output. May be `raw` itself."""
-        logits = raw.to(_reduction_dtype(raw))
+    def tempered(self, raw: Tensor, *, overwrite: bool = False) -> Tensor:
+        """What the softmax is taken of, in the reduction dtype, for the head's raw output; may be `raw` itself, which
+        it changes with `overwrite` only."""
+        factor = self.scale / self.temperature
+        changes = self.softcap is not None or factor != 1.0
+        logits = raw.to(_reduction_dtype(raw), copy=changes and not overwrite)
+        if not changes:
+            return logits
         if self.softcap is None:
-            factor = self.scale / self.temperature
-            return logits if factor == 1.0 else logits * factor
-        return torch.mul(logits, self.scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+            return logits.mul_(factor)
+        return logits.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
 
     def slope(self, tempered: Tensor) -> Tensor | float:
         """d tempered / d raw."""
@@ -155,8 +163,8 @@ class _ChunkedTokenScores(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
-        few = hidden_NH.shape[0] * weight_VH.shape[0] <= plan.kept_elements
-        if few and any(ctx.needs_input_grad[:3]):
+        # With and without a gradient alike: equal weights then give equal numbers to the last bit.
+        if hidden_NH.shape[0] * weight_VH.shape[0] <= plan.kept_elements:
             ctx.raw_NV, log_normalizer_N = linear(hidden_NH, weight_VH, bias_V), None
             logprobs_N, entropy_N = _score_rows(ctx.raw_NV, targets_N, plan)
         else:
@@ -227,7 +235,7 @@ def _add_streamed(
 
     def gradient(rows: slice, columns: slice) -> Tensor:
         raw = linear(hidden_NH[rows], weight_VH[columns], None if bias_V is None else bias_V[columns])
-        tempered = plan.tempered(raw)
+        tempered = plan.tempered(raw, overwrite=True)
         slope = plan.slope(tempered)
         log_p = tempered.sub_(log_normalizer_N[rows, None])
         part = outer.of(rows, columns.start)
@@ -279,7 +287,8 @@ def _stream_chunk(
     peak_N = hidden_NH.new_full((num_tokens,), -torch.inf, dtype=dtype)
     mass_N, moment_N, target_logits_N = (hidden_NH.new_zeros(num_tokens, dtype=dtype) for _ in range(3))
     for columns in plan.vocabulary_chunks(num_tokens, weight_VH.shape[0]):
-        logits = plan.tempered(linear(hidden_NH, weight_VH[columns], None if bias_V is None else bias_V[columns]))
+        raw = linear(hidden_NH, weight_VH[columns], None if bias_V is None else bias_V[columns])
+        logits = plan.tempered(raw, overwrite=True)
         _take_targets(logits, targets_N - columns.start, target_logits_N)
         new_peak_N = torch.maximum(peak_N, logits.amax(-1))
         shrink_N = torch.exp(peak_N - new_peak_N)
@@ -318,7 +327,9 @@ class _HeadGradients:
         self.in_place = plan.accumulate_in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
         self.grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=_reduction_dtype(hidden_NH)) if needs[0] else None
         self.grad_weight_VH = self._weight_buffer() if needs[1] else None
-        self.grad_bias_V = torch.zeros_like(bias_V) if needs[2] and bias_V is not None else None
+        self.grad_bias_V = None
+        if needs[2] and bias_V is not None:
+            self.grad_bias_V = torch.zeros_like(bias_V, dtype=_reduction_dtype(bias_V))
 
     def _weight_buffer(self) -> Tensor:
         if not self.in_place:

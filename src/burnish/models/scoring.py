@@ -155,7 +155,7 @@ class TrunkRunner:
 
 
 class ResponseScorer:
-    """Scores response tokens: base model without its head, then log-probabilities in vocabulary chunks.
+    """Scores response tokens: base model without its head, then log-probabilities without (N, V) intermediates.
 
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
     `plain`: all logits of the response tokens at once, gradients by PyTorch alone.
@@ -206,7 +206,8 @@ class ResponseScorer:
             return plain_token_scores(head_inputs, targets_N, temperature=self.temperature, entropy=entropy)
         head = self.model.get_output_embeddings()
         if self._plain:
-            logits_NV = self._transform(head(head_inputs))
+            raw_NV = head(head_inputs)
+            logits_NV = self._transform(raw_NV.to(torch.promote_types(raw_NV.dtype, torch.float32)))
             return plain_token_scores(logits_NV, targets_N, temperature=self.temperature, entropy=entropy)
         return chunked_token_scores(
             head_inputs,

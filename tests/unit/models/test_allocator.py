@@ -34,8 +34,7 @@ def page_faults(word: str, **environment: str) -> int:
 
 @pytest.mark.skipif(not GLIBC, reason="another C library")
 def test_freed_memory_is_not_asked_for_again() -> None:
-    assert page_faults("kept") < 100
-    assert page_faults("given back", MALLOC_MMAP_THRESHOLD_="1048576") > 1000
+    assert page_faults("given back", MALLOC_MMAP_THRESHOLD_="1048576") > 5 * page_faults("kept") + 50
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.models.logprobs import HeadTransform, chunked_token_scores, plain_token_scores
+from burnish.models.logprobs import KEPT_ELEMENTS, HeadTransform, chunked_token_scores, plain_token_scores
 
+BOTH_WAYS = pytest.mark.parametrize("kept", [KEPT_ELEMENTS, -1], ids=["kept", "streamed"])
 TRANSFORMS = (HeadTransform(), HeadTransform(scale=0.25), HeadTransform(scale=2.0, softcap=3.0))
 
 
@@ -43,17 +44,29 @@ def test_temperature_divides_the_logits():
     assert logprobs.item() == pytest.approx(math.log(0.75))
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("entropy", [False, True])
-def test_chunked_equals_plain_in_value_and_gradient(transform, with_bias, entropy):
+def test_chunked_equals_plain_in_value_and_gradient(transform, with_bias, entropy, kept, monkeypatch):
+    """Two rows at a time where logits are kept."""
+    monkeypatch.setattr("burnish.models.logprobs.BLOCK_ELEMENTS", 2 * 33)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     hidden, weight, bias, targets = _inputs()
     bias = bias if with_bias else None
     leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
     weights = torch.linspace(-1, 2, len(targets))
     plain = plain_token_scores(transform(linear(hidden, weight, bias)), targets, temperature=0.7, entropy=entropy)
     chunked = chunked_token_scores(
-        hidden, weight, bias, targets, temperature=0.7, transform=transform, entropy=entropy, chunk_elements=70
+        hidden,
+        weight,
+        bias,
+        targets,
+        temperature=0.7,
+        transform=transform,
+        entropy=entropy,
+        chunk_elements=70,
+        kept_elements=kept,
     )
     torch.testing.assert_close(chunked[0], plain[0], atol=1e-5, rtol=0)
     if entropy:
@@ -64,12 +77,19 @@ def test_chunked_equals_plain_in_value_and_gradient(transform, with_bias, entrop
         assert (one - other).norm() <= 1e-5 * other.norm()
 
 
-def test_gradients_against_finite_differences_in_float64():
+@BOTH_WAYS
+def test_gradients_against_finite_differences_in_float64(kept):
     hidden, weight, bias, targets = _inputs(3, 4, 11, dtype=torch.float64)
 
     def scores(*leaves):
         return chunked_token_scores(
-            *leaves, targets, temperature=0.9, transform=TRANSFORMS[2], entropy=True, chunk_elements=12
+            *leaves,
+            targets,
+            temperature=0.9,
+            transform=TRANSFORMS[2],
+            entropy=True,
+            chunk_elements=12,
+            kept_elements=kept,
         )
 
     assert torch.autograd.gradcheck(scores, (hidden, weight, bias))
@@ -80,7 +100,9 @@ def test_gradients_against_finite_differences_in_float64():
 def test_the_size_of_the_chunks_changes_nothing(chunk_elements, num_tokens, seed):
     hidden, weight, _, targets = _inputs(num_tokens, seed=seed)
     whole = chunked_token_scores(hidden, weight, None, targets, entropy=True)
-    cut = chunked_token_scores(hidden, weight, None, targets, entropy=True, chunk_elements=chunk_elements)
+    cut = chunked_token_scores(
+        hidden, weight, None, targets, entropy=True, chunk_elements=chunk_elements, kept_elements=-1
+    )
     torch.testing.assert_close(cut[0], whole[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(cut[1], whole[1], atol=1e-5, rtol=0)
 
@@ -89,7 +111,7 @@ def test_many_tokens_are_cut_too(monkeypatch):
     hidden, weight, bias, targets = _inputs()
     whole = chunked_token_scores(hidden, weight, bias, targets, entropy=True)
     monkeypatch.setattr("burnish.models.logprobs.TOKENS_PER_CHUNK", 3)
-    cut = chunked_token_scores(hidden, weight, bias, targets, entropy=True, chunk_elements=30)
+    cut = chunked_token_scores(hidden, weight, bias, targets, entropy=True, chunk_elements=30, kept_elements=-1)
     weights = torch.linspace(-1, 2, len(targets))
     for one, other in zip(
         torch.autograd.grad(_loss(cut, weights), (hidden, weight, bias)),
@@ -111,19 +133,25 @@ def test_in_place_accumulation_gives_the_gradient_of_two_microbatches():
     torch.testing.assert_close(weight.grad, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_extreme_logits_stay_finite():
+@BOTH_WAYS
+def test_extreme_logits_stay_finite(kept):
     hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0], [0.5]])
-    logprobs, entropy = chunked_token_scores(hidden, weight, None, torch.tensor([0, 0]), entropy=True, chunk_elements=2)
+    logprobs, entropy = chunked_token_scores(
+        hidden, weight, None, torch.tensor([0, 0]), entropy=True, chunk_elements=2, kept_elements=kept
+    )
     assert logprobs.tolist() == [0.0, -2e4]
     assert entropy.tolist() == [0.0, 0.0]
     (logprobs + entropy).sum().backward()
     assert torch.isfinite(hidden.grad).all()
 
 
-def test_bfloat16_reduces_in_float32():
+@BOTH_WAYS
+def test_bfloat16_reduces_in_float32(kept):
     hidden, weight, _, targets = _inputs(dtype=torch.bfloat16)
-    logprobs, entropy = chunked_token_scores(hidden, weight, None, targets, entropy=True, chunk_elements=70)
+    logprobs, entropy = chunked_token_scores(
+        hidden, weight, None, targets, entropy=True, chunk_elements=70, kept_elements=kept
+    )
     assert logprobs.dtype is entropy.dtype is torch.float32
     expected, _ = plain_token_scores(linear(hidden, weight), targets)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
@@ -176,9 +204,10 @@ def test_full_logits_never_exist_where_they_are_too_many():
     assert largest < 64 * 500
 
 
-def test_no_tokens_at_all():
+@BOTH_WAYS
+def test_no_tokens_at_all(kept):
     hidden, weight, _, targets = _inputs()
-    logprobs, _ = chunked_token_scores(hidden[:0], weight, None, targets[:0])
+    logprobs, _ = chunked_token_scores(hidden[:0], weight, None, targets[:0], kept_elements=kept)
     assert logprobs.shape == (0,)
     logprobs.sum().backward()
     assert not weight.grad.any()

@@ -11,7 +11,7 @@ from transformers import BambaConfig, BambaForCausalLM, PreTrainedModel, StableL
 
 from burnish.models.attention import ATTENTION, GatheredAttention
 from burnish.models.batch import Batch
-from burnish.models.merged_attention import MergedAttention
+from burnish.models.merged_attention import MergedAttention, merged_attention
 from burnish.models.packing import pack, pays, prompt_groups
 from burnish.models.packing_probe import use_packed_rows
 from burnish.models.scoring import ResponseScorer
@@ -223,3 +223,26 @@ def test_a_model_whose_rows_see_each_other_is_found_out(load, monkeypatch) -> No
 def test_ordinary_models_pass_the_probe(load, dtype) -> None:
     for family in ("llama", "qwen2", "gpt2"):
         assert use_packed_rows(load(family, plain=True).model.to(dtype))
+
+
+@pytest.mark.parametrize("float32_keys", [0, 512])
+def test_bfloat16_attention_has_the_gradients_of_float32(float32_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through PyTorch's bfloat16 kernel, and the way round it for few keys: both within bfloat16's rounding."""
+    monkeypatch.setattr("burnish.models.merged_attention.FLOAT32_KEYS", float32_keys)
+    batch = make_batch([A, A, A, B], [[9, 10, 14, 4, 1], [11, 1], [12] * 9, [4, 4, 4]])
+    packed = pack(batch, prompt_groups(batch), torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(heads: int) -> torch.Tensor:
+        return torch.randn(packed.tokens_1S.shape[1], heads, 8, generator=generator).bfloat16()
+
+    inputs, outer = (draw(4), draw(2), draw(2)), draw(4)
+    assert isinstance(packed.attention, MergedAttention)
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        output = merged_attention(*leaves, packed.attention, None)
+        found.append([output, *torch.autograd.grad(output, leaves, outer.to(dtype))])
+    for low, exact in zip(*found, strict=True):
+        assert low.dtype is torch.bfloat16
+        assert (low.float() - exact).norm() <= 0.02 * exact.norm()
