@@ -36,6 +36,10 @@ class RolloutError(BurnishError):
     """The rollout engine cannot produce what was asked for."""
 
 
+class KernelError(BurnishError):
+    """Code in C for this machine cannot be built or loaded."""
+
+
 class CheckpointError(BurnishError):
     """A checkpoint cannot be written, found, read or does not belong to this run."""
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
+
+UseKernels = Literal["auto", "required", "off"]
+"""Code in C: where it can be had, or refuse to run without, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,15 +243,14 @@ def test_a_critic_comes_to_explain_the_returns(tiny_run: Callable[..., RlConfig]
     """The first token decides: from the second on the state tells the return. The policy sits still meanwhile."""
     (tmp_path / "first.py").write_text(FIRST)
     config = tiny_run(
-        "steps=25",
-        "seed=2",  # over six seeds .13 to .37; the random model of seed 0 shows the critic little of its tokens
+        "steps=40",  # over four seeds .46 to .56; after 25 steps of half as many prompts only .10 to .39
         rewards=[{"name": f"{tmp_path}/first.py:small_first_digit"}],
         algorithm={**PPO, "kl_in": "none"},
-        critic={"warmup_steps": 24, "learning_rate": 1e-2, "clip": None},
+        critic={"warmup_steps": 39, "learning_rate": 1e-2, "clip": None},
         optimization=FAST,
-        rollout={"prompts_per_step": 16, "group_size": 2, "max_prompt_tokens": 8, "max_response_tokens": 4},
+        rollout={"prompts_per_step": 32, "group_size": 2, "max_prompt_tokens": 8, "max_response_tokens": 4},
     )
     train_rl(config, console=QUIET)
     explained = [row["critic/explained_variance"] for row in rows_of(config)]
     assert explained[0] == pytest.approx(0)
-    assert sum(explained[-5:]) / 5 > 0.15
+    assert sum(explained[-5:]) / 5 > 0.25

@@ -31,6 +31,7 @@ MAY_DIFFER = (
     "data.eval",
     "model.device",
     "model.gradient_checkpointing",
+    "model.kernels",
     "optimization.tokens_per_microbatch",
     "rollout.max_batch_rows",
     "scoring.workers",

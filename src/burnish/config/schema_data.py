@@ -37,6 +37,9 @@ class ModelConfig(Section):
     """Run Python code that comes with the model. Off unless you ask."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more arithmetic."""
+    kernels: Literal["auto", "required", "off"] = "auto"
+    """Code in C for CPUs (docs/speed.md), built once with the machine's compiler: where it can be had, or refuse to run
+    without, or not at all."""
     lora: LoraConfig | None = None
     """Low-rank adapters; none trains all weights."""
     chat_template: str | None = None

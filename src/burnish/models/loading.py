@@ -13,6 +13,7 @@ from burnish.errors import ModelError
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.packing_probe import use_packed_rows
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
+from burnish.types import UseKernels
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -30,7 +31,7 @@ class LoadedModel:
     `eos_token_ids` end a response; `pad_token_id` fills rows and never ends one; `context_length` counts prompt and
     response tokens together; `notes` are sentences for the user about choices made here; `gradient_checkpointing` says
     whether activations are recomputed in the backward pass; `plain` that scores and gradients are to be PyTorch's own,
-    from padded rows and whole logits.
+    from padded rows and whole logits; `kernels` whether code in C may take part.
     """
 
     model: PreTrainedModel
@@ -41,6 +42,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     gradient_checkpointing: bool = False
     plain: bool = False
+    kernels: UseKernels = "auto"
 
 
 def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", plain: bool = False) -> LoadedModel:
@@ -74,7 +76,17 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
     if head == "language" and not plain:
         use_packed_rows(model)
     notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note) if note is not None)
-    return LoadedModel(model, tokenizer, eos_ids, pad_id, context_length, notes, config.gradient_checkpointing, plain)
+    return LoadedModel(
+        model,
+        tokenizer,
+        eos_ids,
+        pad_id,
+        context_length,
+        notes,
+        config.gradient_checkpointing,
+        plain,
+        "off" if plain else config.kernels,
+    )
 
 
 def resolve_device(name: str) -> torch.device:

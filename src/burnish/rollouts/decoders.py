@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,10 @@ class Decoder(Protocol):
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         """Rows `sources` take the places of rows `targets`; only the first `num_rows` stay."""
         ...
+
+
+MakeDecoder = Callable[[Any, int], Decoder]
+"""Takes the model and a number of places."""
 
 
 class ModelDecoder:

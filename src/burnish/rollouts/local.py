@@ -14,23 +14,25 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from burnish.errors import RolloutError
+from burnish.errors import KernelError, RolloutError
 from burnish.models.roles import Policy
 from burnish.rollouts.cache import PrefilledPrompts
-from burnish.rollouts.decoders import Decoder, ModelDecoder
+from burnish.rollouts.decoders import Decoder, MakeDecoder, ModelDecoder
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
+from burnish.rollouts.kernel_decoder import KernelDecoder, suits_kernels
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.prefill import Prefiller, attention_kind
 from burnish.rollouts.sampling import check_sampling, sample
 from burnish.rollouts.stop import StopConditions
-from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
+from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest, UseKernels
 
 _ADMISSION_FRACTION = 0.125
 """Waiting rows join when this part of the places is free, so that prompts are prefilled several at a time."""
@@ -67,6 +69,8 @@ class LocalEngine:
     eos_token_ids: every id that ends a response. context_length: tokens of prompt and response together.
     max_batch_rows: rows decoded at once; it changes memory and speed, never a sample.
     plain: decode through the model's own forward pass also where `burnish.rollouts.fused` could.
+    kernels: whether fused decoding goes through code in C (`burnish.kernels`).
+    `notes` are sentences for the user about how it decodes.
     `version` is the policy's version as of the last `sync`.
     """
 
@@ -80,6 +84,7 @@ class LocalEngine:
         context_length: int,
         max_batch_rows: int,
         plain: bool = False,
+        kernels: UseKernels = "auto",
     ) -> None:
         if max_batch_rows < 1:
             raise RolloutError(f"max_batch_rows is {max_batch_rows}", remedy="max_batch_rows must be at least 1")
@@ -92,8 +97,16 @@ class LocalEngine:
         self._max_batch_rows = max_batch_rows
         self._attention = attention_kind(model.config, context_length)
         self._device = next(model.parameters()).device
-        with _evaluation_mode(model):
-            self._is_fused = not plain and can_decode(model) and decodes_alike(model)
+        self.notes: tuple[str, ...] = ()
+        self._make_decoder: MakeDecoder = partial(ModelDecoder, attention=self._attention)
+        if not plain:
+            with _evaluation_mode(model):
+                self._make_decoder = self._fast_decoder(kernels) or self._make_decoder
+        if kernels == "required" and self._make_decoder is not KernelDecoder:
+            raise RolloutError(
+                "model.kernels is required, but there are none that decode this model as it decodes itself",
+                remedy="set model.kernels: auto",
+            )
         self._spent = _Seconds()
 
     def sync(self, policy: Policy) -> None:
@@ -156,7 +169,7 @@ class LocalEngine:
         queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))
         places = min(self._max_batch_rows, len(rows))
         prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
-        decoding = _Decoding(self._decoder(places), self._device)
+        decoding = _Decoding(self._make_decoder(self._model, places), self._device)
         while queue or decoding.rows:
             free = places - len(decoding.rows)
             if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):
@@ -168,10 +181,19 @@ class LocalEngine:
             yield done
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows)
 
-    def _decoder(self, places: int) -> Decoder:
-        if self._is_fused:
-            return FusedDecoder(self._model, places)
-        return ModelDecoder(self._model, places, self._attention)
+    def _fast_decoder(self, kernels: UseKernels) -> MakeDecoder | None:
+        """The first of the fast decoders that gives the model's own logits."""
+        if not can_decode(self._model):
+            return None
+        if kernels != "off" and suits_kernels(self._model):
+            try:
+                if decodes_alike(self._model, KernelDecoder):
+                    return KernelDecoder
+            except KernelError as error:
+                if kernels == "required":
+                    raise
+                self.notes = (f"tokens are decoded without kernels in C, which is slower: {error.message}",)
+        return FusedDecoder if decodes_alike(self._model, FusedDecoder) else None
 
     def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
         """Give the rows their prompts' caches and let them join; `waiting` is the next row that stays outside."""

@@ -87,6 +87,8 @@ def _policy_responses(
         pad_token_id=policy.pad_token_id,
         context_length=policy.context_length,
         max_batch_rows=64,
+        plain=policy.plain,
+        kernels=policy.kernels,
     )
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(

@@ -80,9 +80,9 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
 
 
-@pytest.fixture(params=[False, True], ids=["fused", "plain"])
+@pytest.fixture(params=["kernels", "fused", "plain"])
 def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[..., LocalEngine]:
-    """Every test runs on both ways to decode."""
+    """Every test runs on each way to decode."""
 
     def make(
         model: Any, *, max_batch_rows: int = 64, eos: Sequence[int] = (EOS,), context_length: int = 128
@@ -94,7 +94,8 @@ def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[...,
             pad_token_id=PAD,
             context_length=context_length,
             max_batch_rows=max_batch_rows,
-            plain=request.param,
+            plain=request.param == "plain",
+            kernels="auto" if request.param == "kernels" else "off",
         )
 
     return make

@@ -7,23 +7,31 @@ import peft
 import pytest
 import torch
 
+from burnish.errors import KernelError, RolloutError
+from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.cache import PrefilledPrompts
+from burnish.rollouts.decoders import MakeDecoder
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.fused import can_decode, decodes_alike
+from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
+from burnish.rollouts.kernel_decoder import KernelDecoder
 from burnish.rollouts.local import LocalEngine
 from burnish.rollouts.packed_weights import packed_product
 from burnish.rollouts.shared_cache import CacheShape, SharedCache
-from burnish.types import RolloutRequest
+from burnish.types import RolloutRequest, UseKernels
 
+EITHER = pytest.mark.parametrize("make", [FusedDecoder, KernelDecoder])
 SHAPE = CacheShape(layers=1, heads=4, key_heads=2, head_size=8, scaling=0.25)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_families_decode_as_the_model_does(make_model: Callable[..., Any], kind: str, dtype: torch.dtype) -> None:
+@EITHER
+def test_the_families_decode_as_the_model_does(
+    make_model: Callable[..., Any], kind: str, dtype: torch.dtype, make: MakeDecoder
+) -> None:
     model = make_model(kind).to(dtype)
     assert can_decode(model)
-    assert decodes_alike(model)
+    assert decodes_alike(model, make)
 
 
 def test_other_models_are_left_to_themselves(make_model: Callable[..., Any]) -> None:
@@ -32,7 +40,10 @@ def test_other_models_are_left_to_themselves(make_model: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("change", ["norm", "scale", "activation"])
-def test_a_layer_that_computes_otherwise_is_found_out(make_model: Callable[..., Any], change: str) -> None:
+@EITHER
+def test_a_layer_that_computes_otherwise_is_found_out(
+    make_model: Callable[..., Any], change: str, make: MakeDecoder
+) -> None:
     model = make_model("llama")
     layer = model.model.layers[1]
     if change == "norm":
@@ -41,27 +52,35 @@ def test_a_layer_that_computes_otherwise_is_found_out(make_model: Callable[..., 
         model.model.layers[0].register_forward_hook(lambda *given: given[2] * 1.01)
     else:
         layer.mlp.down_proj.register_forward_pre_hook(lambda _, given: (given[0] + 0.01,))
-    assert not decodes_alike(model)
+    assert not decodes_alike(model, make)
 
 
-def test_weights_that_are_not_finite_do_not_pass(make_model: Callable[..., Any]) -> None:
+@EITHER
+@pytest.mark.parametrize("place", ["norm", "keys", "gate"])
+def test_weights_that_are_not_finite_do_not_pass(make_model: Callable[..., Any], place: str, make: MakeDecoder) -> None:
     model = make_model("llama")
-    model.model.norm.weight.data[0] = torch.nan
-    assert not decodes_alike(model)
+    layer = model.model.layers[0]
+    weight = {"norm": model.model.norm, "keys": layer.self_attn.k_proj, "gate": layer.mlp.gate_proj}[place].weight
+    weight.data[0] = torch.nan
+    assert not decodes_alike(model, make)
 
 
-def test_adapters_are_added_in(make_model: Callable[..., Any]) -> None:
+@EITHER
+def test_adapters_are_added_in(make_model: Callable[..., Any], make: MakeDecoder) -> None:
     """The adapter sits inside the model, as Burnish trains it; its present weights decode."""
     model = make_model("llama")
     config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     wrapped = peft.get_peft_model(model, config)
     assert can_decode(model)
-    assert decodes_alike(model)
+    assert decodes_alike(model, make)
     with wrapped.disable_adapter():
-        assert decodes_alike(model)
+        assert decodes_alike(model, make)
 
 
-def test_fused_and_plain_engines_sample_the_same(make_model: Callable[..., Any], tokenizer: Any) -> None:
+@pytest.mark.parametrize("kernels", ["required", "off"])
+def test_fused_and_plain_engines_sample_the_same(
+    make_model: Callable[..., Any], tokenizer: Any, kernels: UseKernels
+) -> None:
     """Ends at different times, fewer places than samples, prompts of different lengths, one of a single token."""
     model = make_model("qwen3")
     generator = torch.Generator().manual_seed(1)
@@ -73,10 +92,8 @@ def test_fused_and_plain_engines_sample_the_same(make_model: Callable[..., Any],
     ]
     arguments = {"tokenizer": tokenizer, "eos_token_ids": (1, 9), "pad_token_id": 0, "context_length": 128}
     fused, plain = (
-        LocalEngine(model, **arguments, max_batch_rows=11, plain=is_plain).generate(
-            requests, Sampling(60), seed=0, step=0
-        )
-        for is_plain in (False, True)
+        LocalEngine(model, **arguments, max_batch_rows=11, **way).generate(requests, Sampling(60), seed=0, step=0)
+        for way in ({"kernels": kernels}, {"plain": True})
     )
     assert len({len(rollout.response_tokens) for rollout in fused}) > 5
     for one, other in zip(fused, plain, strict=True):
@@ -147,3 +164,29 @@ def step_and_compare(cache: SharedCache, keys: list[list[torch.Tensor]], positio
         all_keys, all_values = (tensor.repeat_interleave(2, dim=0) for tensor in keys[row])
         weights = (query[row][:, None] @ all_keys.transpose(1, 2) * SHAPE.scaling).softmax(-1)
         torch.testing.assert_close(found[row], (weights @ all_values)[:, 0])
+
+
+def engine(model: Any, kernels: UseKernels) -> LocalEngine:
+    arguments = {"tokenizer": None, "eos_token_ids": (1,), "pad_token_id": 0, "context_length": 64}
+    return LocalEngine(model, **arguments, max_batch_rows=4, kernels=kernels)
+
+
+def test_an_engine_without_a_compiler_says_so_or_refuses(
+    make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_kernels.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    made = engine(make_model("llama"), "auto")
+    assert made._make_decoder is FusedDecoder
+    assert made.notes == (
+        "tokens are decoded without kernels in C, which is slower: CC names 'no-such-compiler', which is not there",
+    )
+    with pytest.raises(KernelError, match="no-such-compiler"):
+        engine(make_model("llama"), "required")
+    assert engine(make_model("llama"), "off").notes == ()
+
+
+def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:
+    assert engine(make_model("llama"), "required")._make_decoder is KernelDecoder
+    with pytest.raises(RolloutError, match=r"model\.kernels is required"):
+        engine(make_model("gpt2"), "required")

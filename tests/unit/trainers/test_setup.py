@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig, VllmConfig
@@ -79,6 +80,18 @@ def test_vllm_needs_an_interpreter_that_has_it() -> None:
         check_vllm(VllmConfig(python="no/such/python"))
 
 
+def unloaded_model() -> Any:
+    return SimpleNamespace(
+        model=None,
+        tokenizer=None,
+        eos_token_ids=(),
+        pad_token_id=0,
+        context_length=100,
+        plain=False,
+        kernels="auto",
+    )
+
+
 class Held:
     """An engine that holds something."""
 
@@ -107,10 +120,10 @@ def test_an_engine_that_holds_something_is_let_go_however_the_run_ends(monkeypat
     monkeypatch.setitem(sys.modules, "engines_of_mine", made)
     config = config_of("grpo")
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "engines_of_mine:Held"})})
-    loaded: Any = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), pad_token_id=0, context_length=100)
+    loaded = unloaded_model()
 
     def fail() -> None:
-        with open_rl_engine(config, loaded):
+        with open_rl_engine(config, loaded, Console(quiet=True)):
             assert Held.held
             raise ZeroDivisionError
 
@@ -126,7 +139,10 @@ def test_vllm_is_told_the_longest_context_that_the_run_needs(tmp_path: Path) -> 
         output=str(tmp_path),
         rollout={"engine": "vllm", "max_prompt_tokens": 20, "max_response_tokens": 30},
     )
-    loaded: Any = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), pad_token_id=0, context_length=100)
+    loaded = unloaded_model()
     request = RolloutRequest("p", 0, (1,) * 60, (0,))
-    with open_rl_engine(config, loaded) as engine, pytest.raises(RolloutError, match="context of 50"):
+    with (
+        open_rl_engine(config, loaded, Console(quiet=True)) as engine,
+        pytest.raises(RolloutError, match="context of 50"),
+    ):
         engine.generate([request], Sampling(4), seed=0, step=0)

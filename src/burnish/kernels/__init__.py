@@ -1,0 +1,1 @@
+"""Code in C for CPUs, built on the machine that runs it; everything here has a way round in PyTorch."""

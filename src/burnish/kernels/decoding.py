@@ -1,0 +1,88 @@
+"""The functions of decode.c, for tensors.
+
+Shapes: R rows, X hidden size, I intermediate size, D head size, W head size rounded up to LANES.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from burnish.kernels.build import load_library
+
+LANES = 16
+"""As in decode.c: tokens in a block of keys, and what widths are rounded up to."""
+
+_ADDRESS = ctypes.c_void_p
+_COUNT = ctypes.c_int64
+
+
+class Step(ctypes.Structure):
+    """`struct step` of decode.c, which says what the fields are; whoever fills it keeps the tensors behind them."""
+
+    _fields_ = (
+        *((name, _COUNT) for name in ("rows", "heads", "key_heads", "size", "width", "layers", "tiles", "threads")),
+        ("scratch_size", _COUNT),
+        *((name, _ADDRESS) for name in ("order", "tiles_T3", "prompt_P", "prompt_capacity_P", "prompt_length_P")),
+        *((name, _ADDRESS) for name in ("own_R", "own_capacity_R", "column_R", "cosine_RD", "sine_RD", "scratch")),
+        ("scaling", ctypes.c_float),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class DecodeKernels:
+    """Contiguous tensors of `dtype` only; nothing is checked in the token loop."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises KernelError where they cannot be built."""
+        library = load_library("decode.c", dtype)
+        self.dtype = dtype
+        self._add_and_normalise = library.add_and_normalise
+        self._add_and_normalise.argtypes = [*[_ADDRESS] * 4, _COUNT, _COUNT, ctypes.c_float, _COUNT]
+        self._gate = library.gate
+        self._gate.argtypes = [_ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT]
+        self._attend = library.attend
+        self._attend.argtypes = [ctypes.POINTER(Step), _COUNT, *[_ADDRESS] * 4]
+        for function in (self._add_and_normalise, self._gate, self._attend):
+            function.restype = None
+
+    def add_and_normalise(self, states_RX: Tensor, more_RX: Tensor | None, weight_X: Tensor, epsilon: float) -> Tensor:
+        """Adds `more` to `states` in place; (R, X) is the RMS norm of the sum times `weight`."""
+        normed_RX = torch.empty_like(states_RX)
+        rows, size = states_RX.shape
+        more = None if more_RX is None else more_RX.data_ptr()
+        self._add_and_normalise(
+            states_RX.data_ptr(),
+            more,
+            weight_X.data_ptr(),
+            normed_RX.data_ptr(),
+            rows,
+            size,
+            epsilon,
+            torch.get_num_threads(),
+        )
+        return normed_RX
+
+    def gate(self, gate_and_up_RJ: Tensor) -> Tensor:
+        """(R, I): silu of the first half of the columns (R, 2 I) times the second."""
+        rows, columns = gate_and_up_RJ.shape
+        activated_RI = gate_and_up_RJ.new_empty(rows, columns // 2)
+        self._gate(gate_and_up_RJ.data_ptr(), activated_RI.data_ptr(), rows, columns // 2, torch.get_num_threads())
+        return activated_RI
+
+    def attend(self, step: Step, layer: int, everything_RX: Tensor, head_norms: tuple[Tensor, Tensor] | None) -> Tensor:
+        """(R, heads x D): what each row's new token sees. `everything`: its queries, keys and values, side by side
+        and not yet rotated; keys and values go into the row's cache. `head_norms`: weights (D,) for queries, keys."""
+        outputs_RX = everything_RX.new_empty(step.rows, step.heads * step.size)
+        query_norm, key_norm = (None, None) if head_norms is None else (norm.data_ptr() for norm in head_norms)
+        self._attend(ctypes.byref(step), layer, everything_RX.data_ptr(), query_norm, key_norm, outputs_RX.data_ptr())
+        return outputs_RX
+
+
+@cache
+def decode_kernels(dtype: torch.dtype) -> DecodeKernels:
+    """Those of this process. Raises KernelError where they cannot be built."""
+    return DecodeKernels(dtype)
