@@ -40,7 +40,8 @@ def load_library(source: str, dtype: torch.dtype) -> ctypes.CDLL:
     compiler = find_compiler()
     options = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", _this_processor(), f"-DBFLOAT16={ELEMENTS[dtype]}"]
     text = (_HERE / source).read_bytes()
-    identity = [" ".join(options).encode(), _version(compiler), _processor(), text]
+    headers = [header.read_bytes() for header in sorted(_HERE.glob("*.h"))]
+    identity = [" ".join(options).encode(), _version(compiler), _processor(), text, *headers]
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32] + ".so"
     for folder in (cache_folder(), None):
         try:

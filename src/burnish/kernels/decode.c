@@ -1,122 +1,9 @@
 /* What a decoding step does between its matrix products: norms, rotation, attention over cached keys, activation.
  *
- * Built by build.py with the machine's own compiler, once with -DBFLOAT16=0 and once with -DBFLOAT16=1, which is the
- * type of states and weights (`element`). Caches, sums and everything in between are float32. Where transformers rounds
- * to the element type, so does this. Vectors are written in the vector extension of GCC and Clang, so that one source
- * fits every processor, and no option that lets the compiler reorder sums is needed.
- *
- * What a row gets does not depend on the rows beside it: every sum has an order of its own.
+ * Caches, sums and everything in between are float32. What a row gets does not depend on the rows beside it: every sum
+ * has an order of its own.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#define LANES 16
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
-
-#if BFLOAT16
-typedef uint16_t element;
-typedef uint16_t half_lanes __attribute__((vector_size(2 * LANES)));
-typedef uint32_t bit_lanes __attribute__((vector_size(4 * LANES)));
-
-INLINE float load(element stored) {
-    uint32_t bits = (uint32_t)stored << 16;
-    float number;
-    memcpy(&number, &bits, 4);
-    return number;
-}
-
-/* To the nearest, ties to even; what is no number stays none. */
-INLINE element store(float number) {
-    uint32_t bits;
-    memcpy(&bits, &number, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return number != number ? 0x7fc0 : (element)rounded;
-}
-
-INLINE lanes load_elements(const element *from) {
-    half_lanes stored;
-    memcpy(&stored, from, sizeof stored);
-    return (lanes)(__builtin_convertvector(stored, bit_lanes) << 16);
-}
-
-INLINE void store_elements(element *to, lanes numbers) {
-    bit_lanes bits = (bit_lanes)numbers, none = (bit_lanes)(numbers != numbers);
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    half_lanes stored = __builtin_convertvector((bits & ~none) | (none & 0x7fc0), half_lanes);
-    memcpy(to, &stored, sizeof stored);
-}
-#else
-typedef float element;
-
-INLINE float load(element stored) { return stored; }
-
-INLINE element store(float number) { return number; }
-
-INLINE lanes load_elements(const element *from) {
-    lanes loaded;
-    memcpy(&loaded, from, sizeof loaded);
-    return loaded;
-}
-
-INLINE void store_elements(element *to, lanes numbers) { memcpy(to, &numbers, sizeof numbers); }
-#endif
-
-INLINE lanes load_lanes(const float *from) {
-    lanes loaded;
-    memcpy(&loaded, from, sizeof loaded);
-    return loaded;
-}
-
-INLINE void store_lanes(float *to, lanes stored) { memcpy(to, &stored, sizeof stored); }
-
-INLINE float rounded(float number) { return load(store(number)); }
-
-INLINE float highest_lane(lanes parts) {
-    float tops[LANES];
-    store_lanes(tops, parts);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) tops[i] = tops[i + half] > tops[i] ? tops[i + half] : tops[i];
-    return tops[0];
-}
-
-INLINE lanes rounded_lanes(lanes numbers) {
-    element stored[LANES];
-    store_elements(stored, numbers);
-    return load_elements(stored);
-}
-
-INLINE float sum_lanes(lanes parts) {
-    float sums[LANES];
-    store_lanes(sums, parts);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
-    return sums[0];
-}
-
-/* e^x to 2 units in the last place, for x that is at most 0 by more than rounding or not a number; below -87 it is
- * 1e-38. x = n ln 2 + r, and e^r is its series to the seventh term. */
-INLINE lanes exp_lanes(lanes x) {
-    const lanes zero = {0}, lowest = zero - 87.0f, highest = zero + 88.0f;
-    whole_lanes low = x < lowest, high = x > highest;
-    x = (lanes)(((whole_lanes)lowest & low) | ((whole_lanes)x & ~low));
-    x = (lanes)(((whole_lanes)highest & high) | ((whole_lanes)x & ~high));
-    lanes shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum's last bits are n */
-    lanes n = shifted - 12582912.0f;
-    lanes r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts, the first with few bits */
-    lanes series = r * (1.0f / 5040) + (1.0f / 720);
-    series = series * r + (1.0f / 120);
-    series = series * r + (1.0f / 24);
-    series = series * r + (1.0f / 6);
-    series = series * r + 0.5f;
-    series = series * r + 1.0f;
-    series = series * r + 1.0f;
-    whole_lanes power = ((whole_lanes)shifted << 23) + (127 << 23);
-    return series * (lanes)power;
-}
+#include "blocks.h"
 
 /* RMS norm of `size` numbers (Zhang and Sennrich 2019, arXiv:1910.07467): the mean square in float32. */
 INLINE void normalise(const element *from, const element *weight, int64_t size, float epsilon, element *to) {
@@ -144,15 +31,6 @@ void add_and_normalise(
             for (int64_t i = 0; i < size; i++) state[i] = store(load(state[i]) + load(more[row * size + i]));
         normalise(state, weight, size, epsilon, normed + row * size);
     }
-}
-
-/* x / (1 + e^-x), by e^-|x|, which cannot overflow. */
-INLINE lanes silu(lanes x) {
-    const lanes zero = {0}, one = zero + 1.0f;
-    whole_lanes negative = x < zero;
-    lanes e = exp_lanes((lanes)((whole_lanes)x | (int32_t)0x80000000));
-    lanes above = (lanes)(((whole_lanes)e & negative) | ((whole_lanes)one & ~negative));
-    return x * above / (one + e);
 }
 
 /* (rows, 2 size): gate beside up; activated (rows, size) = silu(gate) * up (Shazeer 2020, arXiv:2002.05202). */
@@ -192,100 +70,6 @@ INLINE float *cached_keys(const struct step *s, int64_t address, int64_t capacit
 
 INLINE float *cached_values(const struct step *s, int64_t address, int64_t capacity, int64_t layer, int64_t head) {
     return cached_keys(s, address, capacity, s->layers + layer, head);
-}
-
-/* scores[q][16 b ...] = queries[q] . keys of block b, for Q queries and B blocks at once, whose sums stay in registers. */
-#define SCORE(Q, B)                                                                                                    \
-    INLINE void score_##Q##_##B(                                                                                       \
-        const float *queries, const float *keys, int64_t width, float *scores, int64_t stride                          \
-    ) {                                                                                                                \
-        lanes sums[Q][B];                                                                                              \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int b = 0; b < B; b++) sums[q][b] = (lanes){0};                                                       \
-        for (int64_t d = 0; d < width; d++)                                                                            \
-            for (int b = 0; b < B; b++) {                                                                              \
-                lanes key = load_lanes(keys + (b * width + d) * LANES);                                                \
-                for (int q = 0; q < Q; q++) sums[q][b] += queries[q * width + d] * key;                                \
-            }                                                                                                          \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int b = 0; b < B; b++) store_lanes(scores + q * stride + b * LANES, sums[q][b]);                      \
-    }
-SCORE(8, 1)
-SCORE(8, 2)
-SCORE(4, 1)
-SCORE(4, 2)
-SCORE(4, 4)
-SCORE(2, 1)
-SCORE(2, 2)
-SCORE(2, 4)
-SCORE(1, 1)
-SCORE(1, 2)
-SCORE(1, 4)
-
-#define SCORE_BLOCKS(Q, B)                                                                                             \
-    for (; b + B <= blocks; b += B) score_##Q##_##B(queries, keys + b * LANES * width, width, scores + b * LANES, stride);
-
-#define SCORE_ALL(Q, MOST)                                                                                             \
-    for (; left >= Q; left -= Q, queries += Q * width, scores += Q * stride) {                                         \
-        int64_t b = 0;                                                                                                 \
-        SCORE_BLOCKS(Q, MOST)                                                                                          \
-        SCORE_BLOCKS(Q, 2)                                                                                             \
-        SCORE_BLOCKS(Q, 1)                                                                                             \
-    }
-
-static void score(
-    const float *queries, int64_t left, const float *keys, int64_t blocks, int64_t width, float *scores, int64_t stride
-) {
-    SCORE_ALL(8, 2)
-    SCORE_ALL(4, 4)
-    SCORE_ALL(2, 4)
-    SCORE_ALL(1, 4)
-}
-
-/* outputs[q] += sum over tokens of weights[q][t] values[t], for Q queries and C x LANES columns at once. */
-#define MIX(Q, C)                                                                                                      \
-    INLINE void mix_##Q##_##C(                                                                                         \
-        const float *weights, int64_t stride, const float *values, int64_t tokens, int64_t width, float *outputs       \
-    ) {                                                                                                                \
-        lanes sums[Q][C];                                                                                              \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int c = 0; c < C; c++) sums[q][c] = load_lanes(outputs + q * width + c * LANES);                      \
-        for (int64_t t = 0; t < tokens; t++)                                                                           \
-            for (int c = 0; c < C; c++) {                                                                              \
-                lanes value = load_lanes(values + t * width + c * LANES);                                              \
-                for (int q = 0; q < Q; q++) sums[q][c] += weights[q * stride + t] * value;                             \
-            }                                                                                                          \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int c = 0; c < C; c++) store_lanes(outputs + q * width + c * LANES, sums[q][c]);                      \
-    }
-MIX(4, 1)
-MIX(4, 2)
-MIX(4, 4)
-MIX(2, 1)
-MIX(2, 2)
-MIX(2, 4)
-MIX(1, 1)
-MIX(1, 2)
-MIX(1, 4)
-
-#define MIX_COLUMNS(Q, C)                                                                                              \
-    for (; c + C * LANES <= width; c += C * LANES) mix_##Q##_##C(weights, stride, values + c, tokens, width, outputs + c);
-
-#define MIX_ALL(Q)                                                                                                     \
-    for (; left >= Q; left -= Q, weights += Q * stride, outputs += Q * width) {                                        \
-        int64_t c = 0;                                                                                                 \
-        MIX_COLUMNS(Q, 4)                                                                                              \
-        MIX_COLUMNS(Q, 2)                                                                                              \
-        MIX_COLUMNS(Q, 1)                                                                                              \
-    }
-
-static void mix(
-    const float *weights, int64_t left, int64_t stride, const float *values, int64_t tokens, int64_t width,
-    float *outputs
-) {
-    MIX_ALL(4)
-    MIX_ALL(2)
-    MIX_ALL(1)
 }
 
 /* Positions by rotation (Su et al. 2021, arXiv:2104.09864): halves (x1, x2) turn with (-x2, x1). */
@@ -349,21 +133,7 @@ static void attend_tile(
             float *line = row_scores + q * stride, *own = line + seen_blocks * LANES;
             for (int64_t t = seen; t < seen_blocks * LANES; t++) line[t] = -INFINITY;
             for (int64_t t = tokens; t < blocks * LANES; t++) own[t] = -INFINITY;
-            lanes highest = load_lanes(own), sums = {0};
-            for (int64_t t = 0; t < (seen_blocks + blocks) * LANES; t += LANES) {
-                lanes x = load_lanes(line + t);
-                whole_lanes above = x > highest;
-                highest = (lanes)(((whole_lanes)x & above) | ((whole_lanes)highest & ~above));
-            }
-            float top = highest_lane(highest);
-            for (int64_t t = 0; t < (seen_blocks + blocks) * LANES; t += LANES) {
-                lanes e = exp_lanes(load_lanes(line + t) - top);
-                store_lanes(line + t, e);
-                sums += e;
-            }
-            float shrink = 1.0f / sum_lanes(sums);
-            for (int64_t t = 0; t < (seen_blocks + blocks) * LANES; t += LANES)
-                store_lanes(line + t, load_lanes(line + t) * shrink);
+            soften(line, (seen_blocks + blocks) * LANES);
         }
     }
 

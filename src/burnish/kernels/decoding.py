@@ -14,7 +14,7 @@ from torch import Tensor
 from burnish.kernels.build import load_library
 
 LANES = 16
-"""As in decode.c: tokens in a block of keys, and what widths are rounded up to."""
+"""As in elements.h: tokens in a block of keys, and what widths are rounded up to."""
 
 _ADDRESS = ctypes.c_void_p
 _COUNT = ctypes.c_int64

@@ -14,9 +14,10 @@ from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.attention import packs_rows
 from burnish.models.batch import Batch
+from burnish.models.kernel_layers import uses_layer_kernels
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.packing_probe import use_packed_rows
+from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
 from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
 from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
@@ -91,6 +92,8 @@ class SeparateCritic:
         trunk = trunk_of(start.loaded.model).requires_grad_(True)
         if packs_rows(like.model):
             use_packed_rows(trunk)
+        if uses_layer_kernels(like.model):
+            use_layer_kernels(trunk)
         head = ValueHead(start.head.in_features, device=like.model.device)
         bias = torch.zeros_like(head.bias) if start.head.bias is None else start.head.bias
         head.take(start.head.weight, bias + start.normalization.bias)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from burnish.config.schema_data import ModelConfig
-from burnish.errors import ModelError
+from burnish.errors import KernelError, ModelError
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
-from burnish.models.packing_probe import use_packed_rows
+from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.types import UseKernels
 
@@ -75,7 +75,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
     model = model.to(device)
     if head == "language" and not plain:
         use_packed_rows(model)
-    notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note) if note is not None)
+    kernels_note = _use_kernels(model, config) if head == "language" and not plain else None
+    notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note, kernels_note) if note is not None)
     return LoadedModel(
         model,
         tokenizer,
@@ -87,6 +88,24 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
         plain,
         "off" if plain else config.kernels,
     )
+
+
+def _use_kernels(model: PreTrainedModel, config: ModelConfig) -> str | None:
+    if config.kernels == "off":
+        return None
+    try:
+        used = use_layer_kernels(model)
+    except KernelError as error:
+        if config.kernels == "required":
+            raise
+        return f"training and sampling go without kernels in C, which is slower: {error.message}"
+    if config.kernels == "required" and not used:
+        raise ModelError(
+            f"model.kernels is required, but there are none for this {model.config.model_type} model "
+            f"({config.dtype}, {model.device.type})",
+            remedy="set model.kernels: auto",
+        )
+    return None
 
 
 def resolve_device(name: str) -> torch.device:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from burnish.kernels.attention import Stretches
 from burnish.models.float32 import usual_float32
 
 FLOAT32_KEYS = 512
@@ -55,10 +56,12 @@ class SharedKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedAttention:
-    """Every slot is in exactly one row of `causal`, and in the queries of at most one of `shared`."""
+    """Every slot is in exactly one row of `causal`, and in the queries of at most one of `shared`; `stretches` says the
+    same once more."""
 
     causal: tuple[CausalRows, ...]
     shared: tuple[SharedKeys, ...]
+    stretches: Stretches
 
 
 def merged_attention(

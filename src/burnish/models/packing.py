@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from burnish.kernels.attention import Stretches
 from burnish.models.attention import AttentionPart, GatheredAttention, PackedAttention
 from burnish.models.batch import Batch
 from burnish.models.merged_attention import CausalRows, MergedAttention, SharedKeys
@@ -94,19 +95,20 @@ def pack(batch: Batch, groups: Sequence[Sequence[int]], dtype: torch.dtype) -> P
 def merged_layout(prompts: Segments, responses: Segments, groups: Sequence[Sequence[int]]) -> MergedAttention:
     """A prompt that several rows share is one causal stretch, and so is each of their responses, which see the prompt's
     keys as well; a row that shares its prompt with none is one stretch altogether."""
-    stretches: list[Tensor] = []
+    groups_of_stretches: list[list[Tensor]] = []
     shared: list[SharedKeys] = []
     response_spans = responses.spans()
     for group, prompt in zip(groups, prompts.spans(), strict=True):
         own = [response_spans[row] for row in group]
         if len(group) == 1:
-            stretches.append(torch.cat([_arange(prompt), _arange(own[0])]))
+            groups_of_stretches.append([torch.cat([_arange(prompt), _arange(own[0])])])
             continue
-        stretches += [_arange(span) for span in (prompt, *own)]
+        groups_of_stretches.append([_arange(span) for span in (prompt, *own)])
         queries = slice(own[0].start, own[-1].stop)
         if queries.stop > queries.start:
             shared.append(SharedKeys(queries, prompt))
-    return MergedAttention(tuple(_causal_rows(stretches)), tuple(shared))
+    stretches = [stretch for group in groups_of_stretches for stretch in group]
+    return MergedAttention(tuple(_causal_rows(stretches)), tuple(shared), Stretches.of(groups_of_stretches))
 
 
 def _causal_rows(stretches: Sequence[Tensor]) -> Iterator[CausalRows]:

@@ -1,4 +1,5 @@
-"""Whether a model gives packed rows the numbers of padded ones: found out by trying, once, when it is loaded.
+"""Whether a model gives packed rows the numbers of padded ones, with kernels as well: found out by trying, once, when
+it is loaded.
 
 Its attention function alone does not tell. A recurrent layer would run on from one row into the next, a model that
 drops the keyword argument of its attention function would see all rows as one text, and neither says so.
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from burnish.models.attention import packs_rows, set_packed_attention
 from burnish.models.batch import Batch
+from burnish.models.kernel_layers import has_known_layers, set_layer_kernels, unset_layer_kernels
 from burnish.models.scoring import ResponseRows, TrunkRunner
 
 if TYPE_CHECKING:
@@ -38,6 +40,23 @@ def use_packed_rows(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
+def use_layer_kernels(model: PreTrainedModel) -> bool:
+    """Let layers of a model that takes packed rows go through kernels in C if they then give the same; False if not.
+
+    Raises KernelError where the kernels cannot be built.
+    """
+    if not (packs_rows(model) and has_known_layers(model)):
+        return False
+    rows, runner = ResponseRows.of(_rows(model), None), TrunkRunner(model.base_model)
+    own = runner.packed(rows)
+    set_layer_kernels(model)
+    if _is_near(runner.packed(rows), own):
+        return True
+    unset_layer_kernels(model)
+    return False
+
+
+@torch.no_grad()
 def _gives_the_same(model: PreTrainedModel) -> bool:
     rows = ResponseRows.of(_rows(model), None)
     runner = TrunkRunner(model.base_model)
@@ -45,9 +64,12 @@ def _gives_the_same(model: PreTrainedModel) -> bool:
         packed = runner.packed(rows)
     except REFUSALS:
         return False
-    padded = runner.padded(rows)
-    tolerance = TOLERANCE.get(packed.dtype, 1e-4)
-    return float((packed - padded).float().norm()) <= tolerance * float(padded.float().norm())
+    return _is_near(packed, runner.padded(rows))
+
+
+def _is_near(found: Tensor, wanted: Tensor) -> bool:
+    tolerance = TOLERANCE.get(wanted.dtype, 1e-4)
+    return float((found - wanted).float().norm()) <= tolerance * float(wanted.float().norm())
 
 
 def _rows(model: PreTrainedModel) -> Batch:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from burnish.models.kernel_layers import FAMILIES
 from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.decoders import MakeDecoder
 from burnish.rollouts.llama_layers import Layer, LlamaLayers
@@ -22,8 +23,6 @@ from burnish.rollouts.packed_weights import can_pack
 from burnish.rollouts.prefill import Prefiller
 from burnish.rollouts.shared_cache import SharedCache
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type`s whose layers are built as `FusedDecoder` computes them."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Relative distance of the logits that rounding explains; a layer computed otherwise is off by more."""
 

@@ -47,8 +47,3 @@ class KernelDecoder:
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         self._cache.move(sources, targets, num_rows)
-
-
-def suits_kernels(model: Any) -> bool:
-    """Whether the gate is what the kernel computes; `burnish.rollouts.fused.decodes_alike` then tries."""
-    return bool(model.config.hidden_act in ("silu", "swish"))

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from burnish.errors import KernelError, RolloutError
+from burnish.models.kernel_layers import has_known_layers
 from burnish.models.roles import Policy
 from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.decoders import Decoder, MakeDecoder, ModelDecoder
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
-from burnish.rollouts.kernel_decoder import KernelDecoder, suits_kernels
+from burnish.rollouts.kernel_decoder import KernelDecoder
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.prefill import Prefiller, attention_kind
@@ -70,7 +71,6 @@ class LocalEngine:
     max_batch_rows: rows decoded at once; it changes memory and speed, never a sample.
     plain: decode through the model's own forward pass also where `burnish.rollouts.fused` could.
     kernels: whether fused decoding goes through code in C (`burnish.kernels`).
-    `notes` are sentences for the user about how it decodes.
     `version` is the policy's version as of the last `sync`.
     """
 
@@ -97,7 +97,6 @@ class LocalEngine:
         self._max_batch_rows = max_batch_rows
         self._attention = attention_kind(model.config, context_length)
         self._device = next(model.parameters()).device
-        self.notes: tuple[str, ...] = ()
         self._make_decoder: MakeDecoder = partial(ModelDecoder, attention=self._attention)
         if not plain:
             with _evaluation_mode(model):
@@ -185,14 +184,13 @@ class LocalEngine:
         """The first of the fast decoders that gives the model's own logits."""
         if not can_decode(self._model):
             return None
-        if kernels != "off" and suits_kernels(self._model):
+        if kernels != "off" and has_known_layers(self._model):
             try:
                 if decodes_alike(self._model, KernelDecoder):
                     return KernelDecoder
-            except KernelError as error:
+            except KernelError:  # the model's loading has said so
                 if kernels == "required":
                     raise
-                self.notes = (f"tokens are decoded without kernels in C, which is slower: {error.message}",)
         return FusedDecoder if decodes_alike(self._model, FusedDecoder) else None
 
     def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:

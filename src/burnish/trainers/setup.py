@@ -32,7 +32,6 @@ from burnish.observability.recorder import RolloutRecorder
 from burnish.observability.sinks import build_sinks
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
-from burnish.rollouts.local import LocalEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.collection import Collector
 from burnish.trainers.critic_setup import (
@@ -109,7 +108,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         policy = build_policy(config, loaded)
         critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
         reference = None if config.algorithm.kl_in == "none" else policy.reference()
-        engine = stack.enter_context(open_rl_engine(config, loaded, console))
+        engine = stack.enter_context(open_rl_engine(config, loaded))
         sampling = build_sampling(config)
         collector = Collector(
             config=config,
@@ -182,7 +181,7 @@ def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
 
 
 @contextmanager
-def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> Iterator[RolloutEngine]:
+def open_rl_engine(config: RlConfig, loaded: LoadedModel) -> Iterator[RolloutEngine]:
     """The engine of the run file; what it holds is let go at the end."""
     rollout, context_length = config.rollout, loaded.context_length
     if rollout.engine == "vllm":  # it sets memory aside for the longest context that it is told
@@ -200,8 +199,6 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
         plain=loaded.plain,
         kernels=loaded.kernels,
     )
-    if isinstance(engine, LocalEngine):
-        _say(console, engine.notes)
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
 

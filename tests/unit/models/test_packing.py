@@ -11,6 +11,7 @@ from transformers import BambaConfig, BambaForCausalLM, PreTrainedModel, StableL
 
 from burnish.models.attention import ATTENTION, GatheredAttention
 from burnish.models.batch import Batch
+from burnish.models.kernel_layers import uses_layer_kernels
 from burnish.models.merged_attention import MergedAttention, merged_attention
 from burnish.models.packing import pack, pays, prompt_groups
 from burnish.models.packing_probe import use_packed_rows
@@ -128,10 +129,11 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
-@pytest.mark.parametrize("merged", [True, False])
-def test_packed_rows_score_like_padded_ones(load, family, fields, merged, monkeypatch) -> None:
-    monkeypatch.setattr("burnish.models.packing.MERGED_ON", ("cpu",) if merged else ())
-    loaded = load(family, **fields)
+@pytest.mark.parametrize("way", ["kernels", "merged", "gathered"])
+def test_packed_rows_score_like_padded_ones(load, family, fields, way, monkeypatch) -> None:
+    monkeypatch.setattr("burnish.models.packing.MERGED_ON", () if way == "gathered" else ("cpu",))
+    loaded = load(family, kernels="auto" if way == "kernels" else "off", **fields)
+    assert uses_layer_kernels(loaded.model) is (way == "kernels" and family != "gpt2")
     if fields:
         loaded.model.train()
     batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
@@ -153,12 +155,12 @@ def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts) -> None:
         assert_like_plain(*load_once, batch, patch)
 
 
-@pytest.fixture(scope="module")
-def load_once(model_folder):
+@pytest.fixture(scope="module", params=["auto", "off"])
+def load_once(model_folder, request):
     from burnish.config.schema_data import ModelConfig
     from burnish.models.loading import load_model
 
-    config = ModelConfig(path=str(model_folder("qwen2")), device="cpu")
+    config = ModelConfig(path=str(model_folder("qwen2")), device="cpu", kernels=request.param)
     return load_model(config), load_model(config, plain=True)
 
 

@@ -171,19 +171,14 @@ def engine(model: Any, kernels: UseKernels) -> LocalEngine:
     return LocalEngine(model, **arguments, max_batch_rows=4, kernels=kernels)
 
 
-def test_an_engine_without_a_compiler_says_so_or_refuses(
+def test_an_engine_without_a_compiler_goes_without_or_refuses(
     make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode_kernels.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
-    made = engine(make_model("llama"), "auto")
-    assert made._make_decoder is FusedDecoder
-    assert made.notes == (
-        "tokens are decoded without kernels in C, which is slower: CC names 'no-such-compiler', which is not there",
-    )
+    assert engine(make_model("llama"), "auto")._make_decoder is FusedDecoder
     with pytest.raises(KernelError, match="no-such-compiler"):
         engine(make_model("llama"), "required")
-    assert engine(make_model("llama"), "off").notes == ()
 
 
 def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:

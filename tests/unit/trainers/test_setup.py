@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig, VllmConfig
@@ -123,7 +122,7 @@ def test_an_engine_that_holds_something_is_let_go_however_the_run_ends(monkeypat
     loaded = unloaded_model()
 
     def fail() -> None:
-        with open_rl_engine(config, loaded, Console(quiet=True)):
+        with open_rl_engine(config, loaded):
             assert Held.held
             raise ZeroDivisionError
 
@@ -142,7 +141,7 @@ def test_vllm_is_told_the_longest_context_that_the_run_needs(tmp_path: Path) -> 
     loaded = unloaded_model()
     request = RolloutRequest("p", 0, (1,) * 60, (0,))
     with (
-        open_rl_engine(config, loaded, Console(quiet=True)) as engine,
+        open_rl_engine(config, loaded) as engine,
         pytest.raises(RolloutError, match="context of 50"),
     ):
         engine.generate([request], Sampling(4), seed=0, step=0)

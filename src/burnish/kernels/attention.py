@@ -1,0 +1,170 @@
+"""The functions of attend.c, for tensors: attention of packed rows, with its gradient.
+
+Shapes: S slots of the packed row, H heads, K key heads, D head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from burnish.kernels.build import load_library
+from burnish.kernels.decoding import LANES
+
+_TILE = 16
+"""As in attend.c."""
+_ADDRESS = ctypes.c_void_p
+_COUNT = ctypes.c_int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """Which slots see which: those of a stretch each other causally, and where `shares` is 1 all stretches of a group
+    its first one as well.
+
+    slots_S (S,): the stretches' slots, one after the other; starts (stretches + 1,) where each begins there;
+    group_starts (groups + 1,): each group's first stretch; shares (groups,). All int64. `longest` is the length of the
+    longest stretch and of the longest first one.
+    """
+
+    slots_S: Tensor
+    starts: Tensor
+    group_starts: Tensor
+    shares: Tensor
+    longest: tuple[int, int]
+
+    @staticmethod
+    def of(groups: Sequence[Sequence[Tensor]]) -> Stretches:
+        """Groups of one stretch each, or of a shared one and others."""
+        stretches = [stretch for group in groups for stretch in group]
+        counts = [len(stretch) for stretch in stretches]
+        return Stretches(
+            torch.cat(stretches),
+            torch.tensor([0, *counts]).cumsum(0),
+            torch.tensor([0, *(len(group) for group in groups)]).cumsum(0),
+            torch.tensor([int(len(group) > 1) for group in groups]),
+            (max(counts), max(len(group[0]) for group in groups)),
+        )
+
+
+class _Attention(ctypes.Structure):
+    """`struct attention` of attend.c."""
+
+    _fields_ = (
+        *((name, _COUNT) for name in ("groups", "heads", "key_heads", "size", "width", "threads", "scratch_size")),
+        ("tokens", _COUNT),
+        *((name, _ADDRESS) for name in ("slots", "starts", "group_starts", "shares", "scratch")),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class AttentionKernels:
+    """Differentiable once; contiguous or not, tensors are of the kernels' type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises KernelError where they cannot be built."""
+        library = load_library("attend.c", dtype)
+        self._forward, self._backward = library.attend_forward, library.attend_backward
+        self._forward.argtypes = [ctypes.POINTER(_Attention), *[_ADDRESS] * 5]
+        self._backward.argtypes = [ctypes.POINTER(_Attention), *[_ADDRESS] * 9]
+        self._forward.restype = self._backward.restype = None
+
+    def attend(
+        self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, stretches: Stretches, scaling: float
+    ) -> Tensor:
+        """(S, H, D); query heads share key heads in equal parts."""
+        output_SHD: Tensor = _Attend.apply(query_SHD, key_SKD, value_SKD, stretches, scaling, self)
+        return output_SHD
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, stretches: Stretches, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """(output, log-sum-exps of the scores (S, H) float32)."""
+        output, sums_SH = torch.empty_like(query), torch.empty(query.shape[:2], dtype=torch.float32)
+        about, _held = _describe(query, key, stretches, scaling)
+        self._forward(ctypes.byref(about), *(t.data_ptr() for t in (query, key, value, output, sums_SH)))
+        return output, sums_SH
+
+    def backward(
+        self,
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        sums_SH: Tensor,
+        stretches: Stretches,
+        scaling: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of query, key and value."""
+        grad_query = torch.empty_like(query)
+        grad_key, grad_value = (torch.empty(query.shape, dtype=torch.float32) for _ in range(2))
+        about, _held = _describe(query, key, stretches, scaling)
+        tensors = (query, key, value, output, sums_SH, grad, grad_query, grad_key, grad_value)
+        self._backward(ctypes.byref(about), *(tensor.data_ptr() for tensor in tensors))
+        grad_key, grad_value = (
+            part.unflatten(1, (key.shape[1], -1)).sum(2).to(key.dtype) for part in (grad_key, grad_value)
+        )
+        return grad_query, grad_key, grad_value
+
+
+@cache
+def attention_kernels(dtype: torch.dtype) -> AttentionKernels:
+    """Those of this process. Raises KernelError where they cannot be built."""
+    return AttentionKernels(dtype)
+
+
+def _describe(query: Tensor, key: Tensor, stretches: Stretches, scaling: float) -> tuple[_Attention, Tensor]:
+    """What attend.c is told, and the scratch memory in it: of each thread for keys, values and gradients of a shared
+    stretch and one that sees it, and for a tile of queries."""
+    width = -(-query.shape[2] // LANES) * LANES
+    columns = sum(-(-count // LANES) * LANES for count in stretches.longest)
+    size, threads = 6 * columns * width + 4 * _TILE * width + 2 * _TILE * columns, torch.get_num_threads()
+    scratch = torch.empty(threads * size)
+    return _Attention(
+        groups=len(stretches.shares),
+        heads=query.shape[1],
+        key_heads=key.shape[1],
+        size=query.shape[2],
+        width=width,
+        threads=threads,
+        scratch_size=size,
+        tokens=query.shape[0],
+        slots=stretches.slots_S.data_ptr(),
+        starts=stretches.starts.data_ptr(),
+        group_starts=stretches.group_starts.data_ptr(),
+        shares=stretches.shares.data_ptr(),
+        scratch=scratch.data_ptr(),
+        scaling=scaling,
+    ), scratch
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        stretches: Stretches,
+        scaling: float,
+        kernels: AttentionKernels,
+    ) -> Tensor:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        output, sums_SH = kernels.forward(query, key, value, stretches, scaling)
+        ctx.save_for_backward(query, key, value, output, sums_SH)
+        ctx.stretches, ctx.scaling, ctx.kernels = stretches, scaling, kernels
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grads = ctx.kernels.backward(grad.contiguous(), *ctx.saved_tensors, ctx.stretches, ctx.scaling)
+        return *grads, None, None, None

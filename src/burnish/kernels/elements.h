@@ -1,0 +1,128 @@
+/* Numbers of states and weights, one at a time and LANES at a time.
+ *
+ * Built by build.py with the machine's own compiler, once with -DBFLOAT16=0 and once with -DBFLOAT16=1, which is the
+ * type of states and weights (`element`); where transformers rounds to it, so do the kernels. Vectors are written in
+ * the vector extension of GCC and Clang, so that one source fits every processor, and no option that lets the compiler
+ * reorder sums is needed.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
+
+#if BFLOAT16
+typedef uint16_t element;
+typedef uint16_t half_lanes __attribute__((vector_size(2 * LANES)));
+typedef uint32_t bit_lanes __attribute__((vector_size(4 * LANES)));
+
+INLINE float load(element stored) {
+    uint32_t bits = (uint32_t)stored << 16;
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
+}
+
+/* To the nearest, ties to even; what is no number stays none. */
+INLINE element store(float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return number != number ? 0x7fc0 : (element)rounded;
+}
+
+INLINE lanes load_elements(const element *from) {
+    half_lanes stored;
+    memcpy(&stored, from, sizeof stored);
+    return (lanes)(__builtin_convertvector(stored, bit_lanes) << 16);
+}
+
+INLINE void store_elements(element *to, lanes numbers) {
+    bit_lanes bits = (bit_lanes)numbers, none = (bit_lanes)(numbers != numbers);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    half_lanes stored = __builtin_convertvector((bits & ~none) | (none & 0x7fc0), half_lanes);
+    memcpy(to, &stored, sizeof stored);
+}
+#else
+typedef float element;
+
+INLINE float load(element stored) { return stored; }
+
+INLINE element store(float number) { return number; }
+
+INLINE lanes load_elements(const element *from) {
+    lanes loaded;
+    memcpy(&loaded, from, sizeof loaded);
+    return loaded;
+}
+
+INLINE void store_elements(element *to, lanes numbers) { memcpy(to, &numbers, sizeof numbers); }
+#endif
+
+INLINE lanes load_lanes(const float *from) {
+    lanes loaded;
+    memcpy(&loaded, from, sizeof loaded);
+    return loaded;
+}
+
+INLINE void store_lanes(float *to, lanes stored) { memcpy(to, &stored, sizeof stored); }
+
+INLINE float rounded(float number) { return load(store(number)); }
+
+INLINE float highest_lane(lanes parts) {
+    float tops[LANES];
+    store_lanes(tops, parts);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) tops[i] = tops[i + half] > tops[i] ? tops[i + half] : tops[i];
+    return tops[0];
+}
+
+INLINE lanes rounded_lanes(lanes numbers) {
+    element stored[LANES];
+    store_elements(stored, numbers);
+    return load_elements(stored);
+}
+
+INLINE float sum_lanes(lanes parts) {
+    float sums[LANES];
+    store_lanes(sums, parts);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
+}
+
+/* e^x to 2 units in the last place, for x that is at most 0 by more than rounding or not a number; below -87 it is
+ * 0. x = n ln 2 + r, and e^r is its series to the seventh term. */
+INLINE lanes exp_lanes(lanes x) {
+    const lanes zero = {0}, lowest = zero - 87.0f, highest = zero + 88.0f;
+    whole_lanes low = x < lowest, high = x > highest;
+    x = (lanes)(((whole_lanes)lowest & low) | ((whole_lanes)x & ~low));
+    x = (lanes)(((whole_lanes)highest & high) | ((whole_lanes)x & ~high));
+    lanes shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum's last bits are n */
+    lanes n = shifted - 12582912.0f;
+    lanes r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts, the first with few bits */
+    lanes series = r * (1.0f / 5040) + (1.0f / 720);
+    series = series * r + (1.0f / 120);
+    series = series * r + (1.0f / 24);
+    series = series * r + (1.0f / 6);
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
+    whole_lanes power = ((whole_lanes)shifted << 23) + (127 << 23);
+    return (lanes)((whole_lanes)(series * (lanes)power) & ~low);
+}
+
+/* 1 / (1 + e^-x), by e^-|x|, which cannot overflow. */
+INLINE lanes sigmoid(lanes x) {
+    const lanes zero = {0}, one = zero + 1.0f;
+    whole_lanes negative = x < zero;
+    lanes e = exp_lanes((lanes)((whole_lanes)x | (int32_t)0x80000000));
+    lanes above = (lanes)(((whole_lanes)e & negative) | ((whole_lanes)one & ~negative));
+    return above / (one + e);
+}
+
+INLINE lanes silu(lanes x) { return x * sigmoid(x); }

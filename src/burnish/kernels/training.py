@@ -1,0 +1,145 @@
+"""The functions of train.c, for tensors, with their gradients.
+
+Shapes: S tokens, X hidden size, I intermediate size, H heads, D head size. Tensors are of the kernels' type but for
+cosines and sines, which are float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from burnish.kernels.build import load_library
+
+_ADDRESS = ctypes.c_void_p
+_COUNT = ctypes.c_int64
+
+
+class TrainKernels:
+    """Differentiable once."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises KernelError where they cannot be built."""
+        library = load_library("train.c", dtype)
+        self._functions = {
+            "normalise_forward": [*[_ADDRESS] * 6, _COUNT, _COUNT, ctypes.c_float, _COUNT],
+            "normalise_backward": [*[_ADDRESS] * 7, _COUNT, _COUNT, _COUNT],
+            "rotate_forward": [*[_ADDRESS] * 4, *[_COUNT] * 4],
+            "rotate_backward": [*[_ADDRESS] * 4, *[_COUNT] * 4],
+            "gate_forward": [*[_ADDRESS] * 3, *[_COUNT] * 3],
+            "gate_backward": [*[_ADDRESS] * 5, *[_COUNT] * 3],
+        }
+        self._library = library
+        for name, types in self._functions.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+
+    def normalise(
+        self, states_SX: Tensor, more_SX: Tensor | None, weight_X: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """(states + more, the RMS norm of that times weight); without `more` the first is `states`."""
+        both: tuple[Tensor, Tensor] = _Normalise.apply(states_SX, more_SX, weight_X, epsilon, self)
+        return both
+
+    def rotate(self, states_SHD: Tensor, cosine_SD: Tensor, sine_SD: Tensor) -> Tensor:
+        """Queries or keys turned by their positions."""
+        rotated_SHD: Tensor = _Rotate.apply(states_SHD, cosine_SD, sine_SD, self)
+        return rotated_SHD
+
+    def gate(self, gate_SI: Tensor, up_SI: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        gated_SI: Tensor = _Gate.apply(gate_SI, up_SI, self)
+        return gated_SI
+
+    def call(self, name: str, *arguments: Tensor | float | None) -> None:
+        """A function of train.c; tensors go by their address, the number of threads is added."""
+        addresses = (a.data_ptr() if isinstance(a, Tensor) else a for a in arguments)
+        getattr(self._library, name)(*addresses, torch.get_num_threads())
+
+
+@cache
+def train_kernels(dtype: torch.dtype) -> TrainKernels:
+    """Those of this process. Raises KernelError where they cannot be built."""
+    return TrainKernels(dtype)
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, states: Tensor, more: Tensor | None, weight: Tensor, epsilon: float, kernels: TrainKernels
+    ) -> tuple[Tensor, Tensor]:
+        states = states.contiguous()
+        more = None if more is None else more.contiguous()
+        rows, size = states.numel() // states.shape[-1], states.shape[-1]
+        total = states.view_as(states) if more is None else torch.empty_like(states)
+        normed = torch.empty_like(states)
+        shrink_R = torch.empty(rows, dtype=torch.float32)
+        kernels.call("normalise_forward", states, more, weight, total, normed, shrink_R, rows, size, epsilon)
+        ctx.save_for_backward(total, shrink_R, weight)
+        ctx.kernels, ctx.has_more = kernels, more is not None
+        ctx.set_materialize_grads(False)
+        return total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_total: Tensor | None, grad_normed: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        total, shrink_R, weight = ctx.saved_tensors
+        if grad_normed is None:
+            return grad_total, grad_total if ctx.has_more else None, None, None, None
+        rows, size = total.numel() // total.shape[-1], total.shape[-1]
+        side = None if grad_total is None else grad_total.contiguous()
+        grad = torch.empty_like(total)
+        lines = torch.zeros(torch.get_num_threads(), size) if ctx.needs_input_grad[2] else None
+        ctx.kernels.call(
+            "normalise_backward", grad_normed.contiguous(), side, total, shrink_R, weight, grad, lines, rows, size
+        )
+        grad_weight = None if lines is None else lines.sum(0)
+        return grad, grad if ctx.has_more else None, grad_weight, None, None
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, states: Tensor, cosine: Tensor, sine: Tensor, kernels: TrainKernels
+    ) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.kernels = kernels
+        return _rotated("rotate_forward", states, cosine, sine, kernels)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _rotated("rotate_backward", grad, *ctx.saved_tensors, ctx.kernels), None, None, None
+
+
+def _rotated(name: str, states: Tensor, cosine: Tensor, sine: Tensor, kernels: TrainKernels) -> Tensor:
+    states = states.contiguous()
+    rotated = torch.empty_like(states)
+    kernels.call(name, states, cosine, sine, rotated, *states.shape)
+    return rotated
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, kernels: TrainKernels) -> Tensor:  # type: ignore[override]
+        gate, up = gate.contiguous(), up.contiguous()
+        gated = torch.empty_like(gate)
+        kernels.call("gate_forward", gate, up, gated, *gate.shape)
+        ctx.save_for_backward(gate, up)
+        ctx.kernels = kernels
+        return gated
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        gate, up = ctx.saved_tensors
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        ctx.kernels.call("gate_backward", grad.contiguous(), gate, up, grad_gate, grad_up, *gate.shape)
+        return grad_gate, grad_up, None

@@ -1,0 +1,93 @@
+"""Layers of Llama's build whose passes over packed rows go through kernels in C (`burnish.kernels`), on a CPU.
+
+What stands between a layer's products is some twenty operations forwards and more backwards, each of which reads and
+writes all states. Here it is six calls each way: two norms with the sums around them, two rotations, attention, one
+gate. Parameters, hooks of the linear layers, adapters and checkpointing of gradients are the model's own.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from burnish.kernels.attention import attention_kernels
+from burnish.kernels.build import ELEMENTS
+from burnish.kernels.training import TrainKernels, train_kernels
+from burnish.models.merged_attention import MergedAttention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type`s whose layers are built as it is done here; a trial tells whether this one's are."""
+
+
+def has_known_layers(model: Any) -> bool:
+    """Whether the model calls itself one of FAMILIES, with the usual gate, in a type and on a device with kernels."""
+    weight = model.get_input_embeddings().weight
+    known = model.config.model_type in FAMILIES and model.config.hidden_act in ("silu", "swish")
+    return bool(known and weight.device.type == "cpu" and weight.dtype in ELEMENTS)
+
+
+def set_layer_kernels(model: PreTrainedModel) -> None:
+    """Let layers of `has_known_layers` models take the kernels for packed rows; a copy of the model does as well.
+
+    Raises KernelError where the kernels cannot be built.
+    """
+    train_kernels(model.dtype)
+    attention_kernels(model.dtype)
+    for layer in model.base_model.layers:
+        layer.forward = MethodType(_forward, layer)
+
+
+def unset_layer_kernels(model: PreTrainedModel) -> None:
+    """The layers' own forward pass again."""
+    for layer in model.base_model.layers:
+        del layer.forward
+
+
+def uses_layer_kernels(model: Any) -> bool:
+    """Whether `set_layer_kernels` is in force."""
+    return model.config.model_type in FAMILIES and "forward" in vars(model.base_model.layers[0])
+
+
+def _forward(layer: Any, hidden_states: Tensor, *, packed: Any = None, **others: Any) -> Tensor:
+    """As the layer's own, which it leaves everything to that is not packed for a CPU."""
+    if not isinstance(packed, MergedAttention):
+        given = others if packed is None else others | {"packed": packed}
+        own: Tensor = type(layer).forward(layer, hidden_states, **given)
+        return own
+    attention, mlp = layer.self_attn, layer.mlp
+    kernels = train_kernels(hidden_states.dtype)
+    cosine_SD, sine_SD = (part[0].float().contiguous() for part in others["position_embeddings"])
+    norm = layer.input_layernorm
+    states_SX, normed_SX = kernels.normalise(hidden_states[0], None, norm.weight, norm.variance_epsilon)
+    heads = (len(states_SX), -1, attention.head_dim)
+    query_SHD = _normed(kernels, attention.q_proj(normed_SX).view(heads), _head_norm(attention, "q_norm"))
+    key_SKD = _normed(kernels, attention.k_proj(normed_SX).view(heads), _head_norm(attention, "k_norm"))
+    seen_SHD = attention_kernels(hidden_states.dtype).attend(
+        kernels.rotate(query_SHD, cosine_SD, sine_SD),
+        kernels.rotate(key_SKD, cosine_SD, sine_SD),
+        attention.v_proj(normed_SX).view(heads),
+        packed.stretches,
+        attention.scaling,
+    )
+    norm = layer.post_attention_layernorm
+    states_SX, normed_SX = kernels.normalise(
+        states_SX, attention.o_proj(seen_SHD.flatten(1)), norm.weight, norm.variance_epsilon
+    )
+    gated_SI = kernels.gate(mlp.gate_proj(normed_SX), mlp.up_proj(normed_SX))
+    return (states_SX + mlp.down_proj(gated_SI))[None]
+
+
+def _head_norm(attention: Any, name: str) -> Any:
+    """Qwen 3 normalises queries and keys, the other families do not."""
+    return getattr(attention, name) if attention.config.model_type == "qwen3" else None
+
+
+def _normed(kernels: TrainKernels, states_SHD: Tensor, norm: Any) -> Tensor:
+    if norm is None:
+        return states_SHD
+    return kernels.normalise(states_SHD, None, norm.weight, norm.variance_epsilon)[1]

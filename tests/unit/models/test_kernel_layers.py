@@ -1,0 +1,97 @@
+"""When layers go through kernels; that they then have the model's numbers stands in test_packing.py."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from burnish.errors import KernelError, ModelError
+from burnish.kernels.attention import attention_kernels
+from burnish.kernels.training import train_kernels
+from burnish.models.kernel_layers import uses_layer_kernels
+from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
+from burnish.models.scoring import ResponseScorer
+
+
+def calls_of(model, batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which functions in C a packed pass with gradient calls."""
+    called: list[str] = []
+    kernels = type(train_kernels(model.dtype))
+    before = kernels.call
+    monkeypatch.setattr(
+        kernels, "call", lambda self, name, *given: (called.append(name), before(self, name, *given))[1]
+    )
+    monkeypatch.setattr("burnish.models.scoring.pays", lambda *_: True)
+    ResponseScorer(model).score(batch).logprobs_BT.sum().backward()
+    return called
+
+
+def test_models_of_llamas_build_take_them_and_others_do_not(load) -> None:
+    assert uses_layer_kernels(load("llama").model)
+    assert uses_layer_kernels(load("qwen2", dtype="bfloat16").model)
+    assert not uses_layer_kernels(load("gpt2").model)
+    assert not uses_layer_kernels(load("llama", plain=True).model)
+    assert not uses_layer_kernels(load("llama", kernels="off").model)
+
+
+def test_a_layer_calls_each_of_them_both_ways(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("llama").model
+    layers = len(model.model.layers)
+    called = calls_of(model, batch, monkeypatch)
+    for name, count in (("normalise", 2), ("rotate", 2), ("gate", 1)):
+        assert called.count(f"{name}_forward") == called.count(f"{name}_backward") == count * layers
+
+
+def test_a_copy_has_layers_of_its_own(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the frozen reference is made: what trains later does not show in it."""
+    model = load("llama").model
+    twin = copy.deepcopy(model)
+    assert twin.model.layers[0].forward.__self__ is twin.model.layers[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    monkeypatch.setattr("burnish.models.scoring.pays", lambda *_: True)
+    assert ResponseScorer(twin).score(batch).logprobs_BT.isfinite().all()
+
+
+def test_rows_that_are_not_packed_and_generation_are_the_models_own(load) -> None:
+    ours, own = load("llama").model, load("llama", plain=True).model
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(ours(tokens).logits, own(tokens).logits, atol=1e-6, rtol=1e-6)
+    arguments = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert ours.generate(tokens, **arguments).tolist() == own.generate(tokens, **arguments).tolist()
+
+
+def test_a_layer_that_computes_otherwise_keeps_its_own_pass(load) -> None:
+    model = load("llama", plain=True).model
+    assert use_packed_rows(model)
+    model.model.layers[1].mlp.register_forward_hook(lambda *given: given[2] * 1.01)
+    assert not use_layer_kernels(model)
+    assert not uses_layer_kernels(model)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    train_kernels.cache_clear()
+    attention_kernels.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_user_is_told(load) -> None:
+    loaded = load("llama")
+    assert not uses_layer_kernels(loaded.model)
+    told = "training and sampling go without kernels in C, which is slower: CC names 'no-such-compiler'"
+    assert loaded.notes[-1].startswith(told)
+    assert not any("kernels" in note for note in load("gpt2").notes)
+    with pytest.raises(KernelError, match="no-such-compiler"):
+        load("llama", kernels="required")
+    assert load("llama", kernels="off").notes == load("llama", plain=True).notes
+
+
+def test_kernels_that_are_required_must_fit_the_model(load) -> None:
+    assert uses_layer_kernels(load("llama", kernels="required").model)
+    with pytest.raises(ModelError, match=r"model\.kernels is required, but there are none for this gpt2 model"):
+        load("gpt2", kernels="required")
