@@ -116,7 +116,8 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return _rotated("rotate_backward", grad, *ctx.saved_tensors, ctx.kernels), None, None, None
+        cosine, sine = ctx.saved_tensors
+        return _rotated("rotate_backward", grad, cosine, sine, ctx.kernels), None, None, None
 
 
 def _rotated(name: str, states: Tensor, cosine: Tensor, sine: Tensor, kernels: TrainKernels) -> Tensor:
