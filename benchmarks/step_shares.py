@@ -28,13 +28,13 @@ from report import processor
 from workloads import WORKLOADS, Workload, check_same_work
 
 PEERS = Path(__file__).parent / "peers"
-COLUMNS = ("products", "attention", "softmax", "copies", "optimizer", "other")
+COLUMNS = ("products", "attention", "kernels", "softmax", "copies", "optimizer", "other")
 EXPLANATION = """\
 Seconds. `floor`: the phase's unavoidable multiply-adds at the best matrix rate measured here. `reading`: the time to
 read the weights once for each token of the longest response, at the rate at which memory is read; sampling cannot be
 faster than that, however few rows are left. `products` to `other`: operations by kind, each without those that it
-calls; `copies` are conversions, gathering and filling; `other` are all other operations, `between` is time in none of
-them, which is Python's."""
+calls; `kernels` are norms, rotations and gates in C (`attention` has those of attention); `copies` are conversions,
+gathering and filling; `other` are all other operations, `between` is time in none of them, which is Python's."""
 
 
 def main() -> None:

@@ -19,6 +19,21 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of kernels need a C compiler; everything else has to pass without one."""
+    from burnish.errors import KernelError
+    from burnish.kernels.build import find_compilers
+
+    marked = [item for item in items if item.get_closest_marker("compiler")]
+    try:
+        if marked:
+            find_compilers()
+    except KernelError as error:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=error.message))
+
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,9 @@ import torch
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from burnish.kernels.attention import AttentionKernels
+from burnish.kernels.decoding import DecodeKernels
+from burnish.kernels.training import TrainKernels
 from burnish.trainers.setup import open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
@@ -26,6 +29,22 @@ KINDS = (
             "_scaled_dot_product_flash_attention_for_cpu_backward",
             "_MergedAttention",
             "_MergedAttentionBackward",
+            "attend",
+            "attend_forward",
+            "attend_backward",
+        ),
+    ),
+    (
+        "kernels",
+        (
+            "add_and_normalise",
+            "gate",
+            "normalise_forward",
+            "normalise_backward",
+            "rotate_forward",
+            "rotate_backward",
+            "gate_forward",
+            "gate_backward",
         ),
     ),
     ("softmax", ("_softmax", "_log_softmax", "exp", "exp_", "logsumexp")),
@@ -44,6 +63,7 @@ def main() -> None:
     task, workload = child.read_task()
     config = run_burnish.build_config(task, workload)
     marking_phases()
+    marking_kernels()
     with open_rl_run(config, Console(quiet=True)) as run:
         run_burnish.measure(run, 0, task["warmup"])
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -68,6 +88,25 @@ def marking_phases() -> None:
             yield
 
     Stopwatch.phase = phase  # type: ignore[method-assign]
+
+
+def marking_kernels() -> None:
+    """What runs in C becomes operations of the profile."""
+    for kernels, names in ((DecodeKernels, ("add_and_normalise", "gate", "attend")), (TrainKernels, ("call",))):
+        for name in names:
+            _mark(kernels, name, lambda given, name=name: given[0] if name == "call" else name)
+    for name in ("forward", "backward"):
+        _mark(AttentionKernels, name, lambda given, name=name: f"attend_{name}")
+
+
+def _mark(kernels: type, method: str, name: Callable[[tuple[Any, ...]], str]) -> None:
+    unmarked = getattr(kernels, method)
+
+    def marked(self: Any, *given: Any, **options: Any) -> Any:
+        with record_function(f"kernels::{name(given)}"):
+            return unmarked(self, *given, **options)
+
+    setattr(kernels, method, marked)
 
 
 def shares(events: Any) -> dict[str, dict[str, float]]:

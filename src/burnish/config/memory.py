@@ -88,7 +88,8 @@ def _role_items(config: Trained, facts: ModelFacts, width: int) -> list[MemoryIt
     items += _critic_items(config, facts, width)
     rollout = config.rollout
     rows = min(rollout.max_batch_rows, rollout.prompts_per_step * rollout.group_size)
-    return [*items, _cache(rows, rollout.max_prompt_tokens + rollout.max_response_tokens, facts, width)]
+    cache_width = 4 if config.model.device == "cpu" else width  # decoding on a CPU keeps float32
+    return [*items, _cache(rows, rollout.max_prompt_tokens + rollout.max_response_tokens, facts, cache_width)]
 
 
 def _normalization_items(config: RmConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from burnish.config.section import PositiveInt, Section, as_list, path_shorthand
+from burnish.types import UseKernels
 
 
 class LoraConfig(Section):
@@ -37,7 +38,7 @@ class ModelConfig(Section):
     """Run Python code that comes with the model. Off unless you ask."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more arithmetic."""
-    kernels: Literal["auto", "required", "off"] = "auto"
+    kernels: UseKernels = "auto"
     """Code in C for CPUs (docs/speed.md), built once with the machine's compiler: where it can be had, or refuse to run
     without, or not at all."""
     lora: LoraConfig | None = None

@@ -30,15 +30,15 @@ class Stretches:
     its first one as well.
 
     slots_S (S,): the stretches' slots, one after the other; starts (stretches + 1,) where each begins there;
-    group_starts (groups + 1,): each group's first stretch; shares (groups,). All int64. `longest` is the length of the
-    longest stretch and of the longest first one.
+    group_starts (groups + 1,): each group's first stretch; shares (groups,). All int64. `most_columns`: tokens that one
+    query may see, rounded up to whole blocks for each stretch.
     """
 
     slots_S: Tensor
     starts: Tensor
     group_starts: Tensor
     shares: Tensor
-    longest: tuple[int, int]
+    most_columns: int
 
     @staticmethod
     def of(groups: Sequence[Sequence[Tensor]]) -> Stretches:
@@ -50,7 +50,10 @@ class Stretches:
             torch.tensor([0, *counts]).cumsum(0),
             torch.tensor([0, *(len(group) for group in groups)]).cumsum(0),
             torch.tensor([int(len(group) > 1) for group in groups]),
-            (max(counts), max(len(group[0]) for group in groups)),
+            max(
+                _rounded_up(len(group[0])) + max((_rounded_up(len(stretch)) for stretch in group[1:]), default=0)
+                for group in groups
+            ),
         )
 
 
@@ -71,6 +74,7 @@ class AttentionKernels:
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises KernelError where they cannot be built."""
         library = load_library("attend.c", dtype)
+        self._dtype = dtype
         self._forward, self._backward = library.attend_forward, library.attend_backward
         self._forward.argtypes = [ctypes.POINTER(_Attention), *[_ADDRESS] * 5]
         self._backward.argtypes = [ctypes.POINTER(_Attention), *[_ADDRESS] * 9]
@@ -83,12 +87,21 @@ class AttentionKernels:
         output_SHD: Tensor = _Attend.apply(query_SHD, key_SKD, value_SKD, stretches, scaling, self)
         return output_SHD
 
+    def check(self, query: Tensor, key: Tensor, value: Tensor, stretches: Stretches) -> None:
+        """Raises ValueError for what the code in C would take for something else."""
+        slots, heads, size = query.shape
+        fits = key.shape == value.shape == (slots, key.shape[1], size) and heads % key.shape[1] == 0
+        if not fits or len(stretches.slots_S) != slots:
+            raise ValueError("queries, keys, values and slots do not fit each other")
+        if any(tensor.dtype != self._dtype or tensor.device.type != "cpu" for tensor in (query, key, value)):
+            raise ValueError(f"these kernels are for {self._dtype} on a CPU")
+
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, stretches: Stretches, scaling: float
     ) -> tuple[Tensor, Tensor]:
         """(output, log-sum-exps of the scores (S, H) float32)."""
         output, sums_SH = torch.empty_like(query), torch.empty(query.shape[:2], dtype=torch.float32)
-        about, _held = _describe(query, key, stretches, scaling)
+        about, _held = _describe(query, key, stretches, scaling, matrices=3)
         self._forward(ctypes.byref(about), *(t.data_ptr() for t in (query, key, value, output, sums_SH)))
         return output, sums_SH
 
@@ -106,7 +119,7 @@ class AttentionKernels:
         """Gradients of query, key and value."""
         grad_query = torch.empty_like(query)
         grad_key, grad_value = (torch.empty(query.shape, dtype=torch.float32) for _ in range(2))
-        about, _held = _describe(query, key, stretches, scaling)
+        about, _held = _describe(query, key, stretches, scaling, matrices=6)
         tensors = (query, key, value, output, sums_SH, grad, grad_query, grad_key, grad_value)
         self._backward(ctypes.byref(about), *(tensor.data_ptr() for tensor in tensors))
         grad_key, grad_value = (
@@ -121,13 +134,15 @@ def attention_kernels(dtype: torch.dtype) -> AttentionKernels:
     return AttentionKernels(dtype)
 
 
-def _describe(query: Tensor, key: Tensor, stretches: Stretches, scaling: float) -> tuple[_Attention, Tensor]:
-    """What attend.c is told, and the scratch memory in it: of each thread for keys, values and gradients of a shared
-    stretch and one that sees it, and for a tile of queries."""
-    width = -(-query.shape[2] // LANES) * LANES
-    columns = sum(-(-count // LANES) * LANES for count in stretches.longest)
-    size, threads = 6 * columns * width + 4 * _TILE * width + 2 * _TILE * columns, torch.get_num_threads()
-    scratch = torch.empty(threads * size)
+def _describe(
+    query: Tensor, key: Tensor, stretches: Stretches, scaling: float, *, matrices: int
+) -> tuple[_Attention, Tensor]:
+    """What attend.c is told, and the scratch memory in it: of each thread so many matrices of keys, values and their
+    gradients for a shared stretch and one that sees it, and a tile of queries."""
+    width, columns = _rounded_up(query.shape[2]), stretches.most_columns
+    threads = min(torch.get_num_threads(), len(stretches.shares) * query.shape[1])
+    size = matrices * columns * width + 4 * _TILE * width + 2 * _TILE * columns
+    scratch = torch.empty(threads * size, dtype=torch.float32)
     return _Attention(
         groups=len(stretches.shares),
         heads=query.shape[1],
@@ -146,6 +161,10 @@ def _describe(query: Tensor, key: Tensor, stretches: Stretches, scaling: float) 
     ), scratch
 
 
+def _rounded_up(count: int) -> int:
+    return -(-count // LANES) * LANES
+
+
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
@@ -158,6 +177,7 @@ class _Attend(torch.autograd.Function):
         kernels: AttentionKernels,
     ) -> Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        kernels.check(query, key, value, stretches)
         output, sums_SH = kernels.forward(query, key, value, stretches, scaling)
         ctx.save_for_backward(query, key, value, output, sums_SH)
         ctx.stretches, ctx.scaling, ctx.kernels = stretches, scaling, kernels

@@ -35,6 +35,7 @@ class TrainKernels:
             "gate_backward": [*[_ADDRESS] * 5, *[_COUNT] * 3],
         }
         self._library = library
+        self._dtype = dtype
         for name, types in self._functions.items():
             function = getattr(library, name)
             function.argtypes, function.restype = types, None
@@ -43,18 +44,33 @@ class TrainKernels:
         self, states_SX: Tensor, more_SX: Tensor | None, weight_X: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         """(states + more, the RMS norm of that times weight); without `more` the first is `states`."""
+        self._check(states_SX, states_SX if more_SX is None else more_SX, weight_X)
+        if weight_X.shape != states_SX.shape[-1:] or (more_SX is not None and more_SX.shape != states_SX.shape):
+            raise ValueError("states, what is added to them and the norm's weight do not fit each other")
         both: tuple[Tensor, Tensor] = _Normalise.apply(states_SX, more_SX, weight_X, epsilon, self)
         return both
 
     def rotate(self, states_SHD: Tensor, cosine_SD: Tensor, sine_SD: Tensor) -> Tensor:
         """Queries or keys turned by their positions."""
+        self._check(states_SHD)
+        table = (states_SHD.shape[0], states_SHD.shape[2])
+        if any(part.shape != table or part.dtype != torch.float32 for part in (cosine_SD, sine_SD)):
+            raise ValueError(f"cosines and sines must be float32 and {table}")
         rotated_SHD: Tensor = _Rotate.apply(states_SHD, cosine_SD, sine_SD, self)
         return rotated_SHD
 
     def gate(self, gate_SI: Tensor, up_SI: Tensor) -> Tensor:
         """silu(gate) * up."""
+        self._check(gate_SI, up_SI)
+        if gate_SI.shape != up_SI.shape:
+            raise ValueError("gate and up differ in shape")
         gated_SI: Tensor = _Gate.apply(gate_SI, up_SI, self)
         return gated_SI
+
+    def _check(self, *tensors: Tensor) -> None:
+        """What goes by its address has to be what the code in C takes it for. Raises ValueError."""
+        if any(tensor.dtype != self._dtype or tensor.device.type != "cpu" for tensor in tensors):
+            raise ValueError(f"these kernels are for {self._dtype} on a CPU")
 
     def call(self, name: str, *arguments: Tensor | float | None) -> None:
         """A function of train.c; tensors go by their address, the number of threads is added."""
@@ -96,7 +112,7 @@ class _Normalise(torch.autograd.Function):
         rows, size = total.numel() // total.shape[-1], total.shape[-1]
         side = None if grad_total is None else grad_total.contiguous()
         grad = torch.empty_like(total)
-        lines = torch.zeros(torch.get_num_threads(), size) if ctx.needs_input_grad[2] else None
+        lines = torch.zeros(torch.get_num_threads(), size, dtype=torch.float32) if ctx.needs_input_grad[2] else None
         ctx.kernels.call(
             "normalise_backward", grad_normed.contiguous(), side, total, shrink_R, weight, grad, lines, rows, size
         )

@@ -7,7 +7,7 @@ gate. Parameters, hooks of the linear layers, adapters and checkpointing of grad
 
 from __future__ import annotations
 
-from types import MethodType
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -39,35 +39,53 @@ def set_layer_kernels(model: PreTrainedModel) -> None:
     train_kernels(model.dtype)
     attention_kernels(model.dtype)
     for layer in model.base_model.layers:
-        layer.forward = MethodType(_forward, layer)
+        own: type = type(layer)
+        layer.__class__ = _with_kernels(own)
 
 
 def unset_layer_kernels(model: PreTrainedModel) -> None:
     """The layers' own forward pass again."""
     for layer in model.base_model.layers:
-        del layer.forward
+        layer.__class__ = type(layer).own_class
 
 
 def uses_layer_kernels(model: Any) -> bool:
     """Whether `set_layer_kernels` is in force."""
-    return model.config.model_type in FAMILIES and "forward" in vars(model.base_model.layers[0])
+    return any(isinstance(module, KernelLayer) for module in model.modules())
 
 
-def _forward(layer: Any, hidden_states: Tensor, *, packed: Any = None, **others: Any) -> Tensor:
-    """As the layer's own, which it leaves everything to that is not packed for a CPU."""
-    if not isinstance(packed, MergedAttention):
-        given = others if packed is None else others | {"packed": packed}
-        own: Tensor = type(layer).forward(layer, hidden_states, **given)
+@cache
+def _with_kernels(layer_class: type) -> type:
+    """A subclass, so that what `transformers` does about every layer's `forward` (checkpointing) is done here too. It
+    has its parent's name, by which layers are told apart."""
+    return type(layer_class.__name__, (KernelLayer, layer_class), {"own_class": layer_class})
+
+
+class KernelLayer:
+    """Goes before a layer's own class."""
+
+    own_class: type
+
+    def forward(self, hidden_states: Tensor, *given: Any, packed: Any = None, **others: Any) -> Tensor:
+        """As the layer's own, to which it leaves everything that is not packed for a CPU."""
+        if isinstance(packed, MergedAttention):
+            return _packed_forward(self, hidden_states[0], packed, others["position_embeddings"])[None]
+        if packed is not None:
+            others["packed"] = packed
+        own: Tensor = super().forward(hidden_states, *given, **others)  # type: ignore[misc]
         return own
+
+
+def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rotation: tuple[Tensor, Tensor]) -> Tensor:
     attention, mlp = layer.self_attn, layer.mlp
-    kernels = train_kernels(hidden_states.dtype)
-    cosine_SD, sine_SD = (part[0].float().contiguous() for part in others["position_embeddings"])
+    kernels = train_kernels(states_SX.dtype)
+    cosine_SD, sine_SD = (part[0].float().contiguous() for part in rotation)
     norm = layer.input_layernorm
-    states_SX, normed_SX = kernels.normalise(hidden_states[0], None, norm.weight, norm.variance_epsilon)
+    states_SX, normed_SX = kernels.normalise(states_SX, None, norm.weight, norm.variance_epsilon)
     heads = (len(states_SX), -1, attention.head_dim)
     query_SHD = _normed(kernels, attention.q_proj(normed_SX).view(heads), _head_norm(attention, "q_norm"))
     key_SKD = _normed(kernels, attention.k_proj(normed_SX).view(heads), _head_norm(attention, "k_norm"))
-    seen_SHD = attention_kernels(hidden_states.dtype).attend(
+    seen_SHD = attention_kernels(states_SX.dtype).attend(
         kernels.rotate(query_SHD, cosine_SD, sine_SD),
         kernels.rotate(key_SKD, cosine_SD, sine_SD),
         attention.v_proj(normed_SX).view(heads),
@@ -79,7 +97,8 @@ def _forward(layer: Any, hidden_states: Tensor, *, packed: Any = None, **others:
         states_SX, attention.o_proj(seen_SHD.flatten(1)), norm.weight, norm.variance_epsilon
     )
     gated_SI = kernels.gate(mlp.gate_proj(normed_SX), mlp.up_proj(normed_SX))
-    return (states_SX + mlp.down_proj(gated_SI))[None]
+    down_SX: Tensor = mlp.down_proj(gated_SI)
+    return states_SX + down_SX
 
 
 def _head_norm(attention: Any, name: str) -> Any:

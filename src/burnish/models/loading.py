@@ -10,7 +10,10 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import KernelError, ModelError
+from burnish.kernels.decoding import decode_kernels
+from burnish.models.attention import packs_rows
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
+from burnish.models.kernel_layers import has_known_layers, uses_layer_kernels
 from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.types import UseKernels
@@ -75,7 +78,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
     model = model.to(device)
     if head == "language" and not plain:
         use_packed_rows(model)
-    kernels_note = _use_kernels(model, config) if head == "language" and not plain else None
+    kernels_note = _use_kernels(model, config, has_passes=head == "language" and not plain)
     notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note, kernels_note) if note is not None)
     return LoadedModel(
         model,
@@ -90,22 +93,31 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
     )
 
 
-def _use_kernels(model: PreTrainedModel, config: ModelConfig) -> str | None:
-    if config.kernels == "off":
+def _use_kernels(model: PreTrainedModel, config: ModelConfig, *, has_passes: bool) -> str | None:
+    """Set the model's layers to kernels in C if that is asked for and possible; what the user should know about it.
+
+    has_passes: whether the model is one whose passes kernels could take.
+    """
+    if config.kernels == "off" or not (has_passes or config.kernels == "required"):
         return None
+    reason, remedy = None, None
     try:
-        used = use_layer_kernels(model)
+        if has_passes and has_known_layers(model):
+            decode_kernels(model.dtype)  # the local engine's: built here, so that what stands in the way is told once
+            if not use_layer_kernels(model) and packs_rows(model):
+                reason = "their numbers are not those of the model's own layers"
     except KernelError as error:
-        if config.kernels == "required":
-            raise
-        return f"training and sampling go without kernels in C, which is slower: {error.message}"
-    if config.kernels == "required" and not used:
+        reason, remedy = error.message, error.remedy
+    if config.kernels == "required" and not uses_layer_kernels(model):
+        what = f"this {model.config.model_type} model ({config.dtype}, {model.device.type}) as this run uses it"
         raise ModelError(
-            f"model.kernels is required, but there are none for this {model.config.model_type} model "
-            f"({config.dtype}, {model.device.type})",
-            remedy="set model.kernels: auto",
+            f"model.kernels is required, but there are none for {what}{'' if reason is None else f': {reason}'}",
+            remedy=remedy or "set model.kernels: auto",
         )
-    return None
+    if reason is None:
+        return None
+    hint = "" if remedy is None else f" ({remedy})"
+    return f"training and sampling go without kernels in C, which is slower: {reason}{hint}"
 
 
 def resolve_device(name: str) -> torch.device:

@@ -7,6 +7,7 @@ drops the keyword argument of its attention function would see all rows as one t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
 """Relative distance of the hidden states that rounding explains. A row that sees its neighbour is off by more."""
+OF_GRADIENTS = 4.0
+"""So many times further off may gradients be, in which the rounding of all layers adds up."""
 REFUSALS = (TypeError, RuntimeError, ValueError, IndexError, AttributeError, NotImplementedError)
 """What models raise that cannot take packed rows."""
 
@@ -39,21 +42,38 @@ def use_packed_rows(model: PreTrainedModel) -> bool:
     return False
 
 
-@torch.no_grad()
 def use_layer_kernels(model: PreTrainedModel) -> bool:
-    """Let layers of a model that takes packed rows go through kernels in C if they then give the same; False if not.
+    """Let layers of a model that takes packed rows go through kernels in C if states and gradients are then the same;
+    False if not. Rows are longer here than the blocks that the kernels work in.
 
     Raises KernelError where the kernels cannot be built.
     """
     if not (packs_rows(model) and has_known_layers(model)):
         return False
-    rows, runner = ResponseRows.of(_rows(model), None), TrunkRunner(model.base_model)
-    own = runner.packed(rows)
+    rows = ResponseRows.of(_rows(model, prompt_lengths=(20, 3), response_lengths=(37, 18, 1, 33, 2)), None)
+    own = _states_and_gradient(model, rows)
     set_layer_kernels(model)
-    if _is_near(runner.packed(rows), own):
+    try:
+        found = _states_and_gradient(model, rows)
+    except REFUSALS:
+        unset_layer_kernels(model)
+        return False
+    if _is_near(found[0], own[0]) and all(map(partial(_is_near, times=OF_GRADIENTS), found[1:], own[1:])):
         return True
     unset_layer_kernels(model)
     return False
+
+
+def _states_and_gradient(model: PreTrainedModel, rows: ResponseRows) -> list[Tensor]:
+    """Hidden states, and for a random gradient of them that of all the first layer's weights together."""
+    weights = [weight for weight in model.base_model.layers[0].parameters() if weight.requires_grad]
+    with torch.enable_grad():
+        states = TrunkRunner(model.base_model).packed(rows)
+    if not weights:
+        return [states]
+    outer = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.dtype)
+    gradients = torch.autograd.grad(states, weights, outer, allow_unused=True)
+    return [states.detach(), torch.cat([part.flatten().to(states.dtype) for part in gradients if part is not None])]
 
 
 @torch.no_grad()
@@ -67,25 +87,29 @@ def _gives_the_same(model: PreTrainedModel) -> bool:
     return _is_near(packed, runner.padded(rows))
 
 
-def _is_near(found: Tensor, wanted: Tensor) -> bool:
-    tolerance = TOLERANCE.get(wanted.dtype, 1e-4)
+def _is_near(found: Tensor, wanted: Tensor, *, times: float = 1.0) -> bool:
+    tolerance = times * TOLERANCE.get(wanted.dtype, 1e-4)
     return float((found - wanted).float().norm()) <= tolerance * float(wanted.float().norm())
 
 
-def _rows(model: PreTrainedModel) -> Batch:
-    """Five rows on two prompts of different lengths; tokens all over the vocabulary, the same on every machine."""
+def _rows(
+    model: PreTrainedModel,
+    prompt_lengths: tuple[int, int] = (5, 3),
+    response_lengths: tuple[int, int, int, int, int] = (6, 4, 7, 1, 5),
+) -> Batch:
+    """Three rows on one prompt and two on another; tokens all over the vocabulary, the same on every machine."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    lengths = torch.tensor([6, 4, 7, 1, 5])
+    lengths, width = torch.tensor(response_lengths), max(response_lengths)
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(0, vocabulary, (2, 5), generator=generator)
-    tokens = torch.randint(0, vocabulary, (5, 7), generator=generator)
+    prompts = torch.randint(0, vocabulary, (2, max(prompt_lengths)), generator=generator)
+    tokens = torch.randint(0, vocabulary, (5, width), generator=generator)
     of_prompt = torch.tensor([0, 0, 0, 1, 1])
     return Batch(
         prompt_tokens=prompts[of_prompt],
-        prompt_lengths=torch.tensor([5, 3])[of_prompt],
+        prompt_lengths=torch.tensor(prompt_lengths)[of_prompt],
         response_tokens=tokens,
         response_lengths=lengths,
-        loss_mask=_inside(lengths, 7),
+        loss_mask=_inside(lengths, width),
         group_ids=of_prompt,
     ).to(model.device)
 

@@ -88,8 +88,8 @@ def decodes_alike(model: Any, make: MakeDecoder = FusedDecoder) -> bool:
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(0, vocabulary, (2, 9), generator=generator).tolist()
-    prompts = [tuple(texts[0][:6]), tuple(texts[0][:6]), tuple(texts[1][:4])]
+    texts = torch.randint(0, vocabulary, (2, 20), generator=generator).tolist()
+    prompts = [tuple(texts[0]), tuple(texts[0]), tuple(texts[1][:4])]
     continuations = torch.randint(0, vocabulary, (3, 3), generator=generator)
     decoder = make(model, len(prompts))
     lengths = []

@@ -87,6 +87,8 @@ class KernelCache:
 
         What comes back is good until the next call of any method.
         """
+        if cosine_RD.shape != (len(self._rows), self._shape.head_size) or cosine_RD.dtype != torch.float32:
+            raise ValueError(f"rotations of {self._shape.head_size} float32 numbers a row are needed")
         column_R = positions_R - self._first_R
         if bool((column_R >= self._capacity_R).any()):
             self._grow(column_R.tolist())
@@ -140,7 +142,7 @@ class KernelCache:
         threads = torch.get_num_threads()
         if wanted > self._step.scratch_size or threads != self._step.threads:
             self._step.scratch_size, self._step.threads = wanted * 3 // 2 // LANES * LANES, threads
-            self._point(scratch=torch.empty(threads * self._step.scratch_size))
+            self._point(scratch=torch.empty(threads * self._step.scratch_size, dtype=torch.float32))
 
     def _stored(self, prompts: PrefilledPrompts | None, index: int, length: int) -> _Prompt:
         if prompts is None or length == 0:
@@ -158,7 +160,8 @@ class KernelCache:
         return _Prompt(store, length)
 
     def _empty(self, capacity: int) -> Tensor:
-        return torch.empty(2, self._shape.layers, self._shape.key_heads, capacity * self._width)
+        shape = (2, self._shape.layers, self._shape.key_heads, capacity * self._width)
+        return torch.empty(shape, dtype=torch.float32)
 
     def _capacity(self, store: Tensor) -> int:
         return store.shape[-1] // self._width

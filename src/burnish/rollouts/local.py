@@ -188,7 +188,7 @@ class LocalEngine:
             try:
                 if decodes_alike(self._model, KernelDecoder):
                     return KernelDecoder
-            except KernelError:  # the model's loading has said so
+            except KernelError:  # whoever loaded the model has told why
                 if kernels == "required":
                     raise
         return FusedDecoder if decodes_alike(self._model, FusedDecoder) else None

@@ -78,6 +78,8 @@ def _policy_responses(
             f"normalization.policy {path!r} has another tokenizer than the reward model",
             remedy="name a policy with the same tokenizer, or set normalization.on: references",
         )
+    for note in policy.notes:
+        console.print(note, highlight=False)
     console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
     engine = build_engine(
         "local",

@@ -42,7 +42,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         scorer = stack.enter_context(open_scorer(config))
         loaded = load_model(settings, seed=config.seed, plain=config.debug.plain)
         keep_freed_memory(loaded.model.device.type)
-        for line in scorer.attach_policy(loaded.tokenizer):
+        for line in (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)):
             console.print(line, highlight=False)
         engine = stack.enter_context(open_rl_engine(config, loaded))
         evaluator = build_evaluator(config, loaded, engine, scorer, console)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from burnish.kernels.attention import Stretches, attention_kernels
 
+pytestmark = pytest.mark.compiler
+
 
 def stretches_of(groups: Sequence[Sequence[int]], order: torch.Tensor) -> list[list[torch.Tensor]]:
     """Groups of stretches of these lengths, over the slots in `order`."""

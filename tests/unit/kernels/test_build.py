@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "burnish" / "kernels"
 
 
+@pytest.mark.compiler
 def test_a_library_is_built_once_and_kept(cache: Path) -> None:
     build.load_library("decode.c", torch.float32)
     (path,) = cache.iterdir()
@@ -27,6 +30,63 @@ def test_a_library_is_built_once_and_kept(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
+@pytest.mark.compiler
+def test_what_the_name_does_not_say_is_built_apart(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words in CC change what comes out."""
+    monkeypatch.setenv("CC", "cc")
+    build.load_library("decode.c", torch.float32)
+    monkeypatch.setenv("CC", "cc -O1")
+    build.load_library("decode.c", torch.float32)
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.compiler
+def test_a_broken_file_is_built_anew(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.load_library("decode.c", torch.float32)
+    (whole,) = cache.iterdir()
+    other = tmp_path / "other" / "burnish" / "kernels"  # a path that is loaded stays loaded, whatever stands there
+    other.mkdir(parents=True)
+    (other / whole.name).write_bytes(whole.read_bytes()[:100])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    build.load_library("decode.c", torch.float32)
+    assert (other / whole.name).stat().st_size == whole.stat().st_size
+
+
+@pytest.mark.compiler
+def test_a_folder_that_others_may_write_is_not_trusted(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    build.load_library("decode.c", torch.float32)
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("named", ["", "relative/path"])
+def test_without_a_home_there_is_no_cache(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", named)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert build.cache_folder() is None
+
+
+@pytest.mark.compiler
+def test_a_compiler_that_does_not_work_is_passed_over(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cc` fails here, `gcc` is the machine's own."""
+    (own,) = [command[0] for command in build.find_compilers()][-1:]
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "cc").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "cc").chmod(0o755)
+    (folder / "gcc").symlink_to(str(shutil.which(own)))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("CC", raising=False)
+    build.load_library("decode.c", torch.float32)
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.compiler
 def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -37,6 +97,9 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatc
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -O1")
     with pytest.raises(KernelError, match="CC names 'no-such-compiler', which is not there"):
+        build.load_library("decode.c", torch.float32)
+    monkeypatch.setenv("CC", "gcc 'open quote")
+    with pytest.raises(KernelError, match="which is no command"):
         build.load_library("decode.c", torch.float32)
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")
@@ -65,6 +128,7 @@ def test_a_compiler_that_fails_is_named(
     assert what != "compiles nothing" or not list(cache.iterdir())
 
 
+@pytest.mark.compiler
 @pytest.mark.usefixtures("cache")
 def test_types_without_code_are_refused() -> None:
     with pytest.raises(KernelError, match="no kernels for"):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
 
-from burnish.errors import KernelError, ModelError
+from burnish.config.schema_data import ModelConfig
+from burnish.errors import ModelError
 from burnish.kernels.attention import attention_kernels
+from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.training import train_kernels
 from burnish.models.kernel_layers import uses_layer_kernels
+from burnish.models.loading import load_model
 from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
 from burnish.models.scoring import ResponseScorer
 
@@ -28,6 +33,7 @@ def calls_of(model, batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
+@pytest.mark.compiler
 def test_models_of_llamas_build_take_them_and_others_do_not(load) -> None:
     assert uses_layer_kernels(load("llama").model)
     assert uses_layer_kernels(load("qwen2", dtype="bfloat16").model)
@@ -36,6 +42,7 @@ def test_models_of_llamas_build_take_them_and_others_do_not(load) -> None:
     assert not uses_layer_kernels(load("llama", kernels="off").model)
 
 
+@pytest.mark.compiler
 def test_a_layer_calls_each_of_them_both_ways(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("llama").model
     layers = len(model.model.layers)
@@ -44,11 +51,34 @@ def test_a_layer_calls_each_of_them_both_ways(load, batch, monkeypatch: pytest.M
         assert called.count(f"{name}_forward") == called.count(f"{name}_backward") == count * layers
 
 
+@pytest.mark.compiler
+def test_checkpointing_goes_through_the_kernels_twice(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps less meanwhile: what a layer holds for its backward pass is its input."""
+    model = load("llama", gradient_checkpointing=True).model.train()
+    called = calls_of(model, batch, monkeypatch)
+    assert called.count("gate_forward") == 2 * len(model.model.layers)
+    assert called.count("gate_backward") == len(model.model.layers)
+
+
+def test_a_model_goes_when_it_is_dropped(load) -> None:
+    """Not only when the garbage collector comes by."""
+    model = load("llama").model
+    gone = weakref.ref(model.model.layers[0].mlp)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.compiler
 def test_a_copy_has_layers_of_its_own(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the frozen reference is made: what trains later does not show in it."""
     model = load("llama").model
     twin = copy.deepcopy(model)
-    assert twin.model.layers[0].forward.__self__ is twin.model.layers[0]
+    assert uses_layer_kernels(twin)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
@@ -74,6 +104,7 @@ def test_a_layer_that_computes_otherwise_keeps_its_own_pass(load) -> None:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode_kernels.cache_clear()
     train_kernels.cache_clear()
     attention_kernels.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
@@ -86,12 +117,38 @@ def test_without_a_compiler_the_user_is_told(load) -> None:
     told = "training and sampling go without kernels in C, which is slower: CC names 'no-such-compiler'"
     assert loaded.notes[-1].startswith(told)
     assert not any("kernels" in note for note in load("gpt2").notes)
-    with pytest.raises(KernelError, match="no-such-compiler"):
+    with pytest.raises(ModelError, match=r"kernels is required, .*no-such-compiler.*\n  -> install one"):
         load("llama", kernels="required")
     assert load("llama", kernels="off").notes == load("llama", plain=True).notes
 
 
+@pytest.mark.compiler
 def test_kernels_that_are_required_must_fit_the_model(load) -> None:
     assert uses_layer_kernels(load("llama", kernels="required").model)
     with pytest.raises(ModelError, match=r"model\.kernels is required, but there are none for this gpt2 model"):
         load("gpt2", kernels="required")
+
+
+@pytest.mark.compiler
+def test_runs_that_could_not_use_them_refuse_to_require_them(load, model_folder) -> None:
+    config = ModelConfig(path=str(model_folder("llama")), device="cpu", kernels="required")
+    for how in ({"plain": True}, {"head": "score"}):
+        with pytest.raises(ModelError, match="as this run uses it"):
+            load_model(config, **how)
+
+
+def test_a_model_that_is_built_otherwise_keeps_its_own_layers(load) -> None:
+    """It calls itself a Llama, but what the kernels ask for has another name, shape or type."""
+    for change in ("name", "type"):
+        model = load("llama", plain=True).model
+        assert use_packed_rows(model)
+        norm = model.model.layers[0].input_layernorm
+        if change == "name":
+            norm.register_forward_hook(lambda *_: None)
+            del norm.variance_epsilon
+            norm.forward = lambda states: states
+        else:
+            norm.weight.data = norm.weight.data.double()
+            norm.forward = lambda states, norm=norm: states * norm.weight.float()
+        assert not use_layer_kernels(model)
+        assert not uses_layer_kernels(model)

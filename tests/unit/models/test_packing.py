@@ -129,7 +129,7 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
-@pytest.mark.parametrize("way", ["kernels", "merged", "gathered"])
+@pytest.mark.parametrize("way", [pytest.param("kernels", marks=pytest.mark.compiler), "merged", "gathered"])
 def test_packed_rows_score_like_padded_ones(load, family, fields, way, monkeypatch) -> None:
     monkeypatch.setattr("burnish.models.packing.MERGED_ON", () if way == "gathered" else ("cpu",))
     loaded = load(family, kernels="auto" if way == "kernels" else "off", **fields)

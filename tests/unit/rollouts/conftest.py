@@ -80,7 +80,7 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
 
 
-@pytest.fixture(params=["kernels", "fused", "plain"])
+@pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.compiler), "fused", "plain"])
 def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[..., LocalEngine]:
     """Every test runs on each way to decode."""
 

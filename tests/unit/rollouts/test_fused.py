@@ -19,7 +19,7 @@ from burnish.rollouts.packed_weights import packed_product
 from burnish.rollouts.shared_cache import CacheShape, SharedCache
 from burnish.types import RolloutRequest, UseKernels
 
-EITHER = pytest.mark.parametrize("make", [FusedDecoder, KernelDecoder])
+EITHER = pytest.mark.parametrize("make", [FusedDecoder, pytest.param(KernelDecoder, marks=pytest.mark.compiler)])
 SHAPE = CacheShape(layers=1, heads=4, key_heads=2, head_size=8, scaling=0.25)
 
 
@@ -77,7 +77,7 @@ def test_adapters_are_added_in(make_model: Callable[..., Any], make: MakeDecoder
         assert decodes_alike(model, make)
 
 
-@pytest.mark.parametrize("kernels", ["required", "off"])
+@pytest.mark.parametrize("kernels", [pytest.param("required", marks=pytest.mark.compiler), "off"])
 def test_fused_and_plain_engines_sample_the_same(
     make_model: Callable[..., Any], tokenizer: Any, kernels: UseKernels
 ) -> None:
@@ -181,6 +181,7 @@ def test_an_engine_without_a_compiler_goes_without_or_refuses(
         engine(make_model("llama"), "required")
 
 
+@pytest.mark.compiler
 def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:
     assert engine(make_model("llama"), "required")._make_decoder is KernelDecoder
     with pytest.raises(RolloutError, match=r"model\.kernels is required"):

@@ -8,6 +8,8 @@ from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.kernel_cache import KernelCache
 from burnish.rollouts.shared_cache import CacheShape
 
+pytestmark = pytest.mark.compiler
+
 SHAPES = [
     CacheShape(layers=2, heads=4, key_heads=2, head_size=8, scaling=0.25),
     CacheShape(layers=1, heads=4, key_heads=4, head_size=32, scaling=0.2),
