@@ -14,7 +14,7 @@ H hidden, F feed-forward, N tokens in one forward and backward, V vocabulary, K 
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
 | log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients all at once |
-| key/value cache | 2 L K b x rows x tokens of a row | rows decoded side by side, at their longest |
+| key/value cache | 2 L K b x rows x tokens of a row; 4 for b with `model.device: cpu` | rows decoded side by side |
 | policy that responds | P b, reward models with `normalization.on: policy` | it samples what scores are measured on |
 
 A reward model has a score head in place of its output head: no log-probabilities, and P is a little too large.

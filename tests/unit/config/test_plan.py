@@ -132,6 +132,9 @@ def test_bfloat16_and_adapters_change_the_memory() -> None:
     assert facts is not None
     half = {i.name: i.num_bytes for i in estimate_memory(rl(model={"path": "m", "dtype": "bfloat16"}), facts)}
     assert (half["policy weights"], half["master weights"]) == (2000, 4000)
+    on_cpu = rl(model={"path": "m", "dtype": "bfloat16", "device": "cpu"})
+    float32_cache = {i.name: i.num_bytes for i in estimate_memory(on_cpu, facts)}["key/value cache"]
+    assert float32_cache == 2 * half["key/value cache"]
     lora = {i.name: i.num_bytes for i in estimate_memory(rl(model={"path": "m", "lora": {"rank": 2}}), facts)}
     trained = 5 * 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 172))
     assert lora["gradients"] == 4 * trained
