@@ -165,7 +165,8 @@ def test_works_off_the_main_thread(make_scorer: Any, make_items: Any) -> None:
 
 
 PARENT = """
-    import sys
+    import signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored
     from burnish.config.schema import RewardConfig, ScoringConfig
     from burnish.rewards import ProcessRewardScorer
     from burnish.types import FinishReason, Prompt, Rollout
