@@ -88,8 +88,8 @@ def _role_items(config: Trained, facts: ModelFacts, width: int) -> list[MemoryIt
     items += _critic_items(config, facts, width)
     rollout = config.rollout
     rows = min(rollout.max_batch_rows, rollout.prompts_per_step * rollout.group_size)
-    cache_width = 4 if config.model.device == "cpu" else width  # decoding on a CPU keeps float32
-    return [*items, _cache(rows, rollout.max_prompt_tokens + rollout.max_response_tokens, facts, cache_width)]
+    tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
+    return [*items, _cache(rows, tokens, facts, _cache_width(config, width))]
 
 
 def _normalization_items(config: RmConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
@@ -97,11 +97,19 @@ def _normalization_items(config: RmConfig, facts: ModelFacts, width: int) -> lis
     if settings.kind == "none" or settings.on != "policy":
         return []
     rows = min(_NORMALIZATION_ROWS, settings.responses)
-    return [_copy("policy that responds", facts, width), _cache(rows, config.max_tokens, facts, width)]
+    return [
+        _copy("policy that responds", facts, width),
+        _cache(rows, config.max_tokens, facts, _cache_width(config, width)),
+    ]
 
 
 def _copy(name: str, facts: ModelFacts, width: int) -> MemoryItem:
     return MemoryItem(name, facts.num_parameters * width, f"{facts.num_parameters:,} parameters x {width} bytes")
+
+
+def _cache_width(config: Trained, width: int) -> int:
+    """Decoding on a CPU keeps float32; models that do not go through fused decoding keep less."""
+    return 4 if config.model.device == "cpu" else width
 
 
 def _cache(rows: int, tokens: int, facts: ModelFacts, width: int) -> MemoryItem:

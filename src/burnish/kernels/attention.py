@@ -140,7 +140,7 @@ def _describe(
     """What attend.c is told, and the scratch memory in it: of each thread so many matrices of keys, values and their
     gradients for a shared stretch and one that sees it, and a tile of queries."""
     width, columns = _rounded_up(query.shape[2]), stretches.most_columns
-    threads = min(torch.get_num_threads(), len(stretches.shares) * query.shape[1])
+    threads = torch.get_num_threads()  # no fewer: OpenMP would end the others and start them again
     size = matrices * columns * width + 4 * _TILE * width + 2 * _TILE * columns
     scratch = torch.empty(threads * size, dtype=torch.float32)
     return _Attention(

@@ -17,8 +17,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,8 +25,8 @@ from burnish.errors import KernelError
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Types of states and weights that there is code for, and what BFLOAT16 is then."""
-_COMPILERS = ("cc", "gcc")
-"""Tried in this order where `CC` names none. Clang brings an OpenMP that PyTorch does not have."""
+_COMPILERS = ("gcc", "cc")
+"""Tried in this order where `CC` names none: what is called cc may be clang, whose OpenMP PyTorch does not have."""
 _SECONDS = 120
 _HERE = Path(__file__).parent
 
@@ -53,7 +51,7 @@ def load_library(source: str, dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def find_compilers() -> list[list[str]]:
-    """The command in `CC`, or those of cc and gcc that are there. Raises KernelError when there is none."""
+    """The command in `CC`, or those of gcc and cc that are there. Raises KernelError when there is none."""
     named = os.environ.get("CC", "")
     try:
         words = shlex.split(named)
@@ -61,7 +59,7 @@ def find_compilers() -> list[list[str]]:
         raise KernelError(f"CC is {named!r}, which is no command: {error}") from error
     found = [command for command in ([words] if words else [[name] for name in _COMPILERS]) if shutil.which(command[0])]
     if not found:
-        what = f"CC names {words[0]!r}, which is not there" if words else "there is no C compiler (cc or gcc)"
+        what = f"CC names {words[0]!r}, which is not there" if words else "there is no C compiler (gcc or cc)"
         raise KernelError(what, remedy="install one, such as the package gcc")
     return found
 
@@ -79,45 +77,36 @@ def _loaded(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDL
     identity = [shlex.join([*compiler, *options]).encode(), _version(compiler), _processor(), *texts]
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32] + ".so"
     problem: OSError | None = None
-    with _folders() as folders:
-        for folder in folders:
-            for _ in range(2):  # a file that was there and does not load is built anew
-                path = folder / name
-                try:
-                    was_there = path.exists()
-                    if not was_there:
-                        _build(compiler, options, source, path)
-                    return ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-                except OSError as error:
-                    problem = error
-                    if not was_there:
-                        break
-                    path.unlink(missing_ok=True)
+    cache = cache_folder()
+    if cache is not None and _is_own(cache):
+        path = cache / name
+        try:
+            return ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        except OSError:  # not there, or broken: built anew
+            pass
+        try:
+            _build(compiler, options, source, path)
+            return ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        except OSError as error:
+            problem = error
+    try:  # a library that has been loaded needs its file no more
+        with tempfile.TemporaryDirectory(prefix="burnish-kernels-", ignore_cleanup_errors=True) as folder:
+            _build(compiler, options, source, Path(folder) / name)
+            return ctypes.CDLL(str(Path(folder) / name), mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        problem = error
     raise KernelError(f"the kernels that {compiler[0]} built cannot be loaded: {problem}") from problem
 
 
-@contextmanager
-def _folders() -> Iterator[Iterator[Path]]:
-    """The cache, where it is the user's alone to write, then a temporary folder, gone afterwards: a library that has
-    been loaded needs its file no more."""
-    with tempfile.TemporaryDirectory(prefix="burnish-kernels-") as temporary:
-
-        def each() -> Iterator[Path]:
-            cache = cache_folder()
-            if cache is not None and _is_own(cache):
-                yield cache
-            yield Path(temporary)
-
-        yield each()
-
-
 def _is_own(folder: Path) -> bool:
+    """Whether libraries can be kept there: the user's alone to write, and on a disk whose files may run."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = folder.stat()
+        about, disk = folder.stat(), os.statvfs(folder)
     except OSError:
         return False
-    return about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_private = about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_private and not disk.f_flag & os.ST_NOEXEC
 
 
 def _build(compiler: list[str], options: list[str], source: Path, path: Path) -> None:

@@ -39,14 +39,16 @@ def set_layer_kernels(model: PreTrainedModel) -> None:
     train_kernels(model.dtype)
     attention_kernels(model.dtype)
     for layer in model.base_model.layers:
-        own: type = type(layer)
-        layer.__class__ = _with_kernels(own)
+        if not isinstance(layer, KernelLayer):
+            own: type = type(layer)
+            layer.__class__ = _with_kernels(own)
 
 
 def unset_layer_kernels(model: PreTrainedModel) -> None:
     """The layers' own forward pass again."""
-    for layer in model.base_model.layers:
-        layer.__class__ = type(layer).own_class
+    for layer in model.modules():
+        if isinstance(layer, KernelLayer):
+            layer.__class__ = type(layer).own_class
 
 
 def uses_layer_kernels(model: Any) -> bool:

@@ -7,7 +7,6 @@ drops the keyword argument of its attention function would see all rows as one t
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,12 @@ from torch import Tensor
 
 from burnish.models.attention import packs_rows, set_packed_attention
 from burnish.models.batch import Batch
-from burnish.models.kernel_layers import has_known_layers, set_layer_kernels, unset_layer_kernels
+from burnish.models.kernel_layers import (
+    has_known_layers,
+    set_layer_kernels,
+    unset_layer_kernels,
+    uses_layer_kernels,
+)
 from burnish.models.scoring import ResponseRows, TrunkRunner
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, tor
 """Relative distance of the hidden states that rounding explains. A row that sees its neighbour is off by more."""
 OF_GRADIENTS = 4.0
 """So many times further off may gradients be, in which the rounding of all layers adds up."""
-REFUSALS = (TypeError, RuntimeError, ValueError, IndexError, AttributeError, NotImplementedError)
+REFUSALS = (TypeError, RuntimeError, ValueError, LookupError, AttributeError, NotImplementedError)
 """What models raise that cannot take packed rows."""
 
 
@@ -48,32 +52,36 @@ def use_layer_kernels(model: PreTrainedModel) -> bool:
 
     Raises KernelError where the kernels cannot be built.
     """
+    if uses_layer_kernels(model):
+        return True
     if not (packs_rows(model) and has_known_layers(model)):
         return False
     rows = ResponseRows.of(_rows(model, prompt_lengths=(20, 3), response_lengths=(37, 18, 1, 33, 2)), None)
-    own = _states_and_gradient(model, rows)
-    set_layer_kernels(model)
+    accepted = False
     try:
-        found = _states_and_gradient(model, rows)
+        own_states, own_gradient = _states_and_gradient(model, rows)
+        set_layer_kernels(model)
+        states, gradient = _states_and_gradient(model, rows)
+        accepted = _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
     except REFUSALS:
-        unset_layer_kernels(model)
         return False
-    if _is_near(found[0], own[0]) and all(map(partial(_is_near, times=OF_GRADIENTS), found[1:], own[1:])):
-        return True
-    unset_layer_kernels(model)
-    return False
+    finally:
+        if not accepted:
+            unset_layer_kernels(model)
+    return accepted
 
 
-def _states_and_gradient(model: PreTrainedModel, rows: ResponseRows) -> list[Tensor]:
-    """Hidden states, and for a random gradient of them that of all the first layer's weights together."""
+def _states_and_gradient(model: PreTrainedModel, rows: ResponseRows) -> tuple[Tensor, Tensor]:
+    """Hidden states, and for a random gradient of them that of all the first layer's weights together (none of those
+    that are frozen)."""
     weights = [weight for weight in model.base_model.layers[0].parameters() if weight.requires_grad]
     with torch.enable_grad():
         states = TrunkRunner(model.base_model).packed(rows)
     if not weights:
-        return [states]
+        return states, states.new_zeros(0)
     outer = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.dtype)
-    gradients = torch.autograd.grad(states, weights, outer, allow_unused=True)
-    return [states.detach(), torch.cat([part.flatten().to(states.dtype) for part in gradients if part is not None])]
+    gradients = torch.autograd.grad(states, weights, outer, allow_unused=True, materialize_grads=True)
+    return states.detach(), torch.cat([part.flatten().to(states.dtype) for part in gradients])
 
 
 @torch.no_grad()

@@ -105,3 +105,31 @@ def test_what_is_no_number_stays_in_its_own_rows() -> None:
         *leaves, Stretches.of([[torch.arange(2), torch.arange(2, 5), torch.arange(5, 8)]]), 0.25
     )
     assert output.isnan().any(-1).any(-1).tolist() == [False, False, False, True, True, False, False, False]
+
+
+@pytest.mark.parametrize(("heads", "size"), [((4, 2), 8), ((2, 1), 80)])
+@pytest.mark.parametrize("groups", [[[40, 17, 0, 33]], [[70]], [[1, 1], [16, 16]], [[17, 1], [1, 49]]])
+def test_scratch_memory_is_enough(
+    groups: list[list[int]], heads: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one thread nothing is written behind what was asked for."""
+    asked: list[torch.Tensor] = []
+    empty = torch.empty
+
+    def guarded(*shape: int, **options: torch.dtype) -> torch.Tensor:
+        if not isinstance(shape[0], int):
+            return empty(*shape, **options)
+        asked.append(torch.full((shape[0] + 64,), 7.0))
+        return asked[-1]
+
+    monkeypatch.setattr("burnish.kernels.attention.torch.empty", guarded)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        compare(groups, heads, size, torch.float32, 2e-6)
+    finally:
+        torch.set_num_threads(before)
+    assert len(asked) == 2
+    for scratch in asked:
+        assert bool((scratch[-64:] == 7.0).all())
+        assert bool((scratch[-5000:-64] != 7.0).any())

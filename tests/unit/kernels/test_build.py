@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -35,9 +36,10 @@ def test_what_the_name_does_not_say_is_built_apart(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words in CC change what comes out."""
-    monkeypatch.setenv("CC", "cc")
+    own = shlex.join(build.find_compilers()[0])
+    monkeypatch.setenv("CC", own)
     build.load_library("decode.c", torch.float32)
-    monkeypatch.setenv("CC", "cc -O1")
+    monkeypatch.setenv("CC", f"{own} -O1")
     build.load_library("decode.c", torch.float32)
     assert len(list(cache.iterdir())) == 2
 
@@ -73,13 +75,13 @@ def test_without_a_home_there_is_no_cache(named: str, monkeypatch: pytest.Monkey
 def test_a_compiler_that_does_not_work_is_passed_over(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cc` fails here, `gcc` is the machine's own."""
-    (own,) = [command[0] for command in build.find_compilers()][-1:]
+    """`gcc` fails here, `cc` is the machine's own."""
+    own = build.find_compilers()[0][0]
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "cc").write_text("#!/bin/sh\nexit 1\n")
-    (folder / "cc").chmod(0o755)
-    (folder / "gcc").symlink_to(str(shutil.which(own)))
+    (folder / "gcc").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "gcc").chmod(0o755)
+    (folder / "cc").symlink_to(str(shutil.which(own)))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("CC", raising=False)
     build.load_library("decode.c", torch.float32)

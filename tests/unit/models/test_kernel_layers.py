@@ -11,10 +11,11 @@ import torch
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.kernels.attention import attention_kernels
+from burnish.kernels import training
+from burnish.kernels.attention import AttentionKernels, attention_kernels
 from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.training import train_kernels
-from burnish.models.kernel_layers import uses_layer_kernels
+from burnish.models.kernel_layers import unset_layer_kernels, uses_layer_kernels
 from burnish.models.loading import load_model
 from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
 from burnish.models.scoring import ResponseScorer
@@ -94,6 +95,7 @@ def test_rows_that_are_not_packed_and_generation_are_the_models_own(load) -> Non
     assert ours.generate(tokens, **arguments).tolist() == own.generate(tokens, **arguments).tolist()
 
 
+@pytest.mark.compiler
 def test_a_layer_that_computes_otherwise_keeps_its_own_pass(load) -> None:
     model = load("llama", plain=True).model
     assert use_packed_rows(model)
@@ -137,6 +139,7 @@ def test_runs_that_could_not_use_them_refuse_to_require_them(load, model_folder)
             load_model(config, **how)
 
 
+@pytest.mark.compiler
 def test_a_model_that_is_built_otherwise_keeps_its_own_layers(load) -> None:
     """It calls itself a Llama, but what the kernels ask for has another name, shape or type."""
     for change in ("name", "type"):
@@ -152,3 +155,34 @@ def test_a_model_that_is_built_otherwise_keeps_its_own_layers(load) -> None:
             norm.forward = lambda states, norm=norm: states * norm.weight.float()
         assert not use_layer_kernels(model)
         assert not uses_layer_kernels(model)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("what", ["gradient", "long rows"])
+def test_the_trial_sees_gradients_and_rows_longer_than_a_block(
+    load, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load("llama", plain=True).model
+    assert use_packed_rows(model)
+    if what == "gradient":
+        backward = training._Gate.backward
+        spoilt = staticmethod(
+            lambda ctx, grad: tuple(part if part is None else 1.01 * part for part in backward(ctx, grad))
+        )
+        monkeypatch.setattr(training._Gate, "backward", spoilt)
+    else:
+        attend = AttentionKernels.attend
+
+        def short_sighted(self, query, key, value, stretches, scaling):
+            """Right for 16 tokens and fewer."""
+            output = attend(self, query, key, value, stretches, scaling)
+            return output if len(stretches.slots_S) <= 32 else output * 1.01
+
+        monkeypatch.setattr(AttentionKernels, "attend", short_sighted)
+    assert not use_layer_kernels(model)
+    assert not uses_layer_kernels(model)
+    monkeypatch.undo()
+    assert use_layer_kernels(model)
+    assert use_layer_kernels(model)  # twice is once
+    unset_layer_kernels(model)
+    assert not uses_layer_kernels(model)
