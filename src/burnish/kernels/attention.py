@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from burnish.kernels.build import load_library
-from burnish.kernels.decoding import LANES
+from burnish.kernels.decoding import rounded_up
 
 _TILE = 16
 """As in attend.c."""
@@ -51,7 +51,7 @@ class Stretches:
             torch.tensor([0, *(len(group) for group in groups)]).cumsum(0),
             torch.tensor([int(len(group) > 1) for group in groups]),
             max(
-                _rounded_up(len(group[0])) + max((_rounded_up(len(stretch)) for stretch in group[1:]), default=0)
+                rounded_up(len(group[0])) + max((rounded_up(len(stretch)) for stretch in group[1:]), default=0)
                 for group in groups
             ),
         )
@@ -139,7 +139,7 @@ def _describe(
 ) -> tuple[_Attention, Tensor]:
     """What attend.c is told, and the scratch memory in it: of each thread so many matrices of keys, values and their
     gradients for a shared stretch and one that sees it, and a tile of queries."""
-    width, columns = _rounded_up(query.shape[2]), stretches.most_columns
+    width, columns = rounded_up(query.shape[2]), stretches.most_columns
     threads = torch.get_num_threads()  # no fewer: OpenMP would end the others and start them again
     size = matrices * columns * width + 4 * _TILE * width + 2 * _TILE * columns
     scratch = torch.empty(threads * size, dtype=torch.float32)
@@ -159,10 +159,6 @@ def _describe(
         scratch=scratch.data_ptr(),
         scaling=scaling,
     ), scratch
-
-
-def _rounded_up(count: int) -> int:
-    return -(-count // LANES) * LANES
 
 
 class _Attend(torch.autograd.Function):

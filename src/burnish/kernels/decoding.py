@@ -16,6 +16,12 @@ from burnish.kernels.build import load_library
 LANES = 16
 """As in elements.h: tokens in a block of keys, and what widths are rounded up to."""
 
+
+def rounded_up(count: int) -> int:
+    """To whole blocks."""
+    return -(-count // LANES) * LANES
+
+
 _ADDRESS = ctypes.c_void_p
 _COUNT = ctypes.c_int64
 

@@ -26,7 +26,7 @@ class TrainKernels:
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises KernelError where they cannot be built."""
         library = load_library("train.c", dtype)
-        self._functions = {
+        types: dict[str, list[Any]] = {
             "normalise_forward": [*[_ADDRESS] * 6, _COUNT, _COUNT, ctypes.c_float, _COUNT],
             "normalise_backward": [*[_ADDRESS] * 7, _COUNT, _COUNT, _COUNT],
             "rotate_forward": [*[_ADDRESS] * 4, *[_COUNT] * 4],
@@ -34,11 +34,10 @@ class TrainKernels:
             "gate_forward": [*[_ADDRESS] * 3, *[_COUNT] * 3],
             "gate_backward": [*[_ADDRESS] * 5, *[_COUNT] * 3],
         }
-        self._library = library
         self._dtype = dtype
-        for name, types in self._functions.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = types, None
+        self._functions = {name: library[name] for name in types}
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = types[name], None
 
     def normalise(
         self, states_SX: Tensor, more_SX: Tensor | None, weight_X: Tensor, epsilon: float
@@ -75,7 +74,7 @@ class TrainKernels:
     def call(self, name: str, *arguments: Tensor | float | None) -> None:
         """A function of train.c; tensors go by their address, the number of threads is added."""
         addresses = (a.data_ptr() if isinstance(a, Tensor) else a for a in arguments)
-        getattr(self._library, name)(*addresses, torch.get_num_threads())
+        self._functions[name](*addresses, torch.get_num_threads())
 
 
 @cache

@@ -85,8 +85,10 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     norm = layer.input_layernorm
     states_SX, normed_SX = kernels.normalise(states_SX, None, norm.weight, norm.variance_epsilon)
     heads = (len(states_SX), -1, attention.head_dim)
-    query_SHD = _normed(kernels, attention.q_proj(normed_SX).view(heads), _head_norm(attention, "q_norm"))
-    key_SKD = _normed(kernels, attention.k_proj(normed_SX).view(heads), _head_norm(attention, "k_norm"))
+    query_SHD, key_SKD = attention.q_proj(normed_SX).view(heads), attention.k_proj(normed_SX).view(heads)
+    if attention.config.model_type == "qwen3":  # which normalises queries and keys; the other families do not
+        query_SHD = _normed(kernels, query_SHD, attention.q_norm)
+        key_SKD = _normed(kernels, key_SKD, attention.k_norm)
     seen_SHD = attention_kernels(states_SX.dtype).attend(
         kernels.rotate(query_SHD, cosine_SD, sine_SD),
         kernels.rotate(key_SKD, cosine_SD, sine_SD),
@@ -103,12 +105,5 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     return states_SX + down_SX
 
 
-def _head_norm(attention: Any, name: str) -> Any:
-    """Qwen 3 normalises queries and keys, the other families do not."""
-    return getattr(attention, name) if attention.config.model_type == "qwen3" else None
-
-
 def _normed(kernels: TrainKernels, states_SHD: Tensor, norm: Any) -> Tensor:
-    if norm is None:
-        return states_SHD
     return kernels.normalise(states_SHD, None, norm.weight, norm.variance_epsilon)[1]

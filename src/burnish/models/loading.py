@@ -89,7 +89,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
         notes,
         config.gradient_checkpointing,
         plain,
-        "off" if plain else config.kernels,
+        "off" if plain or kernels_note is not None else config.kernels,
     )
 
 

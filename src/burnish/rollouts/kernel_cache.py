@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.kernels.decoding import LANES, Step
+from burnish.kernels.decoding import LANES, Step, rounded_up
 from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.shared_cache import CacheShape
 
@@ -45,7 +45,7 @@ class KernelCache:
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
-        self._width = _rounded_up(shape.head_size)
+        self._width = rounded_up(shape.head_size)
         self._rows: list[_Row] = []
         self._step = Step(
             heads=shape.heads,
@@ -129,7 +129,7 @@ class KernelCache:
         for row, column in zip(self._rows, columns, strict=True):
             capacity = self._capacity(row.store)
             if column >= capacity:
-                wider = self._empty(_rounded_up(max(column + 1, capacity * 3 // 2)))
+                wider = self._empty(rounded_up(max(column + 1, capacity * 3 // 2)))
                 wider[..., : row.store.shape[-1]] = row.store
                 row.store = wider
         self._readdress()
@@ -137,7 +137,7 @@ class KernelCache:
     def _reserve_scratch(self, longest: int) -> None:
         """Of each thread: queries, outputs and scores of one tile."""
         shared = self._shape.heads // self._shape.key_heads
-        seen = _rounded_up(self._longest_prompt) + _rounded_up(longest + 1)
+        seen = rounded_up(self._longest_prompt) + rounded_up(longest + 1)
         wanted = max(_QUERIES, shared) * (2 * self._width + seen)
         threads = torch.get_num_threads()
         if wanted > self._step.scratch_size or threads != self._step.threads:
@@ -147,7 +147,7 @@ class KernelCache:
     def _stored(self, prompts: PrefilledPrompts | None, index: int, length: int) -> _Prompt:
         if prompts is None or length == 0:
             return _Prompt(self._empty(0), 0)
-        shape, capacity = self._shape, _rounded_up(length)
+        shape, capacity = self._shape, rounded_up(length)
         store = self._empty(capacity).zero_()
         head_size = shape.head_size
         keys = store[0].view(shape.layers, shape.key_heads, -1, self._width, LANES)
@@ -175,7 +175,3 @@ class KernelCache:
 
 def _numbers(numbers: Sequence[int] | Sequence[tuple[int, int, int]]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
-
-
-def _rounded_up(count: int) -> int:
-    return -(-count // LANES) * LANES

@@ -188,7 +188,7 @@ class LocalEngine:
             try:
                 if decodes_alike(self._model, KernelDecoder):
                     return KernelDecoder
-            except KernelError:  # whoever loaded the model has told why
+            except KernelError:  # the fused decoder computes the same; why there are none, loading tells
                 if kernels == "required":
                     raise
         return FusedDecoder if decodes_alike(self._model, FusedDecoder) else None

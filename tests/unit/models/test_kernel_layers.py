@@ -118,6 +118,7 @@ def test_without_a_compiler_the_user_is_told(load) -> None:
     assert not uses_layer_kernels(loaded.model)
     told = "training and sampling go without kernels in C, which is slower: CC names 'no-such-compiler'"
     assert loaded.notes[-1].startswith(told)
+    assert loaded.kernels == "off"  # nobody tries to build them once more
     assert not any("kernels" in note for note in load("gpt2").notes)
     with pytest.raises(ModelError, match=r"kernels is required, .*no-such-compiler.*\n  -> install one"):
         load("llama", kernels="required")
