@@ -16,13 +16,27 @@ UseKernels = Literal["auto", "required", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation, as chat templates know it."""
+    """One turn of a conversation, as chat templates know it.
+
+    `tool_calls` are `{"type": "function", "function": {"name", "arguments"}}`, arguments a mapping;
+    `reasoning_content` is what the assistant thought before it answered; `extra` is whatever else the turn carries
+    (`name`, `tool_call_id`, ...), handed to the template as it is.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    reasoning_content: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def to_dict(self) -> dict[str, str]:
-        return {"role": self.role, "content": self.content}
+    def to_dict(self) -> dict[str, Any]:
+        """The turn as templates, records and rewards read it; what it does not carry is left out."""
+        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning_content is not None:
+            turn["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            turn["tool_calls"] = [dict(call) for call in self.tool_calls]
+        return turn | dict(self.extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,8 @@ class Prompt:
 
     `id` is unique in its data set and stable across runs (source name and row number), so that sampling noise and
     recorded rollouts can be keyed by it; two rows with equal text stay two prompts. `answer` is what a verifiable
-    reward compares with; `columns` are all the columns of the row, handed to rewards by name.
+    reward compares with; `columns` are all the columns of the row, handed to rewards by name. `tools` are the JSON
+    schemas of functions that the chat template offers the model.
     """
 
     id: str
@@ -40,6 +55,7 @@ class Prompt:
     answer: Any = None
     domain: str = "default"
     columns: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):

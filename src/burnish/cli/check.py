@@ -96,6 +96,7 @@ def _encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) ->
     if not scorer.token_labels:
         return None
     from burnish.data.chat import encode_response
+    from burnish.data.template import ChatFormat
     from burnish.models.tokenizers import load_tokenizer
 
     try:
@@ -108,10 +109,10 @@ def _encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) ->
             f"{error.message}; words stand in for tokens in {named}, which is not judged", markup=False, soft_wrap=True
         )
         return None
-    end = tokenizer.eos_token_id
+    end, chat = tokenizer.eos_token_id, ChatFormat.of(config.data)
 
     def encode(prompt: Prompt, text: str) -> tuple[int, ...]:
-        tokens = encode_response(prompt, text, tokenizer, config.data.chat)
+        tokens = encode_response(prompt, text, tokenizer, chat)
         return tokens if end is None or tokens[-1:] == (end,) else (*tokens, end)
 
     return encode

@@ -122,6 +122,7 @@ def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> 
 def _count_examples(config: SftConfig) -> tuple[int, int, int]:
     """Examples, tokens of all of them, and the optimizer steps of `optimization.epochs` passes."""
     from burnish.data.sft import load_sft_examples
+    from burnish.data.template import ChatFormat
     from burnish.models.tokenizers import load_tokenizer
     from burnish.trainers.sft import Schedule
 
@@ -130,7 +131,7 @@ def _count_examples(config: SftConfig) -> tuple[int, int, int]:
         tokenizer=load_tokenizer(config.model),
         max_tokens=config.max_tokens,
         over_long=config.data.over_long,
-        chat=config.data.chat,
+        chat=ChatFormat.of(config.data),
     )
     lengths = examples.lengths()
     sampler = examples.sampler(seed=config.seed, shuffle=config.data.shuffle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -61,7 +61,7 @@ class DataSource(Section):
     subset: str | None = None
     """Configuration name of a hub data set."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Role to column name, roles: prompt, messages, completion, text, answer, domain, id; of comparisons chosen,
+    """Role to column name, roles: prompt, messages, completion, text, answer, domain, id, tools; of comparisons chosen,
     rejected, responses, best, margin, tie.
     What is not named is recognised from the columns; dots reach into nested values (`reward_model.ground_truth`)."""
     schema_name: Literal[
@@ -120,5 +120,7 @@ class DataConfig(Section):
     rows of other layouts are prompts already and stay as they are. None takes whole documents."""
     chat: Literal["auto", "always", "never"] = "auto"
     """Apply the chat template: to messages only (`auto`), to plain prompts as well (`always`), or never."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the chat template, such as `{enable_thinking: false}`; one that it does not read is refused."""
     shuffle: bool = True
     """A fresh order each pass over the data, a pure function of the seed."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from burnish.data.chat import encode_bare, render, with_template
+from burnish.data.chat import encode_bare
+from burnish.data.template import Template
 from burnish.errors import DataError
 from burnish.types import Message
 
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]  # characters [begin, end) of the rendered conversation
 
-_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_CALL_BEGINNING = 64
+"""Characters by which the beginning of a turn's first tool call is found again."""
 
 
 def encode_with_turns(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, where: str, first_trained: int = 0
+    messages: Sequence[Message], template: Template, *, where: str, first_trained: int = 0
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """(tokens, loss_mask): True on the tokens of the assistant's turns from turn `first_trained` on, the token that
-    ends each turn included, the white space that the template writes after it not.
+    ends each turn included, the white space that the template writes after it not. Tool calls and reasoning that the
+    template writes into a turn are part of it.
 
     A template with `{% generation %}` marks says itself what the assistant wrote. For others, the conversation is
     rendered up to each turn, and DataError tells when those renderings are no beginnings of the whole.
@@ -33,11 +35,10 @@ def encode_with_turns(
             f"{where}: the conversation has no assistant's turn to train on",
             remedy="remove the row, or add the answer (columns: {completion: ...})",
         )
-    template = tokenizer.chat_template
-    if isinstance(template, str) and _GENERATION_MARK.search(template) and tokenizer.is_fast:
-        tokens, mask = _by_marks(messages, tokenizer, where, first_trained)
+    if template.has_marks:
+        tokens, mask = _by_marks(messages, template, where, first_trained)
     else:
-        tokens, mask = _by_prefixes(messages, turns, tokenizer, where)
+        tokens, mask = _by_prefixes(messages, turns, template, where)
     if not any(mask):
         raise DataError(
             f"{where}: no token of the conversation is the assistant's", remedy="remove the row, or mend its answers"
@@ -46,29 +47,22 @@ def encode_with_turns(
 
 
 def _by_marks(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, where: str, first_trained: int
+    messages: Sequence[Message], template: Template, where: str, first_trained: int
 ) -> tuple[list[int], list[bool]]:
-    turns = [message.to_dict() for message in messages]
-    encoding = with_template(
-        tokenizer,
-        where,
-        lambda: tokenizer.apply_chat_template(
-            turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        ),
-    )
-    tokens, mask = list(encoding["input_ids"]), [bool(flag) for flag in encoding["assistant_masks"]]
+    tokens, mask = template.tokens_and_marks(messages, where=where)
     if first_trained:
-        before = render(messages[:first_trained], tokenizer, where=where, add_generation_prompt=False)
-        known = min(len(encode_bare(before, tokenizer)), len(mask))
+        before = template.render(messages[:first_trained], where=where, add_generation_prompt=False)
+        known = min(len(encode_bare(before, template.tokenizer)), len(mask))
         mask[:known] = [False] * known
     return tokens, mask
 
 
 def _by_prefixes(
-    messages: Sequence[Message], turns: Sequence[int], tokenizer: PreTrainedTokenizerBase, where: str
+    messages: Sequence[Message], turns: Sequence[int], template: Template, where: str
 ) -> tuple[list[int], list[bool]]:
-    whole = render(messages, tokenizer, where=where, add_generation_prompt=False)
-    spans = [_turn_span(messages, turn, whole, tokenizer, where) for turn in turns]
+    tokenizer = template.tokenizer
+    whole = template.render(messages, where=where, add_generation_prompt=False)
+    spans = [_turn_span(messages, turn, whole, template, where) for turn in turns]
     if tokenizer.is_fast:
         tokens, owner = _tokens_of_spans(whole, spans, tokenizer)
     else:
@@ -76,16 +70,14 @@ def _by_prefixes(
     return tokens, _without_trailing_space(tokens, owner, tokenizer)
 
 
-def _turn_span(
-    messages: Sequence[Message], turn: int, whole: str, tokenizer: PreTrainedTokenizerBase, where: str
-) -> Span:
+def _turn_span(messages: Sequence[Message], turn: int, whole: str, template: Template, where: str) -> Span:
     """Characters of one assistant's turn, from behind the generation prompt to the end of the turn."""
-    begin = _begin_of_turn(messages[:turn], whole, tokenizer, where)
-    after = render(messages[: turn + 1], tokenizer, where=where, add_generation_prompt=False)
+    begin = _begin_of_turn(messages[:turn], whole, template, where)
+    after = template.render(messages[: turn + 1], where=where, add_generation_prompt=False)
     if begin is not None:
         if whole.startswith(after) and len(after) > begin:
             return begin, len(after)
-        end = _end_of_content(messages[turn].content.strip(), after, whole, begin)
+        end = _end_of_history(messages[turn], after, whole, begin)
         if end is not None:
             return begin, end
     raise DataError(
@@ -95,26 +87,31 @@ def _turn_span(
     )
 
 
-def _begin_of_turn(before: Sequence[Message], whole: str, tokenizer: PreTrainedTokenizerBase, where: str) -> int | None:
+def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, where: str) -> int | None:
     """Where a turn begins: behind the generation prompt, or, when that opens and closes an empty thinking block that
     the turn fills, where the turn departs from it. None when the two have no beginning of a turn in common."""
-    prompt = render(before, tokenizer, where=where, add_generation_prompt=True)
+    prompt = template.render(before, where=where, add_generation_prompt=True)
     differing = (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b)
     shared = next(differing, min(len(prompt), len(whole)))
     if shared == len(prompt):
         return shared
-    bare = render(before, tokenizer, where=where, add_generation_prompt=False) if before else ""
+    bare = template.render(before, where=where, add_generation_prompt=False) if before else ""
     return shared if whole.startswith(bare) and shared > len(bare) else None
 
 
-def _end_of_content(content: str, after: str, whole: str, begin: int) -> int | None:
-    """End of a turn that the template writes otherwise once it is history (thinking blocks left out): its content and
-    what stands behind the content in its own rendering must follow `begin` as they are."""
-    at = after.rfind(content)
-    if not content or at < 0:
+def _end_of_history(message: Message, after: str, whole: str, begin: int) -> int | None:
+    """End of a turn that the template writes otherwise once it is history (thinking blocks left out): what it said and
+    what follows that in its own rendering must stand at `begin` as they are."""
+    content = message.content.strip()
+    if content:
+        at = after.rfind(content)
+    else:  # only tool calls: they begin with what stands at `begin`
+        at = after.rfind(whole[begin : begin + _CALL_BEGINNING]) if message.tool_calls else -1
+    if at < 0:
         return None
     wanted = after[at:]
-    return begin + len(wanted) if whole.startswith(wanted, begin) else None
+    said = all(str(call["function"]["name"]) in wanted for call in message.tool_calls)
+    return begin + len(wanted) if said and whole.startswith(wanted, begin) else None
 
 
 def _tokens_of_spans(

@@ -6,26 +6,24 @@ an EOS at the end of a prompt; a chat template writes its own, so the tokenizer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-import jinja2
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from burnish.data.rows import describe
+from burnish.data.template import ChatFormat, Template
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Chat = Literal["auto", "always", "never"]
 Tokens = tuple[int, ...]
 
-# What a template, which is a program that came with the model, may raise on a conversation that it does not expect.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+AUTO = ChatFormat()
+PLAIN = ChatFormat("never")
 
 
-def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat = "auto") -> tuple[int, ...]:
+def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO) -> tuple[int, ...]:
     """Token ids that the policy continues.
 
     `auto` sends conversations through the chat template and leaves text plain; `always` makes text a user's turn;
@@ -33,20 +31,27 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat
     the assistant's turn (generation prompt). DataError for a tokenizer without a template, a template that refuses
     the conversation, or a prompt without a single token.
     """
-    if chat == "never" or (chat == "auto" and prompt.messages is None):
-        tokens = encode_text(plain_text(prompt), tokenizer)
+    if uses_template(prompt, chat):
+        template = Template(tokenizer, chat.options, prompt.tools)
+        written = template.render(turns_of(prompt), where=f"prompt {prompt.id}", add_generation_prompt=True)
+        tokens = encode_bare(written, tokenizer)
     else:
-        tokens = encode_conversation(turns_of(prompt), tokenizer, where=f"prompt {prompt.id}")
+        tokens = encode_text(plain_text(prompt), tokenizer)
     if not tokens:
         raise DataError(f"prompt {prompt.id}: the tokenizer makes no token of it", remedy="remove the row")
     return tokens
 
 
-def encode_response(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, chat: Chat = "auto") -> Tokens:
+def uses_template(prompt: Prompt, chat: ChatFormat) -> bool:
+    """Whether the chat template writes this prompt."""
+    return chat.chat == "always" or (chat.chat == "auto" and prompt.messages is not None)
+
+
+def encode_response(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO) -> Tokens:
     """Token ids that the policy would have to sample to answer the prompt with this text (no EOS is added)."""
-    if chat == "never" or (chat == "auto" and prompt.messages is None):
-        return encode_continuation(encode_prompt(prompt, tokenizer, "never"), plain_text(prompt), text, tokenizer)
-    return encode_bare(text, tokenizer)
+    if uses_template(prompt, chat):
+        return encode_bare(text, tokenizer)
+    return encode_continuation(encode_prompt(prompt, tokenizer, PLAIN), plain_text(prompt), text, tokenizer)
 
 
 def encode_continuation(before: Tokens, prompt: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
@@ -60,10 +65,27 @@ def encode_continuation(before: Tokens, prompt: str, text: str, tokenizer: PreTr
 
 
 def plain_text(prompt: Prompt) -> str:
-    """The prompt without a chat template."""
+    """The prompt without a chat template. DataError for what only a template can write: tools and tool calls."""
+    if prompt.tools:
+        raise DataError(
+            f"prompt {prompt.id}: the row offers tools, which only a chat template can write",
+            remedy="set data.chat: always (conversations: auto), or rename the column `tools`",
+        )
     if prompt.text is not None:
         return prompt.text
-    return "\n\n".join(message.content for message in prompt.messages or ())
+    return plain_messages(prompt.messages or (), where=f"prompt {prompt.id}")
+
+
+def plain_messages(messages: Sequence[Message], *, where: str) -> str:
+    """The contents, a blank line between turns. DataError when a turn says more than its content."""
+    for message in messages:
+        if message.tool_calls or message.reasoning_content:
+            what = "tool_calls" if message.tool_calls else "reasoning_content"
+            raise DataError(
+                f"{where}: a turn of the {message.role} has {what}, which only a chat template can write",
+                remedy="set data.chat: auto, or write it into the content",
+            )
+    return "\n\n".join(message.content for message in messages)
 
 
 def turns_of(prompt: Prompt) -> tuple[Message, ...]:
@@ -101,44 +123,3 @@ def _ids(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: b
             f"the tokenizer cannot write {describe(text)}: {error}",
             remedy="use a tokenizer that knows these characters, or remove the row",
         ) from error
-
-
-def encode_conversation(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, where: str
-) -> tuple[int, ...]:
-    """Tokens of the conversation and of the generation prompt after it."""
-    return encode_bare(render(messages, tokenizer, where=where, add_generation_prompt=True), tokenizer)
-
-
-def render(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, where: str, add_generation_prompt: bool
-) -> str:
-    """The conversation as the chat template writes it. DataError without a template, or when it refuses."""
-    turns = [message.to_dict() for message in messages]
-    return with_template(
-        tokenizer,
-        where,
-        lambda: tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt),
-    )
-
-
-def with_template(tokenizer: PreTrainedTokenizerBase, where: str, call: Callable[[], Any]) -> Any:
-    """The result of a call that uses the tokenizer's chat template, its failures told as DataError."""
-    require_chat_template(tokenizer, where)
-    try:
-        return call()
-    except _TEMPLATE_ERRORS as error:
-        raise DataError(
-            f"{where}: the chat template refuses this conversation: {error}",
-            remedy="change the turns (roles, order, system message) or set model.chat_template",
-        ) from error
-
-
-def require_chat_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
-    """DataError when the tokenizer has no chat template."""
-    if not tokenizer.chat_template:
-        raise DataError(
-            f"{where}: this is a conversation, but the tokenizer {tokenizer.name_or_path or '(unnamed)'} has no chat "
-            "template",
-            remedy="set model.chat_template (inline or a file), or data.chat: never to write turns as plain text",
-        )

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnish.data.rows import Row, column_names, describe, lookup, suggestion, text_at, value_at
+from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.types import Message
 
-# The other spelling of conversations (`from`/`value`) and its names for the speakers.
-_SPEAKERS = {"human": "user", "gpt": "assistant"}
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
@@ -20,8 +19,27 @@ def messages_at(row: Row, path: str, *, role: str = "messages") -> tuple[Message
     """The conversation in a column: a list of `{role, content}` (or `{from, value}`), or that list as a JSON string."""
     value = value_at(row, path, role=role)
     if isinstance(value, str):
-        value = _parse(value, row, path)
+        value = _parse(value, row, path, "messages")
     return checked_messages(value, row, path)
+
+
+def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
+    """The functions that the row offers the model: a list of JSON schemas, or that list as a JSON string."""
+    if "tools" not in roles:
+        return ()
+    path = roles["tools"]
+    value = lookup(row.values, path, None)
+    if isinstance(value, str) and value.strip():
+        value = _parse(value, row, path, "tools")
+    if not value:
+        return ()
+    if not isinstance(value, list) or any(not isinstance(tool, Mapping) or not tool for tool in value):
+        raise DataError(
+            f"{row.where}: column {path!r} (tools) holds {describe(value)}, not a list of JSON schemas",
+            remedy='a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}; rename a column '
+            "`tools` that means something else",
+        )
+    return tuple(_without_nulls(tool) if row.typed else tool for tool in value)
 
 
 def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
@@ -31,32 +49,27 @@ def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
             f"{row.where}: column {path!r} holds {describe(value)}, not a list of messages",
             remedy='a conversation is [{"role": "user", "content": "..."}, ...]',
         )
-    return tuple(_message(item, f"{row.where}: column {path!r}, message {i}") for i, item in enumerate(value, start=1))
+    return tuple(
+        checked_message(_without_nulls(item) if row.typed else item, f"{row.where}: column {path!r}, message {i}")
+        for i, item in enumerate(value, start=1)
+    )
 
 
-def _parse(value: str, row: Row, path: str) -> Any:
+def _parse(value: str, row: Row, path: str, what: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(
-            f"{row.where}: column {path!r} is text but no JSON list of messages ({error.msg}): {describe(value)}",
+            f"{row.where}: column {path!r} is text but not a JSON list of {what} ({error}): {describe(value)}",
             remedy="set columns: {prompt: ...} for prompts that are plain text",
         ) from error
 
 
-def _message(item: Any, where: str) -> Message:
-    if not isinstance(item, Mapping):
-        raise DataError(f"{where} is {describe(item)}, not an object", remedy="it needs role and content")
-    turn = {"role": item.get("from"), "content": item.get("value")} if "from" in item else item
-    role, content = turn.get("role"), turn.get("content")
-    if not isinstance(role, str) or not role:
-        raise DataError(f"{where} has no role, only {', '.join(map(str, item))}", remedy="give each message a role")
-    if not isinstance(content, str):
-        raise DataError(
-            f"{where} ({role}) has as content {describe(content)}, not text",
-            remedy="only conversations of plain text can be used",
-        )
-    return Message(_SPEAKERS.get(role, role), content)
+def _without_nulls(value: Any) -> Any:
+    """The value less the keys that hold null: in a table they are keys that other rows have."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def fill_template(template: str, row: Row, roles: Mapping[str, str]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from burnish.data.conversations import checked_messages, fill_template, with_system
+from burnish.data.chat import plain_messages
+from burnish.data.conversations import checked_messages, fill_template, tools_at, with_system
 from burnish.data.prompts import LoadedSource
 from burnish.data.rows import Row, describe, lookup, value_at
 from burnish.errors import DataError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 Text = str | tuple[Message, ...]
+Tools = tuple[Mapping[str, Any], ...]
 
 _ASSISTANT = "\n\nAssistant:"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -60,6 +62,7 @@ class PreferenceRow:
     tie: bool
     domain: str
     is_tokens: bool = False
+    tools: Tools = ()
 
     def preference(self) -> Preference:
         """The comparison as text. DataError for a row of token ids."""
@@ -68,14 +71,14 @@ class PreferenceRow:
         prompt = self.prompt
         text = prompt if isinstance(prompt, str) else None
         messages = None if isinstance(prompt, str) else tuple(m for m in prompt if isinstance(m, Message))
-        responses = tuple(plain_response(r) for r in self.responses)  # type: ignore[arg-type]
-        asked = Prompt(self.id, text=text, messages=messages, domain=self.domain)
+        responses = tuple(plain_response(r, self.where) for r in self.responses)  # type: ignore[arg-type]
+        asked = Prompt(self.id, text=text, messages=messages, domain=self.domain, tools=self.tools)
         return Preference(asked, responses, self.best, self.margin)
 
 
-def plain_response(response: Text) -> str:
-    """The response as text: the contents of its messages, a blank line between two."""
-    return response if isinstance(response, str) else "\n\n".join(message.content for message in response)
+def plain_response(response: Text, where: str) -> str:
+    """The response as text: the contents of its messages, a blank line between two. DataError for tool calls."""
+    return response if isinstance(response, str) else plain_messages(response, where=where)
 
 
 def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> PreferenceRow:
@@ -166,7 +169,8 @@ def _row(
     roles = loaded.reading.roles
     margin = _margin(row, roles["margin"]) if "margin" in roles else None
     tie = _tie(row, roles["tie"]) if "tie" in roles else False
-    return PreferenceRow(row_id, row.where, prompt, responses, best, margin, tie, loaded.domain_of(row))
+    domain, tools = loaded.domain_of(row), tools_at(row, roles)
+    return PreferenceRow(row_id, row.where, prompt, responses, best, margin, tie, domain, tools=tools)
 
 
 def _best(value: Any, count: int, where: str) -> int:
@@ -311,13 +315,17 @@ def _check_count(read: PreferenceRow, rules: RowRules) -> None:
 
 def _check_responses(read: PreferenceRow) -> None:
     for number, response in enumerate(read.responses):
-        text = response if read.is_tokens or isinstance(response, str) else plain_response(response)  # type: ignore[arg-type]
-        if not (text.strip() if isinstance(text, str) else text):
+        if not (response.strip() if isinstance(response, str) else any(map(_says_something, response))):
             raise BadRow(read.where, f"{_name(read, number)} is empty", "with an empty response")
     others = [r for number, r in enumerate(read.responses) if number != read.best]
     if read.responses[read.best] in others and not read.tie:
         what = f"the best response (number {read.best}) stands among the others too"
         raise BadRow(read.where, what, "with identical responses")
+
+
+def _says_something(part: Message | int) -> bool:
+    """Of a response: a message with a content or a call, or a token."""
+    return isinstance(part, int) or bool(part.content.strip() or part.tool_calls)
 
 
 def _name(read: PreferenceRow, number: int) -> str:

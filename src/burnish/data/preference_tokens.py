@@ -6,18 +6,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import Chat, encode_bare, encode_prompt, encode_text, plain_text, turns_of
+from burnish.data.chat import PLAIN, encode_bare, encode_prompt, encode_text, plain_text, turns_of
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
     Text,
     Tokens,
+    Tools,
     first_question,
     is_transcript,
     message_list,
     plain_response,
     transcript_messages,
 )
+from burnish.data.template import ChatFormat, Template
 from burnish.types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class PreferenceExample:
 
 
 def encode_preference(
-    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: Chat, *, append_eos: bool
+    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, *, append_eos: bool
 ) -> PreferenceExample:
     """The row in token ids.
 
@@ -84,15 +86,15 @@ def _given(row: PreferenceRow) -> tuple[Tokens, tuple[Tokens, ...]]:
 
 
 def _encoded(
-    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: Chat, append_eos: bool
+    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, append_eos: bool
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
     prompt, responses = _given_text(row)
     conversational = not isinstance(prompt, str) or any(not isinstance(r, str) for r in responses)
-    if chat == "always" or (chat == "auto" and conversational):
-        return _by_template(row.where, prompt, responses, tokenizer)
-    asked = _prompt(row.id, prompt)
-    before = encode_prompt(asked, tokenizer, "never")
-    texts = [plain_response(response) for response in responses]
+    if chat.chat == "always" or (chat.chat == "auto" and conversational):
+        return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools))
+    asked = _prompt(row.id, prompt, row.tools)
+    before = encode_prompt(asked, tokenizer, PLAIN)
+    texts = [plain_response(response, row.where) for response in responses]
     return before, tuple(_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
 
 
@@ -100,8 +102,10 @@ def _given_text(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
     return row.prompt, row.responses  # type: ignore[return-value]
 
 
-def _prompt(row_id: str, prompt: Text) -> Prompt:
-    return Prompt(row_id, text=prompt) if isinstance(prompt, str) else Prompt(row_id, messages=prompt)
+def _prompt(row_id: str, prompt: Text, tools: Tools = ()) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(row_id, text=prompt, tools=tools)
+    return Prompt(row_id, messages=prompt, tools=tools)
 
 
 def _plain(prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool) -> Tokens:
@@ -115,14 +119,14 @@ def _plain(prompt: str, before: Tokens, response: str, tokenizer: PreTrainedToke
 
 
 def _by_template(
-    where: str, prompt: Text, responses: tuple[Text, ...], tokenizer: PreTrainedTokenizerBase
+    where: str, prompt: Text, responses: tuple[Text, ...], template: Template
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
     turns = _turns(prompt)
     before: Tokens | None = None
     found: list[Tokens] = []
     for answer in message_list(responses):
-        stripped = tuple(Message(message.role, message.content.strip()) for message in answer)
-        tokens, mask = encode_with_turns((*turns, *stripped), tokenizer, where=where, first_trained=len(turns))
+        stripped = tuple(replace(message, content=message.content.strip()) for message in answer)
+        tokens, mask = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
         first, last = mask.index(True), len(mask) - mask[::-1].index(True)
         # The prompt is the same for all: where one token spans the seam, its text belongs to the response.
         before = tokens[:first] if before is None else before

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from burnish.config.schema_data import DataSource
-from burnish.data.chat import Chat
+from burnish.data.chat import AUTO
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
 from burnish.data.samplers import PromptSampler
+from burnish.data.template import ChatFormat
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
 from burnish.types import Preference
@@ -82,7 +83,7 @@ def load_preferences(
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int | None = None,
     over_long: OverLong = "drop",
-    chat: Chat = "auto",
+    chat: ChatFormat = AUTO,
     candidates: int | None = None,
     ties: Ties = "error",
     bad_rows: BadRows = "error",
@@ -122,7 +123,7 @@ class _Limits:
     tokenizer: PreTrainedTokenizerBase
     max_tokens: int | None
     over_long: OverLong
-    chat: Chat
+    chat: ChatFormat
     ties: Ties
     bad_rows: BadRows
     append_eos: bool

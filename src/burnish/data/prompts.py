@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.config.schema_data import DataSource, QueryConfig
-from burnish.data.chat import Chat, encode_prompt
-from burnish.data.conversations import prompt_of, without_last_answer
+from burnish.data.chat import AUTO, encode_prompt, turns_of, uses_template
+from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.queries import cut_query
 from burnish.data.rows import Row, describe, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
 from burnish.data.sources import Table, default_domain, read_table, source_names
+from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
 from burnish.types import Prompt
@@ -145,7 +146,7 @@ def load_prompts(
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_tokens: int | None = None,
     over_long: OverLong = "drop",
-    chat: Chat = "auto",
+    chat: ChatFormat = AUTO,
     context_tokens: int | None = None,
     query: QueryConfig | None = None,
 ) -> PromptSet:
@@ -177,7 +178,7 @@ def _source_prompts(
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_tokens: int | None,
     over_long: OverLong,
-    chat: Chat,
+    chat: ChatFormat,
     context_tokens: int | None,
     query: QueryConfig | None,
 ) -> tuple[_Encoded, Understanding]:
@@ -201,6 +202,8 @@ def _source_prompts(
         if tokens is None:
             continue
         _check_context(tokens, context_tokens, row)
+        if uses_template(prompt, chat):
+            changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
         kept.append((prompt, tokens))
     require_rows(kept, loaded, skipped)
     understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
@@ -208,7 +211,7 @@ def _source_prompts(
 
 
 def _query(
-    prompt: Prompt, query: QueryConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None, chat: Chat
+    prompt: Prompt, query: QueryConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None, chat: ChatFormat
 ) -> Prompt | None:
     def fits(text: str) -> bool:
         return limit is None or len(encode_prompt(replace(prompt, text=text), tokenizer, chat)) <= limit
@@ -236,15 +239,15 @@ def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str]) 
     source, roles = loaded.source, loaded.reading.roles
     asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
     answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
-    domain = loaded.domain_of(row)
+    domain, tools = loaded.domain_of(row), tools_at(row, roles)
     if isinstance(asked, str):
-        return Prompt(row_id, text=asked, answer=answer, domain=domain, columns=row.values)
+        return Prompt(row_id, text=asked, answer=answer, domain=domain, columns=row.values, tools=tools)
     messages = without_last_answer(asked)
     if not any(message.role != "system" for message in messages):
         raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user's turn")
     if len(messages) != len(asked):
         changed[_ANSWER_CUT] += 1
-    return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values)
+    return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values, tools=tools)
 
 
 def _cut_note(over_long: OverLong) -> str:

@@ -20,11 +20,15 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. `number` counts rows of its source from 0; `where` is `file:line` or `file, row n` for messages."""
+    """One row. `number` counts rows of its source from 0; `where` is `file:line` or `file, row n` for messages.
+
+    `typed`: from a table with one type a column, where a key that other rows have and this one lacks is null.
+    """
 
     number: int
     where: str
     values: Mapping[str, Any]
+    typed: bool = False
 
 
 def plain_value(value: Any) -> Any:

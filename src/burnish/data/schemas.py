@@ -26,6 +26,7 @@ ROLES = (
     "best",
     "margin",
     "tie",
+    "tools",
 )
 # What a conversation may be called.
 _MESSAGES = ("messages", "conversations", "conversation")
@@ -34,7 +35,7 @@ _QUESTIONS = ("question", "problem", "query", "instruction", "input")
 _ANSWERS = ("answer", "ground_truth", "target", "solution", "Answer")
 _COMPLETIONS = ("completion", "response", "output", "answer", "solution", "target")
 # Roles that say something about a row; naming one of them leaves the layout as it is.
-_LABELS = {"answer", "domain", "id"}
+_LABELS = {"answer", "domain", "id", "tools"}
 _CANDIDATES = ("responses", "candidates", "samples", "completions")
 
 
@@ -181,7 +182,11 @@ def _prompt_role(columns: _Columns) -> dict[str, str]:
 
 
 def _common(columns: _Columns) -> dict[str, str]:
-    return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",))
+    return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",)) | _tools(columns)
+
+
+def _tools(columns: _Columns) -> dict[str, str]:
+    return columns.pick("tools", ("tools",))
 
 
 def _prompt(columns: _Columns) -> dict[str, str]:
@@ -207,20 +212,21 @@ def _text(columns: _Columns) -> dict[str, str]:
 def _verl(columns: _Columns) -> dict[str, str]:
     answer = columns.pick("answer", ("reward_model.ground_truth",))
     domain = columns.pick("domain", ("data_source",))
-    return _prompt_role(columns) | answer | domain | columns.pick("completion", ("completion",))
+    completion = columns.pick("completion", ("completion",))
+    return _prompt_role(columns) | answer | domain | completion | _tools(columns)
 
 
 def _roll(columns: _Columns) -> dict[str, str]:
     messages = columns.pick("messages", ("messages",))
     prompt = columns.pick("prompt", ("prompt",)) if columns.source.prompt_template is not None else {}
     answer = columns.pick("answer", ("ground_truth",))
-    return messages | prompt | answer | columns.pick("domain", ("tag", "domain"))
+    return messages | prompt | answer | columns.pick("domain", ("tag", "domain")) | _tools(columns)
 
 
 def _preference(columns: _Columns) -> dict[str, str]:
     pair = columns.pick("chosen", ("chosen",)) | columns.pick("rejected", ("rejected",))
     prompt = columns.pick("prompt", ("prompt",))
-    return prompt | pair | columns.pick("domain", ("domain",)) | _compared(columns)
+    return prompt | pair | columns.pick("domain", ("domain",)) | _compared(columns) | _tools(columns)
 
 
 def _compared(columns: _Columns) -> dict[str, str]:
@@ -233,7 +239,7 @@ def _compared(columns: _Columns) -> dict[str, str]:
 def _candidates(columns: _Columns) -> dict[str, str]:
     prompt = columns.pick("prompt", ("prompt", *_QUESTIONS, *_MESSAGES))
     marked = columns.pick_only("responses", _CANDIDATES) | columns.pick("best", ("best", "label"))
-    return prompt | marked | columns.pick("domain", ("domain",)) | _compared(columns)
+    return prompt | marked | columns.pick("domain", ("domain",)) | _compared(columns) | _tools(columns)
 
 
 def _token_labels(columns: _Columns) -> dict[str, str]:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import Chat, encode_continuation, encode_prompt, encode_text, plain_text, turns_of
-from burnish.data.conversations import checked_messages, prompt_of
+from burnish.data.chat import (
+    AUTO,
+    PLAIN,
+    encode_continuation,
+    encode_prompt,
+    encode_text,
+    plain_messages,
+    plain_text,
+    turns_of,
+    uses_template,
+)
+from burnish.data.conversations import checked_messages, prompt_of, tools_at
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
 from burnish.data.rows import Row, text_at, value_at
 from burnish.data.samplers import PromptSampler
+from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Encoded = tuple[tuple[int, ...], tuple[bool, ...]]
+Tools = tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,7 @@ def load_sft_examples(
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int | None = None,
     over_long: OverLong = "drop",
-    chat: Chat = "auto",
+    chat: ChatFormat = AUTO,
 ) -> SftSet:
     """Examples of all sources, encoded with their loss masks.
 
@@ -89,13 +101,13 @@ def _source_examples(
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int | None,
     over_long: OverLong,
-    chat: Chat,
+    chat: ChatFormat,
 ) -> tuple[list[SftExample], Understanding]:
     kept: list[SftExample] = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
-        tokens, mask = _encode(loaded, row, row_id, tokenizer, chat)
+        tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
         if max_tokens is not None and len(tokens) > max_tokens:
             tokens, mask = _shortened((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
@@ -124,7 +136,14 @@ def _shortened(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> E
     return encoded[0][:limit], encoded[1][:limit]
 
 
-def _encode(loaded: LoadedSource, row: Row, row_id: str, tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Encoded:
+def _encode(
+    loaded: LoadedSource,
+    row: Row,
+    row_id: str,
+    tokenizer: PreTrainedTokenizerBase,
+    chat: ChatFormat,
+    changed: Counter[str],
+) -> Encoded:
     roles, source = loaded.reading.roles, loaded.source
     if "text" in roles and "completion" not in roles:
         if source.system_prompt is not None or source.prompt_template is not None:
@@ -135,13 +154,32 @@ def _encode(loaded: LoadedSource, row: Row, row_id: str, tokenizer: PreTrainedTo
             )
         return _encode_document(text_at(row, roles["text"], role="text"), tokenizer, row)
     asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
+    template = Template(tokenizer, chat.options, tools_at(row, roles))
     if "completion" not in roles:
-        return _encode_chat(asked, row, tokenizer, chat)
-    return _encode_pair(_as_prompt(row_id, asked), _completion(row, roles["completion"]), row, tokenizer, chat)
+        turns = _whole_conversation(asked, row, chat)
+        return _encode_turns(turns, template, row, changed, first_trained=0)
+    prompt = _as_prompt(row_id, asked, template.tools)
+    completion = _completion(row, roles["completion"])
+    if chat.chat == "never" or (isinstance(completion, str) and not uses_template(prompt, chat)):
+        return _encode_plain_pair(prompt, completion, tokenizer, row)
+    answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
+    question = turns_of(prompt)
+    return _encode_turns((*question, *answer), template, row, changed, first_trained=len(question))
 
 
-def _as_prompt(row_id: str, asked: str | tuple[Message, ...]) -> Prompt:
-    return Prompt(row_id, text=asked) if isinstance(asked, str) else Prompt(row_id, messages=asked)
+def _encode_turns(
+    turns: tuple[Message, ...], template: Template, row: Row, changed: Counter[str], *, first_trained: int
+) -> Encoded:
+    """The assistant's turns from `first_trained` on, as the policy should have written them."""
+    tokens, mask = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
+    changed.update(notes_on(turns, template))
+    return _first_untrained(tokens, mask)
+
+
+def _as_prompt(row_id: str, asked: str | tuple[Message, ...], tools: Tools) -> Prompt:
+    if isinstance(asked, str):
+        return Prompt(row_id, text=asked, tools=tools)
+    return Prompt(row_id, messages=asked, tools=tools)
 
 
 def _completion(row: Row, column: str) -> str | tuple[Message, ...]:
@@ -153,40 +191,21 @@ def _completion(row: Row, column: str) -> str | tuple[Message, ...]:
     return text_at(row, column, role="completion")
 
 
-def _encode_chat(asked: str | tuple[Message, ...], row: Row, tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Encoded:
-    if isinstance(asked, str) or chat == "never":
+def _whole_conversation(asked: str | tuple[Message, ...], row: Row, chat: ChatFormat) -> tuple[Message, ...]:
+    if isinstance(asked, str) or chat.chat == "never":
         raise DataError(
-            f"{row.where}: a conversation can only be trained on through a chat template, and data.chat is {chat}",
+            f"{row.where}: a conversation can only be trained on through a chat template, and data.chat is {chat.chat}",
             remedy="set data.chat: auto, or name columns: {prompt: ..., completion: ...}",
         )
-    tokens, mask = encode_with_turns(asked, tokenizer, where=row.where)
-    return _first_untrained(tokens, mask)
+    return asked
 
 
-def _encode_pair(
-    prompt: Prompt,
-    completion: str | tuple[Message, ...],
-    row: Row,
-    tokenizer: PreTrainedTokenizerBase,
-    chat: Chat,
+def _encode_plain_pair(
+    prompt: Prompt, completion: str | tuple[Message, ...], tokenizer: PreTrainedTokenizerBase, row: Row
 ) -> Encoded:
-    """The prompt as the policy will see it, and the completion as it should have written it."""
-    conversational = prompt.messages is not None or not isinstance(completion, str)
-    if chat == "never" or (chat == "auto" and not conversational):
-        return _encode_plain_pair(prompt, _completion_text(completion), tokenizer, row)
-    asked = turns_of(prompt)
-    answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
-    tokens, mask = encode_with_turns((*asked, *answer), tokenizer, where=row.where, first_trained=len(asked))
-    return _first_untrained(tokens, mask)
-
-
-def _completion_text(completion: str | tuple[Message, ...]) -> str:
-    return completion if isinstance(completion, str) else "\n\n".join(message.content for message in completion)
-
-
-def _encode_plain_pair(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase, row: Row) -> Encoded:
-    before = encode_prompt(prompt, tokenizer, "never")
-    answer = _ended(encode_continuation(before, plain_text(prompt), completion, tokenizer), tokenizer, row)
+    before = encode_prompt(prompt, tokenizer, PLAIN)
+    text = completion if isinstance(completion, str) else plain_messages(completion, where=row.where)
+    answer = _ended(encode_continuation(before, plain_text(prompt), text, tokenizer), tokenizer, row)
     return _first_untrained((*before, *answer), (False,) * len(before) + (True,) * len(answer))
 
 

@@ -27,13 +27,21 @@ def read_table(source: DataSource) -> Table:
     """Rows of a source, the first `limit` of them. DataError when it cannot be read or holds no row."""
     rows: list[Row] = []
     left_out: dict[str, None] = {}
+    typed = _is_typed(Path(source.path).expanduser())
     for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
         values, unreadable = plain_row(raw)
         left_out.update(dict.fromkeys(unreadable))
-        rows.append(Row(number, where, values))
+        rows.append(Row(number, where, values, typed=typed))
     if not rows:
         raise DataError(f"{source.path}: the data set is empty", remedy="check the path and the split")
     return Table(tuple(rows), tuple(left_out))
+
+
+def _is_typed(path: Path) -> bool:
+    """Whether the rows come from Parquet or Arrow."""
+    if path.is_dir():
+        return not any(data_suffix(file) and ".parquet" not in file.name for file in path.rglob("*"))
+    return data_suffix(path) in ("", ".parquet")
 
 
 def needs_download(source: DataSource) -> bool:

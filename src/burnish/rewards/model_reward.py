@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_data import ModelConfig
-from burnish.data.chat import Chat, encode_bare, encode_prompt
+from burnish.data.chat import encode_bare, encode_prompt
+from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError, DataError, RewardError
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
@@ -25,7 +26,7 @@ from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-OPTIONS = ("device", "dtype", "tokens_per_microbatch", "chat")
+OPTIONS = ("device", "dtype", "tokens_per_microbatch", "chat", "template_options")
 CHATS = ("auto", "always", "never")
 
 
@@ -36,7 +37,7 @@ class ModelReward:
     spec: RewardSpec
     model: RewardModel
     tokens_per_microbatch: int
-    chat: Chat
+    chat: ChatFormat
     shares_tokens: bool = False
 
     @property
@@ -111,7 +112,9 @@ def load_model_reward(spec: RewardSpec) -> ModelReward:
     config = ModelConfig(path=path, device=options.get("device", "auto"), dtype=options.get("dtype", "float32"))
     model = load_reward_model(config, field=_field(spec))
     budget = int(options.get("tokens_per_microbatch", 16_384))
-    return ModelReward(spec, model, budget, options.get("chat", "auto"))
+    return ModelReward(
+        spec, model, budget, ChatFormat(options.get("chat", "auto"), options.get("template_options", {}))
+    )
 
 
 def check_model_reward(spec: RewardSpec) -> None:
@@ -140,6 +143,12 @@ def _check_options(spec: RewardSpec) -> None:
             raise ConfigError(
                 f"reward {spec.label!r}: option {name} is {value!r}", remedy=f"use one of {', '.join(allowed)}"
             )
+    template_options = spec.options.get("template_options", {})
+    if not isinstance(template_options, dict):
+        raise ConfigError(
+            f"reward {spec.label!r}: option template_options is {template_options!r}",
+            remedy="write the template's arguments as name: value",
+        )
     budget = spec.options.get("tokens_per_microbatch", 1)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ConfigError(

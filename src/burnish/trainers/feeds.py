@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from burnish.config.schema import RlConfig
 from burnish.data.prompts import PromptSet, load_prompts
 from burnish.data.samplers import PromptSampler
+from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.trainers.collection import EncodedPrompt
 from burnish.types import Prompt
@@ -52,7 +53,7 @@ def load_prompt_set(
         tokenizer=tokenizer,
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         over_long=config.data.over_long,
-        chat=config.data.chat,
+        chat=ChatFormat.of(config.data),
         context_tokens=context_tokens,
         query=config.data.query,
     )

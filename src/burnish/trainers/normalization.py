@@ -13,6 +13,7 @@ from burnish.data.preferences import PreferenceSet
 from burnish.data.prompts import load_prompts
 from burnish.data.samplers import permutation
 from burnish.data.sft import load_sft_examples
+from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.reward_layout import PromptResponse
@@ -56,7 +57,7 @@ def _references(config: RmConfig, loaded: LoadedModel, train: PreferenceSet) -> 
             tokenizer=loaded.tokenizer,
             max_tokens=min(config.max_tokens, loaded.context_length),
             over_long=config.data.over_long,
-            chat=config.data.chat,
+            chat=ChatFormat.of(config.data),
         ).examples
         firsts = [example.loss_mask.index(True) for example in examples]
         pairs = [(e.tokens[:first], e.tokens[first:]) for e, first in zip(examples, firsts, strict=True)]
@@ -113,7 +114,7 @@ def _prompts(config: RmConfig, loaded: LoadedModel, train: PreferenceSet) -> Seq
             tokenizer=loaded.tokenizer,
             max_prompt_tokens=max(room, 1),
             over_long=config.data.over_long,
-            chat=config.data.chat,
+            chat=ChatFormat.of(config.data),
             query=config.data.query,
         ).prompt_tokens
     else:

@@ -19,6 +19,7 @@ from burnish.config.schema_rm import RmConfig
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
+from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError, DataError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
@@ -209,7 +210,7 @@ def _load(
         tokenizer=tokenizer,
         max_tokens=max_tokens,
         over_long=config.data.over_long,
-        chat=config.data.chat,
+        chat=ChatFormat.of(config.data),
         candidates=config.candidates,
         ties=config.ties,
         bad_rows=config.bad_rows,

@@ -16,6 +16,7 @@ from burnish.config.schema import SftConfig
 from burnish.data.batching import next_batch
 from burnish.data.samplers import PromptSampler
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
+from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.batch import Batch
@@ -241,7 +242,7 @@ def _load_examples(config: SftConfig, loaded: LoadedModel, split: str, console: 
         tokenizer=loaded.tokenizer,
         max_tokens=limit,
         over_long=config.data.over_long,
-        chat=config.data.chat,
+        chat=ChatFormat.of(config.data),
     )
     for line in examples.lines():
         console.print(line, highlight=False)

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from burnish.data.chat import encode_prompt, encode_response, encode_text
+from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
 
@@ -22,8 +23,8 @@ def test_auto_templates_conversations_only(chat_tokenizer) -> None:
 
 def test_always_and_never(chat_tokenizer) -> None:
     as_turn = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
-    assert chat_tokenizer.decode(encode_prompt(TEXT, chat_tokenizer, "always")) == as_turn
-    assert chat_tokenizer.decode(encode_prompt(TALK, chat_tokenizer, "never")) == "S\n\nQ"
+    assert chat_tokenizer.decode(encode_prompt(TEXT, chat_tokenizer, ChatFormat("always"))) == as_turn
+    assert chat_tokenizer.decode(encode_prompt(TALK, chat_tokenizer, ChatFormat("never"))) == "S\n\nQ"
 
 
 def test_plain_text_gets_bos_but_never_eos(new_tokenizer) -> None:
@@ -66,7 +67,7 @@ def test_no_template_is_told_with_the_knob(plain_tokenizer) -> None:
     with pytest.raises(DataError, match=r"prompt p:0: .*has no chat template\n.*model\.chat_template"):
         encode_prompt(TALK, plain_tokenizer)
     with pytest.raises(DataError, match="has no chat template"):
-        encode_prompt(TEXT, plain_tokenizer, "always")
+        encode_prompt(TEXT, plain_tokenizer, ChatFormat("always"))
 
 
 def test_a_template_that_refuses_is_told(new_tokenizer) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from burnish.config.schema_data import DataSource
 from burnish.data.preference_rows import transcript_messages
 from burnish.data.preferences import PreferenceSet, is_held_out, load_preferences, read_preferences
+from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
 Jsonl = Callable[..., str]
@@ -42,7 +43,7 @@ def test_transcripts_become_turns_where_the_chat_template_is_asked_for(
     jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = jsonl({"chosen": HUMAN + " Fine.", "rejected": HUMAN + " Bad."})
-    prompt, responses = decoded(load(path, chat_tokenizer, chat="always"), chat_tokenizer)
+    prompt, responses = decoded(load(path, chat_tokenizer, chat=ChatFormat("always")), chat_tokenizer)
     assert prompt.endswith("<|im_start|>assistant\n")
     assert "How are you?<|im_end|>" in prompt
     assert responses == ["Fine.<|im_end|>", "Bad.<|im_end|>"]

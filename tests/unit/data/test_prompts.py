@@ -200,7 +200,7 @@ def test_several_sources_lie_behind_each_other(jsonl, plain_tokenizer) -> None:
         ([{"prompt": None}], {}, ["rows.jsonl:1", "nothing (null)"]),
         ([{"prompt": "  "}], {}, ["rows.jsonl:1", "the prompt is empty"]),
         ([{"prompt": []}], {}, ["not a list of messages"]),
-        ([{"messages": "no json"}], {}, ["text but no JSON list"]),
+        ([{"messages": "no json"}], {}, ["text but not a JSON list of messages"]),
         ([{"messages": [{"content": "x"}]}], {}, ["message 1 has no role"]),
         ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], {}, ["message 1 (user)", "not text"]),
         ([{"messages": ["x"]}], {}, ["message 1 is str 'x', not an object"]),

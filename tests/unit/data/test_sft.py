@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizer
 
 from burnish.config.schema_data import DataSource
 from burnish.data.sft import SftSet, load_sft_examples
+from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
 USER = {"role": "user", "content": "Q"}
@@ -176,10 +177,10 @@ def test_conversational_completion_trains_only_the_completion(load, chat_tokeniz
 
 def test_text_pairs_become_turns_when_asked(load, chat_tokenizer) -> None:
     row = {"prompt": "Q", "completion": "two"}
-    for options, fields in (({"chat": "always"}, {}), ({}, {"system_prompt": "S"})):
+    for options, fields in (({"chat": ChatFormat("always")}, {}), ({}, {"system_prompt": "S"})):
         (example,) = load(row, options=options, **fields).examples
         assert trained_text(example, chat_tokenizer) == ["two<|im_end|>"]
-    (example,) = load(row, options={"chat": "never"}).examples
+    (example,) = load(row, options={"chat": ChatFormat("never")}).examples
     assert trained_text(example, chat_tokenizer) == ["two</s>"]
 
 
@@ -230,4 +231,4 @@ def test_no_eos_and_no_template(load, new_tokenizer) -> None:
     with pytest.raises(DataError, match="has no chat template"):
         load(CONVERSATION, tokenizer=new_tokenizer())
     with pytest.raises(DataError, match=r"through a chat template, and data\.chat is never"):
-        load(CONVERSATION, options={"chat": "never"})
+        load(CONVERSATION, options={"chat": ChatFormat("never")})

@@ -1,0 +1,246 @@
+"""The chat template as a run uses it: with the run file's options and a row's tools, and nothing lost on the way.
+
+A template is a program that came with the model. It may ignore what it does not know (a role, tool calls, an argument)
+without a word, and the run would then train on a damaged conversation. So what it reads is looked up in its source,
+and what it wrote is compared with what it was given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import jinja2
+from jinja2 import ext, meta, nodes, parser
+
+from burnish.config.schema_data import DataConfig
+from burnish.errors import DataError
+from burnish.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Chat = Literal["auto", "always", "never"]
+
+# What a template, which is a program that came with the model, may raise on a conversation that it does not expect.
+_TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# What every template is given anyway, so that it cannot be an option of the run file.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+# `transformers` hands reasoning to a template under each of these names.
+_REASONING = {"reasoning_content", "reasoning", "thinking"}
+_PROBE = " burnish7probe"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """How prompts become text: when the chat template writes them, and the arguments that it gets.
+
+    chat: `auto` sends conversations through the template, `always` plain text as well, `never` neither.
+    options: `data.template_options`, such as `{"enable_thinking": False}`.
+    """
+
+    chat: Chat = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: DataConfig) -> ChatFormat:
+        return cls(config.chat, config.template_options)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A tokenizer's chat template with the options and tools that it is called with."""
+
+    tokenizer: PreTrainedTokenizerBase
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def render(self, messages: Sequence[Message], *, where: str, add_generation_prompt: bool) -> str:
+        """The conversation as the template writes it. `where` begins every error.
+
+        Raises DataError without a template, when it refuses the conversation, when it has no use for an option, and
+        when it leaves out something that was said: a turn, a tool call, reasoning, the tools.
+        """
+        source = self.source(where)
+        check_options(self.options, self.tokenizer, where=where)
+        text = self._written(messages, where, add_generation_prompt)
+        self._check_read(messages, source, where)
+        self._check_written(messages, text, where)
+        return text
+
+    def tokens_and_marks(self, messages: Sequence[Message], *, where: str) -> tuple[list[int], list[bool]]:
+        """Tokens, and for each whether it stands between `{% generation %}` marks."""
+        self.render(messages, where=where, add_generation_prompt=False)
+        turns = [message.to_dict() for message in messages]
+        encoding = _guarded(
+            where,
+            lambda: self.tokenizer.apply_chat_template(
+                turns,
+                tools=self._tools(),
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **self.options,
+            ),
+        )
+        return list(encoding["input_ids"]), [bool(flag) for flag in encoding["assistant_masks"]]
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether the template says itself what the assistant wrote, to a tokenizer that can follow it."""
+        template = self.tokenizer.chat_template
+        return isinstance(template, str) and bool(_GENERATION_MARK.search(template)) and self.tokenizer.is_fast
+
+    def source(self, where: str) -> str:
+        """The Jinja text that writes this conversation; tokenizers may have another one for rows with tools."""
+        if not self.tokenizer.chat_template:
+            raise DataError(
+                f"{where}: this is a conversation, but the tokenizer {self.tokenizer.name_or_path or '(unnamed)'} has "
+                "no chat template",
+                remedy="set model.chat_template (inline or a file), or data.chat: never to write turns as plain text",
+            )
+        return str(_guarded(where, lambda: self.tokenizer.get_chat_template(None, self._tools())))
+
+    def _tools(self) -> list[dict[str, Any]] | None:
+        return [dict(tool) for tool in self.tools] or None
+
+    def _written(self, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
+        turns = [message.to_dict() for message in messages]
+        written = _guarded(
+            where,
+            lambda: self.tokenizer.apply_chat_template(
+                turns,
+                tools=self._tools(),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self.options,
+            ),
+        )
+        return str(written)
+
+    def _check_read(self, messages: Sequence[Message], source: str, where: str) -> None:
+        reads = template_reads(source)
+        if reads is None:
+            return
+        if self.tools and "tools" not in reads.variables:
+            raise _unread(where, "the row offers tools")
+        for number, message in enumerate(messages, start=1):
+            if message.tool_calls and "tool_calls" not in reads.attributes:
+                raise _unread(where, f"message {number} ({message.role}) has tool_calls")
+            if message.reasoning_content and not _REASONING & reads.attributes:
+                raise _unread(where, f"message {number} ({message.role}) has reasoning_content")
+
+    def _check_written(self, messages: Sequence[Message], text: str, where: str) -> None:
+        for number, message in enumerate(messages):
+            names = [str(call["function"]["name"]) for call in message.tool_calls]
+            missing = [name for name in names if name not in text]
+            if missing:
+                raise _unread(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
+            if not _stands_in(message, text) and self._ignores(messages, number, where):
+                raise _unread(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
+
+    def _ignores(self, messages: Sequence[Message], number: int, where: str) -> bool:
+        """Whether the conversation is written the same with another content in this turn."""
+        changed = list(messages)
+        changed[number] = replace(messages[number], content=messages[number].content + _PROBE)
+        try:
+            return self._written(changed, where, False) == self._written(messages, where, False)
+        except DataError:
+            return False  # it looks at the content closely enough to refuse another
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReads:
+    """Names that a template looks up: in what it is given (`variables`), and in messages and tools (`attributes`)."""
+
+    variables: frozenset[str]
+    attributes: frozenset[str]
+
+
+class _Generation(ext.Extension):
+    """`{% generation %}` blocks, read as what they hold."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's own interface)
+
+    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=64)
+def template_reads(source: str) -> TemplateReads | None:
+    """What the template looks up; None for one that is not Jinja, which rendering reports better."""
+    try:
+        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(source)
+        variables = meta.find_undeclared_variables(tree)
+    except (jinja2.TemplateError, RecursionError):
+        return None
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    # `message["tool_calls"]` and `message.get("tool_calls")`, and `"tool_calls" in message`
+    attributes |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return TemplateReads(frozenset(variables), frozenset(attributes))
+
+
+def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
+    """Raises DataError for an option that none of the tokenizer's templates reads: a misspelt one would do nothing."""
+    if not options:
+        return
+    templates = tokenizer.chat_template
+    sources = list(templates.values()) if isinstance(templates, dict) else [templates]
+    reads = [template_reads(source) for source in sources if isinstance(source, str)]
+    if any(read is None for read in reads):
+        return
+    known = frozenset().union(*(read.variables for read in reads if read is not None))
+    takes = sorted(known - _GIVEN - set(tokenizer.special_tokens_map))
+    for name in options:
+        if name not in takes:
+            near = difflib.get_close_matches(name, takes, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise DataError(
+                f"{where}: data.template_options sets {name!r}, which the chat template does not read",
+                remedy=f"{hint}it takes {', '.join(takes) or 'no option at all'}",
+            )
+
+
+def notes_on(messages: Sequence[Message], template: Template) -> list[str]:
+    """What the user should know of a conversation that was written: fields of its turns that have no effect, and a
+    text that will be another one tomorrow."""
+    reads = template_reads(template.source(""))
+    if reads is None:
+        return []
+    unread = {name for message in messages for name in message.extra} - reads.attributes
+    notes = [f"conversations with fields that the chat template does not read: {', '.join(sorted(unread))}"]
+    dated = "strftime_now" in reads.variables and "date_string" not in template.options
+    today = "conversations that hold today's date (data.template_options: {date_string: ...} fixes it)"
+    return (notes if unread else []) + ([today] if dated else [])
+
+
+def _guarded(where: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except _TEMPLATE_ERRORS as error:
+        raise DataError(
+            f"{where}: the chat template refuses this conversation: {error}",
+            remedy="change the turns (roles, order, system message) or set model.chat_template",
+        ) from error
+
+
+def _stands_in(message: Message, text: str) -> bool:
+    """Whether the content is in the text: as it is, as JSON, or without the thinking that templates take out."""
+    content = message.content.strip()
+    after_thinking = content.rpartition("</think>")[2].strip()
+    quoted = (json.dumps(content, ensure_ascii=flag)[1:-1] for flag in (False, True))
+    return any(form in text for form in (content, after_thinking, *quoted))
+
+
+def _unread(where: str, has: str, *, what: str = "it") -> DataError:
+    return DataError(
+        f"{where}: {has}, but the chat template leaves {what} out",
+        remedy="set model.chat_template to one that writes it, or remove it from the data",
+    )

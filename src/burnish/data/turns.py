@@ -1,0 +1,130 @@
+"""One turn of a conversation as a data set writes it, to a `Message`: nothing that it says is dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from burnish.data.rows import describe
+from burnish.errors import DataError
+from burnish.types import Message
+
+# The other spelling of conversations (`from`/`value`) and its names for the speakers.
+_SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
+_CALLER = "function_call"
+# Names under which data sets keep what the assistant thought.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_READ = {"role", "content", "from", "value", "tool_calls", *_REASONING}
+# What other trainers read and Burnish does not: to ignore it would train on something else than was asked for.
+_REFUSED = {
+    "function_call": "write it as tool_calls",
+    "weight": "leave turns that are not to be trained on out of the row, or put them into its prompt",
+    "train": "leave turns that are not to be trained on out of the row, or put them into its prompt",
+}
+
+
+def checked_message(item: Any, where: str) -> Message:
+    """The turn, from `{role, content, tool_calls, reasoning_content, ...}` or `{from, value}`.
+
+    A content may be null next to tool calls, or a list of text parts; arguments of a call may be JSON text. Other
+    fields are kept for the chat template. DataError, beginning with `where`, for anything that cannot be carried.
+    """
+    if not isinstance(item, Mapping):
+        raise DataError(f"{where} is {describe(item)}, not an object", remedy="it needs role and content")
+    role = item.get("from") if "from" in item else item.get("role")
+    if not isinstance(role, str) or not role:
+        raise DataError(f"{where} has no role, only {', '.join(map(str, item))}", remedy="give each message a role")
+    where = f"{where} ({role})"
+    _check_refused(item, where)
+    extra = {key: value for key, value in item.items() if key not in _READ | set(_REFUSED) and value is not None}
+    if role == _CALLER and "from" in item:
+        return Message("assistant", "", tool_calls=_calls([_loads(item.get("value"), where)], where), extra=extra)
+    calls = _calls(item.get("tool_calls"), where)
+    return Message(
+        _SPEAKERS.get(role, role),
+        _content(item.get("value") if "from" in item else item.get("content"), where, may_be_absent=bool(calls)),
+        tool_calls=calls,
+        reasoning_content=_reasoning(item, where),
+        extra=extra,
+    )
+
+
+def _check_refused(item: Mapping[str, Any], where: str) -> None:
+    for key, remedy in _REFUSED.items():
+        if item.get(key) not in (None, 1, True):  # a weight of 1 is what every turn has anyway
+            raise DataError(f"{where} has {key} {describe(item[key])}, which Burnish does not read", remedy=remedy)
+
+
+def _content(value: Any, where: str, *, may_be_absent: bool) -> str:
+    if value is None and may_be_absent:
+        return ""
+    if isinstance(value, list) and value and all(_is_text_part(part) for part in value):
+        return "".join(part["text"] for part in value)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{where} has as content {describe(value)}, not text", remedy="only conversations of plain text can be used"
+        )
+    return value
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str | None:
+    given = {name: item[name] for name in _REASONING if item.get(name) is not None}
+    if not given:
+        return None
+    values = list(given.values())
+    if any(not isinstance(value, str) for value in values) or len(set(values)) > 1:
+        raise DataError(
+            f"{where} has {', '.join(f'{name} {describe(value, 30)}' for name, value in given.items())}",
+            remedy="give the reasoning once, as text, in reasoning_content",
+        )
+    return str(values[0]) or None
+
+
+def _calls(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(value, str) and value.strip():
+        value = _loads(value, where)
+    if not value:
+        return ()
+    if not isinstance(value, list):
+        raise DataError(f"{where} has as tool_calls {describe(value)}, not a list", remedy="mend or remove the row")
+    return tuple(_call(item, f"{where}, tool call {number}") for number, item in enumerate(value, start=1))
+
+
+def _call(item: Any, where: str) -> Mapping[str, Any]:
+    """`{"type": "function", "id": ..., "function": {"name", "arguments"}}`, from this form or from the inner one.
+
+    Templates write arguments with `tojson`: as JSON text they would be quoted twice, so they become a mapping here.
+    """
+    outer = item if isinstance(item, Mapping) else {}
+    inner = outer.get("function", outer)
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise DataError(
+            f"{where} is {describe(item)}",
+            remedy='a tool call is {"type": "function", "function": {"name": ..., "arguments": {...}}}',
+        )
+    arguments = inner.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _loads(arguments, f"{where} of {name}") if arguments.strip() else {}
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        raise DataError(
+            f"{where} of {name} has as arguments {describe(arguments)}", remedy="arguments are an object, or its JSON"
+        )
+    kept = {key: value for key, value in outer.items() if key != "function"} if "function" in outer else {}
+    return {"type": "function", **kept, "function": {**inner, "name": name, "arguments": dict(arguments)}}
+
+
+def _loads(text: Any, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where}: {describe(text)} is not JSON ({error})", remedy="write tool calls and their arguments as JSON"
+        ) from error
