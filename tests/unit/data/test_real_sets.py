@@ -11,6 +11,7 @@ from burnish.config.schema_data import DataSource
 from burnish.data.prompts import load_prompts
 from burnish.data.sft import load_sft_examples
 from burnish.data.sources import read_table
+from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
 
@@ -120,3 +121,24 @@ def test_stories_are_documents(shared_dir: Path, stories_model: Path) -> None:
     assert (first.tokens[0], first.tokens[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert first.loss_mask == (False,) + (True,) * (len(first.tokens) - 1)
     assert max(loaded.lengths()) <= 512
+
+
+@pytest.mark.parametrize("options", [{}, {"open_thinking": True}])
+def test_a_real_template_with_tools_renders_a_history_alike_for_sft_and_rl(jsonl, chatml_tokenizer, options) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": '{"a": 1}'}]}
+    history = [{"role": "user", "content": "1+1?"}, call, {"role": "tool", "content": "2"}]
+    answer = {"role": "assistant", "content": "2", "reasoning_content": "it says so"}
+    chat = ChatFormat(options=options)
+    asked = load_prompts(
+        [DataSource(path=jsonl({"messages": history, "tools": [tool]}))], tokenizer=chatml_tokenizer, chat=chat
+    )
+    source = DataSource(path=jsonl({"messages": [*history, answer], "tools": [tool]}))
+    (example,) = load_sft_examples([source], tokenizer=chatml_tokenizer, chat=chat).examples
+    prompt = chatml_tokenizer.decode(asked.prompt_tokens[0]).removesuffix("<think>\n\n</think>\n\n")
+    assert chatml_tokenizer.decode(example.tokens).startswith(prompt)
+    trained = chatml_tokenizer.decode([t for t, m in zip(example.tokens, example.loss_mask, strict=True) if m])
+    assert '"name": "add", "arguments": {"a": 1}' in trained
+    assert trained.endswith("it says so\n</think>\n\n2<|im_end|>")
+    assert "<tools>" not in trained
+    assert "<tool_response>" not in trained

@@ -1,0 +1,78 @@
+"""What a data set writes as a turn arrives as a message with nothing dropped, or is refused where it stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from burnish.data.turns import checked_message
+from burnish.errors import DataError
+from burnish.types import Message
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        ({"role": "user", "content": "Q"}, Message("user", "Q")),
+        ({"from": "gpt", "value": "A"}, Message("assistant", "A")),
+        ({"from": "observation", "value": "3"}, Message("tool", "3")),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, Message("assistant", "", (CALL,))),
+        (  # the inner form, and arguments as JSON text, which templates would quote twice
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": '{"a": 1, "b": null}'}]},
+            Message("assistant", "", (CALL,)),
+        ),
+        (
+            {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "b": null}}'},
+            Message("assistant", "", (CALL,)),
+        ),
+        (
+            {"role": "assistant", "content": "4", "reasoning_content": "2+2"},
+            Message("assistant", "4", reasoning_content="2+2"),
+        ),
+        ({"role": "assistant", "content": "4", "thinking": "2+2"}, Message("assistant", "4", reasoning_content="2+2")),
+        ({"role": "assistant", "content": "4", "tool_calls": None, "weight": 1}, Message("assistant", "4")),
+        (
+            {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"},
+            Message("tool", "3", extra={"tool_call_id": "c1", "name": "add"}),
+        ),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            Message("user", "ab"),
+        ),
+    ],
+)
+def test_turns(turn: dict, message: Message) -> None:
+    assert checked_message(turn, "f:1, message 1") == message
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        ({"role": "assistant", "content": None}, "as content nothing"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "as content nothing"),
+        ({"role": "user", "content": [{"type": "image"}]}, "not text"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {}}}]}, "tool call 1 is dict"),
+        ({"role": "assistant", "content": "", "tool_calls": ["x"]}, "tool call 1 is str"),
+        ({"role": "assistant", "content": "", "tool_calls": {"name": "f"}}, "not a list"),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "{a"}]},
+            "of f: str '{a' is not JSON",
+        ),
+        ({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "[1]"}]}, "as arguments list"),
+        ({"role": "assistant", "content": "x", "weight": 0}, "has weight int 0, which Burnish does not read"),
+        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "write it as tool_calls"),
+        ({"role": "assistant", "content": "x", "thinking": "a", "reasoning_content": "b"}, "give the reasoning once"),
+        ({"role": "assistant", "content": "x", "reasoning_content": ["a"]}, "reasoning_content list"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_where_it_stands(turn: dict, words: str) -> None:
+    with pytest.raises(DataError, match=r"f:1, message 1") as caught:
+        checked_message(turn, "f:1, message 1")
+    assert words in str(caught.value)
+
+
+def test_a_message_is_written_out_as_it_was_read() -> None:
+    turn = {"role": "assistant", "content": "c", "reasoning_content": "r", "tool_calls": [CALL], "name": "n"}
+    assert checked_message(turn, "f:1").to_dict() == turn
+    assert checked_message(turn, "f:1") in {checked_message(turn, "f:2")}  # messages can be compared and collected
