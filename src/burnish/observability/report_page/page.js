@@ -48,7 +48,8 @@ function logTicks(low, high) {
   for (let power = Math.floor(low); power <= Math.ceil(high); power++) {
     for (const m of high - low > 3 ? [1] : high - low > 1 ? [1, 3] : [1, 2, 5]) found.push(power + Math.log10(m));
   }
-  return found.filter((y) => y >= low && y <= high);
+  const inside = found.filter((y) => y >= low && y <= high);
+  return inside.length > 1 ? inside : ticks(10 ** low, 10 ** high, 4).map(Math.log10).filter((y) => y >= low && y <= high);
 }
 
 function ticks(low, high, count) {
@@ -86,6 +87,10 @@ const colour = (index) => `var(--s${index % 8})`;
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 // On a page of several runs a colour is a run and a dash a metric; else a colour is a metric.
 const colourOf = (series, index) => colour(series.run ?? index);
+const legendFill = (series, i) => {
+  const own = colourOf(series, i);
+  return `background: ${series.metric ? `repeating-linear-gradient(90deg, ${own} 0 3px, transparent 3px 5px)` : own}`;
+};
 const dashOf = (series) => DASHES[(series.metric ?? 0) % DASHES.length];
 
 function drawChart(svg, chart) {
@@ -199,7 +204,7 @@ function buildCurves(charts) {
       const svg = draw("svg", { role: "img", "aria-label": `${chart.title} by ${chart.axis ?? "step"}` });
       svg.chart = chart;
       const legend = chart.series.length > 1
-        ? make("div", { class: "legend" }, ...chart.series.map((s, i) => make("span", {}, make("i", { style: `background:${colourOf(s, i)}` }), s.label)))
+        ? make("div", { class: "legend" }, ...chart.series.map((s, i) => make("span", {}, make("i", { style: legendFill(s, i) }), s.label)))
         : make("div", { class: "legend" });
       grid.append(make("div", { class: "chart" }, make("h3", {}, chart.title, chart.help ? make("small", {}, chart.help) : null), legend, svg));
       observer.observe(svg);
