@@ -9,12 +9,19 @@ import typer
 
 from burnish.errors import BurnishError
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
-Out = Annotated[str | None, typer.Option("--out", help="File to write (default: RUN/report.html).")]
+Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Folders of one or several runs.", show_default=False)
+]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out", help="File to write (default: RUN/report.html; of several runs comparison.html next to the first)."
+    ),
+]
 
 
-def write_report(run: Run, out: Out = None) -> None:
-    """Write one page with the curves and the rollouts of a run.
+def write_report(runs: Runs, out: Out = None) -> None:
+    """Write one page with the curves and the rollouts of a run, or of several runs on top of each other.
 
     It holds everything it needs, so it can be sent to someone else. A run that is
     still going on can be reported as well.
@@ -22,13 +29,20 @@ def write_report(run: Run, out: Out = None) -> None:
     [bold]Examples[/bold]
     burnish report runs/first
     burnish report runs/first --out first.html
+    burnish report runs/grpo runs/rloo
     """
     from rich.console import Console
 
     from burnish.observability import report
 
-    folder = Path(run)
-    if not folder.is_dir():
-        raise BurnishError(f"run folder {run!r} does not exist", remedy="give what `output` of the run file names")
-    page = report.write_report(folder, None if out is None else Path(out))
+    folders = [Path(run) for run in runs]
+    for folder in folders:
+        if not folder.is_dir():
+            raise BurnishError(
+                f"run folder {str(folder)!r} does not exist", remedy="give what `output` of the run file names"
+            )
+    if len(folders) == 1:
+        page = report.write_report(folders[0], None if out is None else Path(out))
+    else:
+        page = report.write_comparison(folders, Path(out) if out else folders[0].parent / "comparison.html")
     Console().print(f"report  {page}", markup=False, highlight=False, soft_wrap=True)

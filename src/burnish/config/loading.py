@@ -29,7 +29,7 @@ Kind = Literal["rl", "sft", "rm"]
 COMMAND_LINE = "command line"
 FILE = "file"
 DEFAULT = "default"
-_CLASSES: dict[str, type[RunConfig]] = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
+SECTIONS: dict[str, type[RunConfig]] = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
 _MAX_BYTES = 1_000_000
 
 
@@ -64,7 +64,7 @@ class LoadedConfig:
         return self.config
 
     def _other_kind(self, wanted: str) -> ConfigError:
-        own = next(kind for kind, section in _CLASSES.items() if section is type(self.config))
+        own = next(kind for kind, section in SECTIONS.items() if section is type(self.config))
         return ConfigError(f"{self.source} is a run file of `burnish {own}`", remedy=f"use one of `burnish {wanted}`")
 
 
@@ -80,7 +80,7 @@ class _Layers:
 
     @property
     def section(self) -> type[RunConfig]:
-        return _CLASSES[self.kind]
+        return SECTIONS[self.kind]
 
     def add(self, data: dict[str, Any], origin: str) -> None:
         _merge(self.data, data)
@@ -144,7 +144,7 @@ def read_run_text(path: Path) -> str:
 
 
 def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
-    preset = _preset_of(layers.kind, given)
+    preset = preset_of(layers.kind, given)
     if preset is None:
         return  # there is none, or the checks report it with the nearest name
     values = dict(preset.values)
@@ -156,7 +156,8 @@ def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
     layers.add(nested, f"preset {preset.name}")
 
 
-def _preset_of(kind: Kind, given: Mapping[str, Any]) -> Preset | None:
+def preset_of(kind: Kind, given: Mapping[str, Any]) -> Preset | None:
+    """The preset that a run file of this kind names, or the default one; None for an unknown name."""
     known = {"rl": PRESETS, "rm": RM_PRESETS, "sft": {}}[kind]
     default = AlgorithmConfig.model_fields["preset"].default
     name = _section(given, "algorithm").get("preset", default) if kind == "rl" else given.get("preset")

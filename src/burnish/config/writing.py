@@ -5,6 +5,7 @@ Reading it back gives the same configuration: every field is written, so no pres
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from burnish.config.schema import RunConfig
@@ -31,6 +32,21 @@ def differences(ours: RunConfig, theirs: RunConfig) -> dict[str, tuple[Any, Any]
     left, right = _flat(to_dict(ours)), _flat(to_dict(theirs))
     paths = [*left, *(path for path in right if path not in left)]
     return {p: (left.get(p), right.get(p)) for p in paths if left.get(p) != right.get(p)}
+
+
+def flat_leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted path, where a list without sections is one value (`stop: [a, b]`), as a reader thinks of it."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(item, list) and item and all(isinstance(entry, Mapping) for entry in item):
+            for number, entry in enumerate(item):
+                found |= flat_leaves(entry, f"{path}.{number}")
+        elif isinstance(item, Mapping) and item:
+            found |= flat_leaves(item, path)
+        else:
+            found[path] = item
+    return found
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

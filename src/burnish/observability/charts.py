@@ -97,12 +97,36 @@ def build_charts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     charts = [_chart(c.section, c.title, c.help, c.metrics, data) for c in CHARTS]
     families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
     charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
+    charts.append(_chart("Speed", "Seconds a step", "", (("step", "time/step_seconds"),), data))
     charts.append(_time_split(data))
     named = {metric for c in CHARTS for _, metric in c.metrics}
     named |= {metric for family in families.values() for _, metric in family}
     further = [name for name in data if name not in named and not _is_phase(name)]
     charts += [_chart("Further", name, "", ((name, name),), data) for name in further]
     return [chart for chart in charts if chart["series"]]
+
+
+def overlay(runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> list[dict[str, Any]]:
+    """The line charts of several runs, those of one title on top of each other; charts of a run alone stay.
+
+    A series knows its run by number (`run`) and, in a chart of several metrics, its metric by number (`metric`).
+    Stacked and scattered charts cannot be laid over each other and are left out.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    labels: dict[tuple[str, str], list[str]] = {}
+    lines = [(number, name, chart) for number, (name, charts) in enumerate(runs) for chart in charts]
+    for number, name, chart in lines:
+        if chart["kind"] != "line":
+            continue
+        key = (chart["section"], chart["title"])
+        into = found.setdefault(key, {**chart, "series": []})
+        known = labels.setdefault(key, [])
+        for series in chart["series"]:
+            if series["label"] not in known:
+                known.append(series["label"])
+            place = {"run": number, "metric": known.index(series["label"])}
+            into["series"].append({**series, "label": f"{name}: {series['label']}", **place})
+    return list(found.values())
 
 
 def histogram_chart(counts: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,15 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 """Heading, metric and format of the table; a metric that the run does not have takes no column."""
 
+FAMILIES: tuple[tuple[str, str, str, int], ...] = (
+    ("reward/part/", "", ".3f", 2),
+    ("eval/pass@", "pass@", ".1%", 1),
+    ("eval/maj@", "maj@", ".1%", 1),
+)
+"""Metrics of one beginning that have a column each behind the table's own: beginning, what the heading begins with,
+format, and how many there must be (a single reward is the sum itself)."""
+_MOST_OF_A_FAMILY = 6
+
 SPEEDS: tuple[tuple[str, str], ...] = (
     ("generate", "throughput/generate_tokens_per_second"),
     ("update", "throughput/update_tokens_per_second"),
@@ -144,7 +153,7 @@ class Display:
         return Text(" · ".join(piece for piece in pieces if piece), style="bold")
 
     def _table(self) -> Table:
-        shown = [column for column in COLUMNS if column[1] in self._known]
+        shown = columns_of(self._known)
         table = Table(box=None, pad_edge=False, header_style="cyan")
         for heading in ("step", *(heading for heading, _, _ in shown)):
             table.add_column(heading, justify="right", no_wrap=True)
@@ -153,9 +162,25 @@ class Display:
         return table
 
 
+def columns_of(known: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """(heading, metric, format) of what a run with these metrics shows."""
+    shown = [column for column in COLUMNS if column[1] in known]
+    for begin, heading, spec, least in FAMILIES:
+        names = sorted((name for name in known if name.startswith(begin)), key=_by_number)
+        if len(names) >= least:
+            shown += [(heading + name.removeprefix(begin), name, spec) for name in names[:_MOST_OF_A_FAMILY]]
+    return shown
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """pass@2 before pass@16."""
+    digits = name.rpartition("@")[2]
+    return (int(digits) if digits.isdigit() else 0, name)
+
+
 def plain_line(step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None) -> str:
     """One line with everything that the table would show."""
-    cells = [f"{heading} {format(row[name], spec)}" for heading, name, spec in COLUMNS if name in row]
+    cells = [f"{heading} {format(row[name], spec)}" for heading, name, spec in columns_of(row)]
     left = "" if seconds_left is None else f"{duration(seconds_left)} left"
     return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed_text(row), left) if piece)
 

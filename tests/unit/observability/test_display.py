@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from burnish.observability.alarms import Alarm
-from burnish.observability.console import Display, duration
+from burnish.observability.console import Display, duration, plain_line
 from burnish.observability.plot import plot_curve
 
 
@@ -86,3 +86,16 @@ def test_a_constant_and_an_empty_curve() -> None:
     assert "3.3" in plot_curve([1, 2], [3.0, 3.0])
     with pytest.raises(ValueError, match="2 steps but 1 values"):
         plot_curve([1, 2], [1.0])
+
+
+def test_parts_of_the_reward_and_pass_at_k_have_columns() -> None:
+    row = {
+        "reward/mean": 0.5,
+        "reward/part/brief": 0.1,
+        "reward/part/right": 0.4,
+        "eval/pass@16": 0.75,
+        "eval/pass@2": 0.5,
+    }
+    line = plain_line(3, 9, row, None)
+    assert line == "step 3/9  reward 0.500  brief 0.100  right 0.400  pass@2 50.0%  pass@16 75.0%"
+    assert "right" not in plain_line(3, 9, {"reward/mean": 0.5, "reward/part/right": 0.5}, None)  # the sum itself

@@ -12,7 +12,7 @@ import pytest
 from burnish.errors import DataError
 from burnish.observability.charts import build_charts, evenly
 from burnish.observability.recorder import RolloutNote, RolloutRecorder
-from burnish.observability.report import write_report
+from burnish.observability.report import run_names, write_comparison, write_report
 from burnish.observability.rollout_samples import Limits, sample_rollouts
 from burnish.observability.sinks import build_sinks
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
@@ -57,7 +57,7 @@ def test_the_page_holds_curves_configuration_alarms_and_rollouts(tmp_path: Path)
     assert charts["Reward"]["series"] == [{"label": "mean", "x": [1, 2, 3], "y": [0.333333, 0.666667, 1.0]}]
     assert charts["Time by phase"]["series"][0]["label"] == "generate"
     assert charts["custom/one"]["section"] == "Further"
-    files = embedded(page, "rollout-data")["files"]
+    (files,) = embedded(page, "rollout-data")["files"]
     assert [file["step"] for file in files] == [1, 2, 3]
     response = files[0]["groups"][1]["responses"][1]
     assert (response["reward"], response["advantage"], response["tokens"]) == (1.0, 0.5, ["q"] * 3)
@@ -80,7 +80,7 @@ def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text()
     assert "alert(1)</script>" not in page
     assert page.count("<script") == page.count("</script>") == 3
-    group = embedded(page, "rollout-data")["files"][0]["groups"][0]
+    group = embedded(page, "rollout-data")["files"][0][0]["groups"][0]
     assert group["responses"][0]["tokens"][0] == EVIL
     assert group["answer"] == EVIL
 
@@ -91,10 +91,9 @@ def test_a_big_run_makes_a_bounded_page_that_says_so(tmp_path: Path) -> None:
     path = write_report(tmp_path, tmp_path / "page.html", limits=limits)
     page = path.read_text()
     data = embedded(page, "rollout-data")
-    assert [file["step"] for file in data["files"]] == [1, 4, 7, 9, 12]
+    assert [file["step"] for file in data["files"][0]] == [1, 4, 7, 9, 12]
     assert len(json.dumps(data)) <= 160_000
-    assert "5 of 12 recorded steps" in data["note"]
-    assert data["note"] in page.replace("&#39;", "'")
+    assert "5 of 12 recorded steps" in page
 
 
 @pytest.mark.parametrize("budget", [100, 2_000, 20_000, 200_000])
@@ -120,7 +119,7 @@ def test_a_damaged_rollout_file_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_rollouts_has_a_page(tmp_path: Path) -> None:
     build_sinks([], tmp_path).write(1, {"train/loss": 2.0})
-    assert embedded(write_report(tmp_path).read_text(), "rollout-data") == {"files": [], "note": ""}
+    assert embedded(write_report(tmp_path).read_text(), "rollout-data")["files"] == [[]]
 
 
 def test_long_curves_are_thinned_evenly_with_both_ends() -> None:
@@ -137,3 +136,59 @@ def test_parts_and_domains_share_a_chart() -> None:
     row = {"step": 1, "reward/part/math": 1.0, "reward/part/format": 0.5, "eval/domain/sums/accuracy": 0.25}
     charts = {chart["title"]: [s["label"] for s in chart["series"]] for chart in build_charts([row])}
     assert charts == {"Reward by part": ["format", "math"], "Held-out accuracy by domain": ["sums"]}
+
+
+RESOLVED = """model: {path: tiny, dtype: float32}
+data: {train: [{path: a.jsonl, weight: 1.0}, {path: b.jsonl, weight: 3.0}]}
+rewards: [{name: math, weight: 1.0}]
+algorithm: {preset: dapo, clip_high: 0.28, entropy_coef: %s}
+steps: 100
+"""
+
+
+def test_the_configuration_is_told_as_a_difference_from_defaults_and_preset(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.yaml").write_text(RESOLVED % "0.01")
+    page = write_report(tmp_path).read_text()
+    rows = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td>", page))
+    # steps: 100 and dtype are defaults, clip_high is the preset's
+    assert rows == {
+        "model.path": "tiny",
+        "data.train.0.path": "a.jsonl",
+        "data.train.1.path": "b.jsonl",
+        "data.train.1.weight": "3.0",
+        "rewards.0.name": "math",
+        "algorithm.preset": "dapo",
+        "algorithm.entropy_coef": "0.01",
+    }
+    assert '<td class="default">0.0</td>' in page
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "", "steps: 3\nsteps: 4\n"])
+def test_a_configuration_that_cannot_be_read_leaves_the_page_whole(tmp_path: Path, text: str) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.yaml").write_text(text)
+    assert "Resolved run file" in write_report(tmp_path).read_text() or not text
+
+
+def test_several_runs_on_one_page(tmp_path: Path) -> None:
+    for name, coef in (("a", "0.01"), ("b", "0.02")):
+        make_run(tmp_path / name, steps=2)
+        (tmp_path / name / "config.yaml").write_text(RESOLVED % coef)
+    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text()
+    charts = {chart["title"]: chart for chart in embedded(page, "chart-data")}
+    lines = [(s["label"], s["run"], s["metric"], s["x"]) for s in charts["Reward"]["series"]]
+    assert lines == [("a: mean", 0, 0, [1, 2]), ("b: mean", 1, 0, [1, 2])]
+    assert "Time by phase" not in charts  # stacks cannot be laid over each other
+    data = embedded(page, "rollout-data")
+    assert data["runs"] == ["a", "b"]
+    assert [[file["step"] for file in files] for files in data["files"]] == [[1, 2], [1, 2]]
+    (marked,) = re.findall(r'<tr class="differs"><th>(.*?)</th><td>(.*?)</td><td>(.*?)</td>', page)
+    assert marked == ("algorithm.entropy_coef", "0.01", "0.02")
+
+
+def test_names_of_runs_tell_them_apart(tmp_path: Path) -> None:
+    assert run_names([Path("/x/one"), Path("/x/two")]) == ["one", "two"]
+    assert run_names([Path("/x/one"), Path("/y/one")]) == ["x/one", "y/one"]
+    with pytest.raises(DataError, match="the same run is named twice"):
+        run_names([tmp_path, tmp_path / "."])

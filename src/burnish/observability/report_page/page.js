@@ -31,6 +31,27 @@ function number(value) {
 
 // ---- curves
 
+const curves = { smoothing: 0, log: false };
+
+function smoothed(ys, weight) {
+  // Exponential mean without the pull towards 0 at the beginning.
+  let sum = 0, count = 0;
+  return ys.map((y) => { sum = weight * sum + y; count = weight * count + 1; return sum / count; });
+}
+
+function usesLog(chart) {
+  return curves.log && chart.kind === "line" && chart.series.every((s) => s.y.every((y) => y > 0));
+}
+
+function logTicks(low, high) {
+  const found = [];
+  for (let power = Math.floor(low); power <= Math.ceil(high); power++) {
+    for (const m of high - low > 3 ? [1] : high - low > 1 ? [1, 3] : [1, 2, 5]) found.push(power + Math.log10(m));
+  }
+  const inside = found.filter((y) => y >= low && y <= high);
+  return inside.length > 1 ? inside : ticks(10 ** low, 10 ** high, 4).map(Math.log10).filter((y) => y >= low && y <= high);
+}
+
 function ticks(low, high, count) {
   const raw = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -44,8 +65,10 @@ function bounds(chart) {
   const xs = chart.series.flatMap((s) => s.x);
   const ys = chart.kind === "stack" ? stacked(chart).flatMap((s) => [...s.bottom, ...s.top]) : chart.series.flatMap((s) => s.y);
   const range = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-  let [x0, x1] = range(xs), [y0, y1] = range(ys);
+  const log = usesLog(chart);
+  let [x0, x1] = range(xs), [y0, y1] = range(log ? ys.map(Math.log10) : ys);
   if (x0 === x1) { x0 -= 1; x1 += 1; }
+  if (log) return { x0, x1, y0: y0 - (y1 - y0 || 1) * 0.06, y1: y1 + (y1 - y0 || 1) * 0.06 };
   const margin = y0 === y1 ? Math.abs(y0) * 0.1 || 1 : (y1 - y0) * 0.06;
   if (chart.kind === "scatter") return { x0: x0 - (x1 - x0) * 0.04, x1: x1 + (x1 - x0) * 0.04, y0: y0 - margin, y1: y1 + margin };
   return { x0, x1, y0: y0 >= 0 && y0 - margin < 0 ? 0 : y0 - margin, y1: y1 + margin };
@@ -61,16 +84,26 @@ function stacked(chart) {
 }
 
 const colour = (index) => `var(--s${index % 8})`;
+const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+// On a page of several runs a colour is a run and a dash a metric; else a colour is a metric.
+const colourOf = (series, index) => colour(series.run ?? index);
+const legendFill = (series, i) => {
+  const own = colourOf(series, i);
+  return `background: ${series.metric ? `repeating-linear-gradient(90deg, ${own} 0 3px, transparent 3px 5px)` : own}`;
+};
+const dashOf = (series) => DASHES[(series.metric ?? 0) % DASHES.length];
 
 function drawChart(svg, chart) {
   svg.replaceChildren();
   const width = svg.clientWidth || 390, height = 190, box = bounds(chart);
   const left = 52, right = width - 8, top = 10, bottom = height - 24;
   const X = (x) => left + ((x - box.x0) / (box.x1 - box.x0)) * (right - left);
-  const Y = (y) => bottom - ((y - box.y0) / (box.y1 - box.y0)) * (bottom - top);
-  for (const y of ticks(box.y0, box.y1, 4)) {
+  const log = usesLog(chart), scaled = log ? Math.log10 : (y) => y;
+  const Y = (y) => bottom - ((scaled(y) - box.y0) / (box.y1 - box.y0)) * (bottom - top);
+  for (const tick of log ? logTicks(box.y0, box.y1) : ticks(box.y0, box.y1, 4)) {
+    const y = log ? 10 ** tick : tick;
     svg.append(draw("line", { x1: left, x2: right, y1: Y(y), y2: Y(y), stroke: "var(--grid)" }));
-    svg.append(draw("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, number(y)));
+    svg.append(draw("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, number(Number(y.toPrecision(6)))));
   }
   for (const x of ticks(box.x0, box.x1, Math.max(2, Math.floor(width / 90)))) {
     if (chart.kind === "scatter" || Number.isInteger(x)) svg.append(draw("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, number(x)));
@@ -83,10 +116,14 @@ function drawChart(svg, chart) {
   } else if (chart.kind === "scatter") {
     drawScatter(svg, chart, X, Y, box);
   } else {
+    const smooths = curves.smoothing > 0 && !chart.axis;
     chart.series.forEach((s, i) => {
-      const points = s.x.map((x, k) => `${X(x)},${Y(s.y[k])}`).join(" ");
-      svg.append(draw("polyline", { points, fill: "none", stroke: colour(i), "stroke-width": 1.8, "stroke-linejoin": "round" }));
-      if (s.x.length <= 30) s.x.forEach((x, k) => svg.append(draw("circle", { cx: X(x), cy: Y(s.y[k]), r: 2.4, fill: colour(i) })));
+      const line = (ys, opacity) => svg.append(draw("polyline", {
+        points: s.x.map((x, k) => `${X(x)},${Y(ys[k])}`).join(" "), fill: "none", stroke: colourOf(s, i),
+        "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": dashOf(s), "stroke-opacity": opacity }));
+      if (smooths) line(s.y, 0.22);
+      line(smooths ? smoothed(s.y, curves.smoothing) : s.y, 1);
+      if (s.x.length <= 30 && !smooths) s.x.forEach((x, k) => svg.append(draw("circle", { cx: X(x), cy: Y(s.y[k]), r: 2.4, fill: colourOf(s, i) })));
     });
   }
   const cursor = draw("g", { visibility: "hidden" });
@@ -136,8 +173,9 @@ function hover(event, svg, chart, plot) {
   chart.series.forEach((s, i) => {
     const k = s.x.indexOf(step);
     if (k < 0) return;
-    if (chart.kind === "line") plot.cursor.append(draw("circle", { cx: plot.X(step), cy: plot.Y(s.y[k]), r: 4, fill: colour(i) }));
-    lines.push(make("span", {}, make("i", { style: `background:${colour(i)}` }), `${s.label}  ${number(s.y[k])}`));
+    if (chart.kind === "line") plot.cursor.append(draw("circle", { cx: plot.X(step), cy: plot.Y(s.y[k]), r: 4, fill: colourOf(s, i) }));
+    const mean = curves.smoothing > 0 && chart.kind === "line" && !chart.axis ? `  smoothed ${number(smoothed(s.y, curves.smoothing)[k])}` : "";
+    lines.push(make("span", {}, make("i", { style: `background:${colourOf(s, i)}` }), `${s.label}  ${number(s.y[k])}${mean}`));
   });
   plot.cursor.setAttribute("visibility", "visible");
   showTooltip(event, make("b", {}, `${chart.axis ?? "step"} ${step}`), ...lines);
@@ -154,13 +192,19 @@ function showTooltip(event, ...content) {
 function buildCurves(charts) {
   const place = document.getElementById("curves");
   const observer = new ResizeObserver((entries) => entries.forEach((entry) => drawChart(entry.target, entry.target.chart)));
+  const redraw = () => place.querySelectorAll(".chart svg").forEach((svg) => drawChart(svg, svg.chart));
+  const amount = make("span", {}, "0");
+  place.append(make("div", { class: "tools" },
+    make("label", {}, "smoothing", make("input", { type: "range", min: 0, max: 0.98, step: 0.01, value: 0, "aria-label": "Smoothing",
+      oninput: (event) => { curves.smoothing = Number(event.target.value); amount.textContent = event.target.value; redraw(); } }), amount),
+    make("label", { title: "for charts whose values are all above 0" }, make("input", { type: "checkbox", onchange: (event) => { curves.log = event.target.checked; redraw(); } }), "logarithmic scale")));
   for (const section of [...new Set(charts.map((c) => c.section))]) {
     const grid = make("div", { class: "grid" });
     for (const chart of charts.filter((c) => c.section === section)) {
       const svg = draw("svg", { role: "img", "aria-label": `${chart.title} by ${chart.axis ?? "step"}` });
       svg.chart = chart;
       const legend = chart.series.length > 1
-        ? make("div", { class: "legend" }, ...chart.series.map((s, i) => make("span", {}, make("i", { style: `background:${colour(i)}` }), s.label)))
+        ? make("div", { class: "legend" }, ...chart.series.map((s, i) => make("span", {}, make("i", { style: legendFill(s, i) }), s.label)))
         : make("div", { class: "legend" });
       grid.append(make("div", { class: "chart" }, make("h3", {}, chart.title, chart.help ? make("small", {}, chart.help) : null), legend, svg));
       observer.observe(svg);
@@ -172,10 +216,33 @@ function buildCurves(charts) {
 
 // ---- rollouts
 
-const view = { file: 0, group: 0, tint: "advantage", sort: "sample" };
+const view = { run: 0, file: 0, group: 0, tint: "advantage", sort: "sample" };
+const filter = { text: "", domain: "", low: null, high: null };
+
+function messageText(message) {
+  // Everything that a turn says: what it thought, its content, the calls it made.
+  const calls = (message.tool_calls || []).map((call) => `${call.function.name}(${JSON.stringify(call.function.arguments)})`);
+  return [message.reasoning_content ? `(${message.reasoning_content})` : "", message.content, ...calls].filter(Boolean).join("\n");
+}
 
 function promptText(prompt) {
-  return typeof prompt === "string" ? prompt : prompt.map((m) => m.content).join(" ");
+  return typeof prompt === "string" ? prompt : prompt.map(messageText).join(" ");
+}
+
+function passes(response) {
+  if (filter.low === null && filter.high === null) return true;
+  if (typeof response.reward !== "number") return false;
+  return response.reward >= (filter.low ?? -Infinity) && response.reward <= (filter.high ?? Infinity);
+}
+
+function filtered(file) {
+  // The groups of the file with the responses that the filter lets through; a text found in the prompt keeps them all.
+  const wanted = filter.text.toLowerCase(), has = (text) => text.toLowerCase().includes(wanted);
+  const groups = file.groups.filter((group) => !filter.domain || group.domain === filter.domain).map((group) => {
+    const asked = !wanted || has(promptText(group.prompt));
+    return { ...group, responses: group.responses.filter((r) => passes(r) && (asked || has(r.tokens.join("")))) };
+  });
+  return { ...file, groups: groups.filter((group) => group.responses.length) };
 }
 
 function tintOf(response, index, scale) {
@@ -251,7 +318,7 @@ function promptCard(group) {
   if (typeof group.prompt === "string") card.append(make("div", { class: "body" }, group.prompt));
   else {
     const body = make("div", { class: "body" });
-    for (const message of group.prompt) body.append(make("p", { class: "role" }, message.role), message.content);
+    for (const message of group.prompt) body.append(make("p", { class: "role" }, message.role), messageText(message));
     card.append(body);
   }
   const facts = [group.id, group.domain === "default" ? "" : `domain ${group.domain}`, group.answer === null ? "" : `answer ${group.answer}`,
@@ -303,37 +370,70 @@ function tintKey(range) {
   return make("span", { class: "key" }, low, make("i", { style: `background: ${fill}` }), high);
 }
 
-function controls(files, refresh) {
+function runChoice(runs, all, refresh) {
+  if (runs.length < 2) return null;
+  const choose = (event) => { view.run = Number(event.target.value); view.file = lastStep(all[view.run]); view.group = 0; refresh(); };
+  return make("label", {}, "run", make("select", { onchange: choose }, ...runs.map((name, i) => make("option", { value: i, selected: i === view.run }, name))));
+}
+
+function filters(all, refresh) {
+  const change = (name, read) => (event) => { filter[name] = read(event.target.value); view.group = 0; refresh(); };
+  const bound = (text) => (text.trim() === "" || !Number.isFinite(Number(text)) ? null : Number(text));
+  const domains = [...new Set(all.flat().flatMap((file) => file.groups.map((g) => g.domain)))].sort();
+  const domain = domains.length > 1 ? make("label", {}, "domain", make("select", { onchange: change("domain", (v) => v) },
+    make("option", { value: "" }, "all"), ...domains.map((name) => make("option", { value: name }, name)))) : null;
+  return make("div", { class: "controls" },
+    make("label", {}, "text", make("input", { type: "search", placeholder: "in prompt or response", oninput: change("text", (v) => v) })), domain,
+    make("label", {}, "reward from", make("input", { type: "number", step: "any", "aria-label": "Lowest reward", oninput: change("low", bound) }),
+      "to", make("input", { type: "number", step: "any", "aria-label": "Highest reward", oninput: change("high", bound) })));
+}
+
+function lastStep(files) {
+  const firstTraining = files.findIndex((f) => f.kind === "step");
+  return files.reduce((best, f, i) => (f.kind === "step" ? i : best), Math.max(firstTraining, 0));
+}
+
+function controls(runs, all, refresh) {
+  const files = all[view.run];
+  if (!files.length) return make("div", { class: "controls" }, runChoice(runs, all, refresh));
   const select = make("select", { onchange: (event) => { view.file = Number(event.target.value); view.group = 0; refresh(); } },
     ...files.map((file, i) => make("option", { value: i, selected: i === view.file }, `${file.kind === "eval" ? "evaluation after step" : "training step"} ${file.step}`)));
   const range = valueRange(files[view.file]);
   const hasValues = files.some((file) => file.groups.some((g) => g.responses.some((r) => r.values)));
   const tints = [["advantage", "advantage"], ["logprob", "log-prob"], ...(hasValues ? [["value", "value"]] : []), ["none", "none"]];
   const move = (by) => { view.file = Math.max(0, Math.min(files.length - 1, view.file + by)); view.group = Math.min(view.group, files[view.file].groups.length - 1); refresh(); };
-  return make("div", { class: "controls" },
+  return make("div", { class: "controls" }, runChoice(runs, all, refresh),
     make("button", { type: "button", "aria-label": "Earlier", onclick: () => move(-1) }, "‹"), select,
     make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"),
     make("label", {}, "tint", segmented(tints, view.tint, (v) => { view.tint = v; refresh(); })), tintKey(range),
     make("label", {}, "order", segmented([["sample", "sample"], ["reward", "reward"]], view.sort, (v) => { view.sort = v; refresh(); })));
 }
 
-function buildBrowser(files) {
+function buildBrowser(runs, all) {
   const place = document.getElementById("browser");
-  if (!files.length) { place.append(make("p", { class: "quiet" }, "This run recorded no rollouts.")); return; }
-  const firstTraining = files.findIndex((f) => f.kind === "step");
-  view.file = files.reduce((best, f, i) => (f.kind === "step" ? i : best), Math.max(firstTraining, 0));
+  if (!all.flat().length) { place.append(make("p", { class: "quiet" }, "No rollouts were recorded.")); return; }
+  view.run = Math.max(0, all.findIndex((files) => files.length));
+  view.file = lastStep(all[view.run]);
+  const top = make("div", {}), panes = make("div", {});
   const refresh = () => {
     tooltip.hidden = true;
-    const file = files[view.file], group = file.groups[view.group];
-    const kept = place.querySelector(".prompts"), position = kept ? kept.scrollTop : 0;
-    const list = promptList(file, refresh), range = valueRange(file);
-    const right = group
-      ? make("div", {}, promptCard(group), make("div", { class: "responses" }, ...sorted(group.responses).map((r) => responseCard(r, { advantage: advantageScale(group), value: range }))))
-      : make("p", { class: "quiet" }, "No rollouts in this file.");
-    place.replaceChildren(controls(files, refresh), make("div", { class: "panes" }, list, right));
-    list.scrollTop = position;
+    top.replaceChildren(controls(runs, all, refresh));
+    panes.replaceChildren(all[view.run].length ? rolloutPanes(filtered(all[view.run][view.file]), panes, refresh)
+      : make("p", { class: "quiet" }, "This run recorded no rollouts."));
   };
+  // The filter stays in place while the rest is drawn anew, so that typing in it goes on.
+  place.replaceChildren(top, filters(all, refresh), panes);
   refresh();
+}
+
+function rolloutPanes(file, before, refresh) {
+  if (!file.groups.length) return make("p", { class: "quiet" }, "No rollout of this step passes the filter.");
+  view.group = Math.min(view.group, file.groups.length - 1);
+  const kept = before.querySelector(".prompts"), position = kept ? kept.scrollTop : 0;
+  const group = file.groups[view.group], list = promptList(file, refresh), range = valueRange(file);
+  const cards = sorted(group.responses).map((r) => responseCard(r, { advantage: advantageScale(group), value: range }));
+  requestAnimationFrame(() => { list.scrollTop = position; });
+  return make("div", { class: "panes" }, list, make("div", {}, promptCard(group), make("div", { class: "responses" }, ...cards)));
 }
 
 document.getElementById("theme").addEventListener("click", () => {
@@ -342,4 +442,5 @@ document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = dark ? "light" : "dark";
 });
 buildCurves(read("chart-data"));
-buildBrowser(read("rollout-data").files);
+const recorded = read("rollout-data");
+buildBrowser(recorded.runs, recorded.files);
