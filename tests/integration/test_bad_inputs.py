@@ -116,8 +116,6 @@ CONFIG = [
          words="rollout.ignore_eos=true scoring.incomplete_score=-1"),
     case("fixed length and truncation masked", "algorithm.mask_truncated", "ignore_eos", "remove mask_truncated",
          words="rollout.ignore_eos=true algorithm.mask_truncated=true"),
-    case("rate per step with a bound on epochs", "optimization.schedule_unit is step", "max_epoch_kl",
-         words="algorithm=ppo optimization.schedule_unit=step algorithm.max_epoch_kl=0.1"),
     case("query without an end", "data.query.end_text is missing", words="data.query.start_text=."),
     case("critic that only warms up", "critic.warmup_steps is 2", "never be trained", "below steps",
          words="algorithm=ppo critic.warmup_steps=2"),

@@ -227,9 +227,6 @@ def _arithmetic(config: RlConfig) -> Iterator[Problem]:
     per_step = optimization.epochs * optimization.minibatches
     by_step = optimization.schedule_unit == "step"
     total = config.steps * (1 if by_step else per_step)
-    if by_step and config.algorithm.max_epoch_kl is not None:
-        message = "is step, but algorithm.max_epoch_kl makes the number of optimizer steps in one uncertain"
-        yield Problem("optimization.schedule_unit", message, "set it to optimizer_step, or remove max_epoch_kl")
     if config.algorithm.max_epoch_kl is not None and optimization.epochs == 1:
         message = f"is {config.algorithm.max_epoch_kl:g}, but nothing would read it: there is only one epoch to make"
         yield Problem("algorithm.max_epoch_kl", message, "set optimization.epochs to 2 or more, or remove it")

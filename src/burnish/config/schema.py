@@ -205,8 +205,9 @@ class OptimizationConfig(Section):
     final_learning_rate_fraction: Fraction = 0.0
     """Where a linear or cosine schedule ends, as a fraction of the peak."""
     schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
-    """When the learning rate moves, and what `warmup_steps` counts: every optimizer step, or every step of the loop, so
-    that its epochs and minibatches share one rate (both lineage styles, https://arxiv.org/abs/2403.17031)."""
+    """When the learning rate moves, and what `warmup_steps` counts: every planned optimizer step, or every step of the
+    loop, so that its epochs and minibatches share one rate (both lineage styles, https://arxiv.org/abs/2403.17031).
+    Optimizer steps that are skipped (`algorithm.max_epoch_kl`) count all the same."""
     optimizer: Literal["adamw", "adam_tf"] = "adamw"
     """Update rule; `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -239,7 +240,8 @@ class RlOptimizationConfig(OptimizationConfig):
 class CriticConfig(Section):
     """The critic of estimators that ask for values (`gae`); for all others none is built.
 
-    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`, its step counts its own.
+    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`; its rate follows all
+    planned steps of the run, those of `warmup_steps` among them.
     The value loss is aggregated like the policy loss (`algorithm.aggregation`).
     """
 
@@ -344,10 +346,15 @@ class RlConfig(RunConfig):
     optimization: RlOptimizationConfig = RlOptimizationConfig()
 
     @property
+    def planned_updates(self) -> int:
+        """Optimizer steps of the whole run, when no epoch is skipped (`algorithm.max_epoch_kl`)."""
+        return self.steps * self.optimization.epochs * self.optimization.minibatches
+
+    @property
     def policy_updates(self) -> int:
-        """Optimizer steps of the policy in the whole run, when no epoch is skipped (`algorithm.max_epoch_kl`)."""
-        steps = self.steps - (self.critic.warmup_steps if checks.may_use_critic(self) else 0)
-        return steps * self.optimization.epochs * self.optimization.minibatches
+        """Those of them that move the policy: all but the ones in which a critic warms up."""
+        warmup_steps = self.critic.warmup_steps if checks.may_use_critic(self) else 0
+        return self.planned_updates - warmup_steps * self.optimization.epochs * self.optimization.minibatches
 
     @model_validator(mode="after")
     def _consistent(self) -> RlConfig:

@@ -183,6 +183,8 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
     the one before it moved the policy further than `algorithm.max_epoch_kl`."""
     bound, objective = run.config.algorithm.max_epoch_kl, run.objective(run.kl.coef)
     optimization = run.config.optimization
+    # Where this step's updates stand in the plan of the run: learning rates follow that, however many are skipped.
+    planned = (step - 1) * optimization.epochs * optimization.minibatches
     first = True  # no weight has moved yet: a minibatch without a trained token moves none
     for epoch in range(optimization.epochs):
         moved = MetricStore()
@@ -194,8 +196,8 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
             step=step,
             epoch=epoch,
         )
-        for rows in order:
-            outcome = update_minibatch(run, batch.select(rows), step, objective)
+        for index, rows in enumerate(order, start=planned + epoch * optimization.minibatches):
+            outcome = update_minibatch(run, batch.select(rows), step, objective, planned_step=index)
             deviation = outcome.pop("policy/ratio_deviation", None)
             if first and deviation is not None:
                 metrics.add("policy/first_ratio_deviation", deviation)
@@ -207,8 +209,11 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
             break
 
 
-def update_minibatch(run: RlRun, minibatch: Batch, step: int, objective: Objective) -> dict[str, Metric]:
-    """One optimizer step of the policy (not while the critic warms up) and one of the critic."""
+def update_minibatch(
+    run: RlRun, minibatch: Batch, step: int, objective: Objective, *, planned_step: int
+) -> dict[str, Metric]:
+    """One optimizer step of the policy (not while the critic warms up) and one of the critic. `planned_step`: its
+    place among the optimizer steps that the run would make if it skipped none."""
     metrics: dict[str, Metric] = {}
     warming_up = run.critic is not None and step <= run.config.critic.warmup_steps
     if run.select_tokens is not None and not warming_up:
@@ -217,23 +222,23 @@ def update_minibatch(run: RlRun, minibatch: Batch, step: int, objective: Objecti
         minibatch = minibatch.replace(selection=selection)
     with keeping_batch(Path(run.config.output), step, minibatch):
         if not warming_up:
-            metrics |= update_policy(run, minibatch, objective)
+            metrics |= update_policy(run, minibatch, objective, planned_step=planned_step)
             metrics["policy/optimizer_steps"] = Metric(Reduction.SUM, 1)
         if run.critic is not None:
             if warming_up or not run.critic.shares_trunk:  # the policy's update has trained a head on its trunk
-                metrics |= run.critic.update(minibatch, run.value_objective)  # type: ignore[arg-type]
+                metrics |= run.critic.update(minibatch, run.value_objective, planned_step=planned_step)  # type: ignore[arg-type]
             metrics["critic/optimizer_steps"] = Metric(Reduction.SUM, 1)
     return metrics
 
 
-def update_policy(run: RlRun, minibatch: Batch, objective: Objective) -> dict[str, Metric]:
+def update_policy(run: RlRun, minibatch: Batch, objective: Objective, *, planned_step: int) -> dict[str, Metric]:
     """One optimizer step; `skip_zero_advantages` leaves rows out of it that change nothing."""
     if not run.config.algorithm.skip_zero_advantages:
-        return run.policy.update(minibatch, objective)
+        return run.policy.update(minibatch, objective, planned_step=planned_step)
     denominators = count_denominators(minibatch)
     has_gradient_B = (minibatch.loss_mask & (minibatch.advantages != 0)).any(dim=1)  # type: ignore[operator]
     part = minibatch.select(has_gradient_B.nonzero()[:, 0])
-    metrics = run.policy.update(part, objective, denominators=denominators)
+    metrics = run.policy.update(part, objective, denominators=denominators, planned_step=planned_step)
     left_out = 1 - int(part.loss_mask.sum()) / max(denominators.num_tokens, 1)
     merge_into(metrics, {"policy/loss": Metric(Reduction.MEAN, 0.0, left_out)})  # their share of the loss is 0
     return {**metrics, "policy/skipped_fraction": Metric(Reduction.MEAN, (~has_gradient_B).sum(), len(minibatch))}

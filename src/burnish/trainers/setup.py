@@ -172,7 +172,11 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
 def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
     return LocalPolicy(
         loaded,
-        OptimizerSettings.from_config(config.optimization, total_steps=config.policy_updates),
+        OptimizerSettings.from_config(
+            config.optimization,
+            total_steps=config.policy_updates,
+            first_step=config.planned_updates - config.policy_updates,  # those of a critic that warms up
+        ),
         temperature=config.rollout.temperature,
         tokens_per_microbatch=config.optimization.tokens_per_microbatch,
         lora=config.model.lora,

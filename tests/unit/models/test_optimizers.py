@@ -125,7 +125,9 @@ def _gradient(values: torch.Tensor) -> WeightOptimizer:
 
 
 def _exact(*tensors: torch.Tensor) -> float:
-    return math.sqrt(math.fsum(float(part.double().square().sum()) for t in tensors for part in t.flatten().split(4096)))
+    return math.sqrt(
+        math.fsum(float(part.double().square().sum()) for t in tensors for part in t.flatten().split(4096))
+    )
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096), (1 << 24,), (2, (1 << 23) + 77)], ids=["matrix", "vector", "two rows"])
@@ -172,3 +174,9 @@ def test_clipping_a_large_gradient_leaves_the_norm_asked_for():
     parameters = list(optimizer._parameters.values())
     torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
     assert _exact(parameters[0].grad) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_rate_follows_the_plan_where_there_is_one():
+    settings = OptimizerSettings(1.0, 10, schedule="linear", first_step=4)
+    assert settings.own_step(None, made=3) == 3
+    assert settings.learning_rate_at(settings.own_step(9, made=3)) == pytest.approx(0.5)

@@ -23,16 +23,24 @@ class Policy:
     def __init__(self) -> None:
         self.seen: list[Batch] = []
         self.scored = 0
+        self.planned: list[int | None] = []
 
     def logprobs(self, batch: Batch, **_: object) -> TokenScores:
         self.scored += 1
         return TokenScores(torch.full(batch.response_tokens.shape, -1.0))
 
-    def update(self, batch: Batch, objective: object) -> dict[str, Metric]:
+    def update(
+        self, batch: Batch, objective: object, *, denominators: object = None, planned_step: int | None = None
+    ) -> dict[str, Metric]:
+        self.planned.append(planned_step)
         if not batch.loss_mask.any():
             return {"policy/empty_updates": Metric(Reduction.SUM, 1.0)}
         self.seen.append(batch)
-        return {"policy/ratio_deviation": Metric(Reduction.MAX, len(self.seen) / 10, 1)}
+        return {
+            "policy/ratio_deviation": Metric(Reduction.MAX, len(self.seen) / 10, 1),
+            "policy/approx_kl": Metric(Reduction.MEAN, 0.5, 1),
+            "policy/loss": Metric(Reduction.MEAN, 0.0, 1),
+        }
 
 
 def four_rows(trained: list[bool]) -> Batch:
@@ -77,6 +85,32 @@ def test_each_minibatch_of_each_epoch_is_an_update() -> None:
     update(run, four_rows([True] * 4), 1, MetricStore())
     groups = [sorted(batch.group_ids.tolist()) for batch in run.policy.seen]
     assert sorted(groups[0] + groups[1]) == sorted(groups[2] + groups[3]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "trained", "planned"),
+    [
+        ({}, [True] * 4, [8, 9, 10, 11]),  # step 3 of 2 epochs x 2 minibatches
+        ({"max_epoch_kl": 0.1}, [True] * 4, [8, 9]),
+        ({"preset": "dr_grpo", "skip_zero_advantages": True}, [True] * 4, [8, 9, 10, 11]),
+        ({}, [False] * 4, [8, 9, 10, 11]),
+    ],
+    ids=["all", "an epoch skipped", "rows left out", "nothing to train on"],
+)
+def test_each_update_knows_its_place_in_the_plan_of_the_run(
+    algorithm: dict[str, Any], trained: list[bool], planned: list[int]
+) -> None:
+    """Learning rates follow the plan: steps that were skipped before do not hold them back."""
+    run = run_of(algorithm=algorithm, **TWO)
+    advantages = torch.tensor([1.0, 0.0, 0.0, 0.0])[:, None].expand(4, 2)
+    update(run, four_rows(trained).replace(advantages=advantages), 3, MetricStore())
+    assert run.policy.planned == planned
+
+
+def test_fewer_rows_than_minibatches_leave_gaps_in_the_plan() -> None:
+    run = run_of(optimization={"minibatches": 3, "epochs": 2})
+    update(run, four_rows([True] * 4).select([0, 1]), 2, MetricStore())
+    assert run.policy.planned == [6, 7, 9, 10]
 
 
 @pytest.mark.parametrize(
