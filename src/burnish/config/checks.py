@@ -141,10 +141,13 @@ def _skipping(config: RlConfig) -> Iterator[Problem]:
 
 
 def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """A baseline in the reward's own units beside rewards in others."""
+    """Rewards in other units than the estimator takes them to be."""
     if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
         message = f"is true, but {algorithm.estimator} subtracts the score of the greedy response as it is"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")
+    if algorithm.whiten_rewards and algorithm.estimator == "reinforce_plus_plus":
+        message = "is true, but every whitened token would add to the return, so longer responses would get more"
+        yield Problem("algorithm.whiten_rewards", message, "set it to false (the estimator whitens its returns itself)")
 
 
 def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:

@@ -106,7 +106,8 @@ class AlgorithmConfig(Section):
     reward_clip: Annotated[float, Field(gt=0)] | None = None
     """Clip scores to +- this, before anything else."""
     whiten_rewards: bool = False
-    """Scale token rewards to unit standard deviation over the step, without shifting the mean."""
+    """Scale rewards to unit standard deviation over the step, without shifting their mean: token rewards for an
+    estimator that reads them (`gae`), one score a response for the others, so that equal scores stay equal."""
     whiten_advantages: bool = False
     """Whiten advantages over the step."""
     advantage_clip: Annotated[float, Field(gt=0)] | None = None

@@ -40,12 +40,16 @@ def assign_advantages(
     """The batch with token rewards, advantages and (for token-level estimators) returns, and what to log.
 
     Order: reward clip, KL in the reward, reward whitening, the estimator, advantage whitening, advantage clip.
+    Rewards are whitened as the estimator reads them: by token, or one score a response.
     """
     outcome, metrics = _clip(outcome, algorithm.reward_clip)
-    rewards_BT, reward_metrics = _token_rewards(batch, outcome, algorithm, estimator, kl_coef)
-    raw_BT, returns_BT = _estimate(
-        batch, outcome, rewards_BT, estimator, estimator_numbers(estimator, algorithm), algorithm
-    )
+    rewards_BT = _token_rewards(batch, outcome, algorithm, estimator, kl_coef)
+    scores_B = _outcome_scores(rewards_BT, outcome, _rewarded(batch, estimator), algorithm)
+    reward_metrics: dict[str, Metric] = {}
+    if algorithm.whiten_rewards:
+        rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
+    outcome = dataclasses.replace(outcome, scores_B=scores_B)
+    raw_BT, returns_BT = _estimate(batch, outcome, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
     mask = batch.loss_mask
     advantages_BT = shaping.whiten_advantages(raw_BT, mask) if algorithm.whiten_advantages else raw_BT
     if algorithm.advantage_clip is not None:
@@ -72,19 +76,31 @@ def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Met
 
 def _token_rewards(
     batch: Batch, outcome: Outcome, algorithm: AlgorithmConfig, estimator: Estimator, kl_coef: float
-) -> tuple[Tensor, dict[str, Metric]]:
-    """Rewards per token, KL inside and whitened where asked for. Dense rewards stay dense for token-level estimators;
-    the others see one score a sequence, clipped as a whole."""
+) -> Tensor:
+    """Rewards per token, KL inside. Dense rewards stay dense for token-level estimators; the others see one score a
+    sequence, clipped as a whole."""
     mask = _rewarded(batch, estimator)
     kl_BT = None
     if algorithm.kl_in == "reward":
         kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=mask)
     dense_BT = outcome.dense_rewards_BT if estimator.token_level else None
-    rewards_BT = shaping.token_rewards(outcome.scores_B, mask, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
-    if not algorithm.whiten_rewards:
-        return rewards_BT, {}
-    spread = masked_var(rewards_BT, mask).sqrt()
-    return shaping.whiten_rewards(rewards_BT, mask), {"reward/token_std": Metric(Reduction.LAST, spread)}
+    return shaping.token_rewards(outcome.scores_B, mask, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
+
+
+def _whiten(
+    rewards_BT: Tensor, scores_B: Tensor, mask_BT: Tensor, estimator: Estimator
+) -> tuple[Tensor, Tensor, dict[str, Metric]]:
+    """Rewards and scores, those that the estimator reads whitened, and the deviation that they had.
+
+    An estimator of whole responses gets whitened scores: with whitened tokens each token would add its share of the
+    shift, and equal scores of unequal lengths would come out different.
+    """
+    if estimator.token_level:
+        spread = masked_var(rewards_BT, mask_BT).sqrt()
+        whitened_BT = shaping.whiten_rewards(rewards_BT, mask_BT)
+        return whitened_BT, scores_B, {"reward/token_std": Metric(Reduction.LAST, spread)}
+    spread = masked_var(scores_B, torch.ones_like(scores_B, dtype=torch.bool)).sqrt()
+    return rewards_BT, shaping.whiten_scores(scores_B), {"reward/score_std": Metric(Reduction.LAST, spread)}
 
 
 def _rewarded(batch: Batch, estimator: Estimator) -> Tensor:
@@ -101,11 +117,10 @@ def _estimate(
     rewards_BT: Tensor,
     estimator: Estimator,
     numbers: Mapping[str, Any],
-    algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, Tensor | None]:
     """Hand the estimator what it asks for by parameter name; spread an outcome advantage over the trained tokens."""
     available = {
-        "scores_B": _outcome_scores(rewards_BT, outcome, _rewarded(batch, estimator), algorithm),
+        "scores_B": outcome.scores_B,
         "group_ids_B": batch.group_ids,
         "lengths_B": _rewarded(batch, estimator).sum(dim=1),
         "greedy_scores_B": outcome.greedy_scores_B,
@@ -123,8 +138,8 @@ def _estimate(
 
 
 def _outcome_scores(rewards_BT: Tensor, outcome: Outcome, mask_BT: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    """One score per sequence, with the KL and the whitening of its tokens where there are any."""
-    if algorithm.kl_in != "reward" and not algorithm.whiten_rewards:
+    """One score per sequence, with the KL of its tokens where it has any."""
+    if algorithm.kl_in != "reward":
         return outcome.scores_B
     return torch.where(mask_BT.any(dim=1), shaping.sequence_scores(rewards_BT, mask_BT), outcome.scores_B)
 

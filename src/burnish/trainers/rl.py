@@ -20,7 +20,7 @@ from burnish.errors import DivergenceError, RolloutError
 from burnish.models.batch import Batch
 from burnish.models.policy import count_denominators, merge_into
 from burnish.models.roles import Critic, Objective, Policy, Reference, ValueObjective
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, variance_of
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.batching import build_batch, build_outcome, scored
@@ -289,10 +289,11 @@ def derive(row: dict[str, float]) -> dict[str, float]:
     row = derive_values(row)
     for name, moment in (("reward", "reward/square_mean"), ("advantage", "advantage/square_mean")):
         if moment in row:
-            row[f"{name}/std"] = math.sqrt(max(row.pop(moment) - row[f"{name}/mean"] ** 2, 0.0))
+            row[f"{name}/std"] = math.sqrt(variance_of(row.pop(moment), row[f"{name}/mean"]))
     if "advantage/raw_square_mean" in row:
-        spread = row.pop("advantage/raw_square_mean") - row["advantage/raw_mean"] ** 2
-        row["advantage/raw_std"] = math.sqrt(max(spread, 0.0))
+        row["advantage/raw_std"] = math.sqrt(
+            variance_of(row.pop("advantage/raw_square_mean"), row["advantage/raw_mean"])
+        )
     if "rollout/weight_square_mean" in row:
         row["rollout/effective_sample_size"] = row["rollout/weight_mean"] ** 2 / row.pop("rollout/weight_square_mean")
     tokens = row["rollout/response_tokens_sum"]
