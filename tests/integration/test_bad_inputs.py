@@ -140,7 +140,7 @@ CONFIG = [
          words="algorithm=rloo algorithm.kl_estimator=k3+"),
     case("whitened rewards, greedy baseline", "algorithm.whiten_rewards is true", "set it to false",
          words="algorithm=remax algorithm.whiten_rewards=true"),
-    case("whitened rewards, whitened returns", "algorithm.whiten_rewards is true", "longer responses", "set it to false",
+    case("whitened rewards, whitened returns", "algorithm.whiten_rewards is true", "longer responses",
          words="algorithm=reinforce_plus_plus algorithm.whiten_rewards=true"),
     case("horizon of no controller", "algorithm.kl_horizon is 99", "set kl_target", words="algorithm.kl_horizon=99"),
     case("clip for a loss without one", "algorithm.clip_low is 0.3", "'reinforce' does not take it",

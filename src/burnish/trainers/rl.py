@@ -15,6 +15,7 @@ import torch
 
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController, k1, k3
+from burnish.algorithms.ratios import beyond_limit, log_ratio
 from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.models.batch import Batch
@@ -36,8 +37,9 @@ from burnish.trainers.stopwatch import Stopwatch
 from burnish.trainers.value_objective import derive_values, describe_values
 from burnish.types import Metric, Reduction
 
-TokenSelection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
-"""(logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially, all (B, T)."""
+TokenSelection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
+"""(logprobs, old logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially, all
+(B, T)."""
 
 
 @dataclass(slots=True)
@@ -218,7 +220,8 @@ def update_minibatch(
     warming_up = run.critic is not None and step <= run.config.critic.warmup_steps
     if run.select_tokens is not None and not warming_up:
         fresh = run.policy.logprobs(minibatch).logprobs_BT
-        selection = run.select_tokens(fresh, minibatch.advantages, minibatch.loss_mask)  # type: ignore[arg-type]
+        old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
+        selection = run.select_tokens(fresh, old, minibatch.advantages, minibatch.loss_mask)  # type: ignore[arg-type]
         minibatch = minibatch.replace(selection=selection)
     with keeping_batch(Path(run.config.output), step, minibatch):
         if not warming_up:
@@ -255,7 +258,11 @@ def steer_kl(run: RlRun, batch: Batch) -> dict[str, Metric]:
     if num_sequences:
         run.kl.update(float(per_response.sum()) / num_sequences, num_sequences)
     target = run.config.algorithm.kl_target
+    # Of the estimators k3 alone clamps: where it does, it neither grows nor has a gradient.
+    clamped_BT = beyond_limit(log_ratio(sampled_with, batch.ref_logprobs, mask))  # type: ignore[arg-type]
+    clamps = run.config.algorithm.kl_function == "k3"
     return {
+        **({"kl/clamped_fraction": Metric(Reduction.MEAN, clamped_BT.sum(), mask.sum())} if clamps else {}),
         **({} if target is None else {"kl/target": Metric(Reduction.LAST, target)}),
         "kl/reference": Metric(Reduction.MEAN, per_response.sum(), num_sequences),
         "kl/reference_per_token": Metric(Reduction.MEAN, per_token.sum(), mask.sum()),

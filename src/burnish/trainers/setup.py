@@ -369,7 +369,7 @@ def _correction(algorithm: AlgorithmConfig) -> Correction | None:
 def _selection(loss: PolicyLossSpec, numbers: dict[str, Any]) -> TokenSelection | None:
     if not loss.needs_selection:
         return None
-    return lambda logprobs, advantages, mask: loss.select(logprobs, advantages, mask, numbers)
+    return partial(loss.select, options=numbers)
 
 
 def _say(console: Console, lines: tuple[str, ...] | list[str]) -> None:

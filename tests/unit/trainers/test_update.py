@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.algorithms.kl import FixedKL
 from burnish.config.schema import RlConfig
 from burnish.models.batch import Batch
 from burnish.models.roles import TokenScores
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.minibatches import epoch_rows
-from burnish.trainers.rl import add_logprobs, update
+from burnish.trainers.rl import add_logprobs, steer_kl, update
 from burnish.types import Metric, Reduction
 
 
@@ -140,3 +141,29 @@ def test_old_logprobs_are_recomputed_only_where_they_are_needed(
     assert (batch.old_logprobs is not None) is recomputed
     assert run.policy.scored == int(recomputed)
     assert (batch.ref_logprobs is not None) is with_reference
+
+
+@pytest.mark.parametrize(
+    ("kl_in", "estimator", "share"),
+    [
+        ("loss", "k3", 2 / 7),
+        ("reward", "k3", 2 / 7),
+        ("loss", "k2", None),
+        ("loss", "k3+", None),
+        ("reward", "k1", None),
+    ],
+)
+def test_tokens_too_far_from_the_reference_for_k3_are_counted(kl_in: str, estimator: str, share: float | None) -> None:
+    """d = 20.5, -21 and 19.5 in the first rows, 0 elsewhere, 30 in a slot that is not trained on."""
+    algorithm = {"preset": "dr_grpo", "kl_in": kl_in, "kl_coef": 0.1, "kl_estimator": estimator}
+    run = run_of(algorithm=algorithm)
+    run.kl = FixedKL(0.1)
+    d = torch.tensor([[20.5, -21.0], [19.5, 30.0], [0.0, 0.0], [0.0, 0.0]])
+    batch = four_rows([True] * 4)
+    mask = batch.loss_mask.clone()
+    mask[1, 1] = False
+    old = torch.full((4, 2), -1.0)
+    metrics = steer_kl(run, batch.replace(loss_mask=mask, old_logprobs=old, ref_logprobs=old - d))
+    assert ("kl/clamped_fraction" in metrics) is (share is not None)
+    if share is not None:
+        assert metrics["kl/clamped_fraction"].result() == pytest.approx(share)
