@@ -142,6 +142,11 @@ CONFIG = [
          words="algorithm=remax algorithm.whiten_rewards=true"),
     case("whitened rewards, whitened returns", "algorithm.whiten_rewards is true", "longer responses",
          words="algorithm=reinforce_plus_plus algorithm.whiten_rewards=true"),
+    case("whitening of nothing over minibatches", "algorithm.whiten_over is minibatch", "whiten_rewards",
+         words="algorithm.whiten_over=minibatch"),
+    case("group rewards whitened by minibatch", "algorithm.whiten_over is minibatch", "the estimator 'rloo' reads more",
+         words="algorithm.estimator=rloo algorithm.whiten_rewards=true algorithm.whiten_over=minibatch "
+         "optimization.minibatches=2"),
     case("horizon of no controller", "algorithm.kl_horizon is 99", "set kl_target", words="algorithm.kl_horizon=99"),
     case("clip for a loss without one", "algorithm.clip_low is 0.3", "'reinforce' does not take it",
          words="algorithm=rloo algorithm.clip_low=0.3"),

@@ -156,6 +156,32 @@ def test_epochs_end_early_past_the_bound(tiny_run: Callable[..., RlConfig]) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
+    tiny_run: Callable[..., RlConfig], tmp_path: Path, kind: str
+) -> None:
+    """Rewards and advantages of each of the two minibatches by themselves: cut in two or whole, the same steps."""
+    algorithm = {**PPO, "whiten_rewards": True, "whiten_advantages": True}
+    rows = {}
+    for over, budget in (("minibatch", 20), ("minibatch", 100_000), ("step", 100_000)):
+        config = tiny_run(
+            f"output={tmp_path}/{over}-{budget}",
+            "steps=2",
+            algorithm={**algorithm, "whiten_over": over},
+            critic={"kind": kind},
+            optimization={**FAST, "tokens_per_microbatch": budget},
+        )
+        with open_rl_run(config, QUIET) as run:
+            rows[over, budget] = [train_step(run), train_step(run)]
+    names = ("policy/loss", "policy/grad_norm", "critic/loss", "critic/return_mean", "advantage/raw_std",
+             "critic/explained_variance", "reward/token_std")  # fmt: skip
+    for small, whole, step in zip(*rows.values(), strict=True):
+        for name in names:
+            assert small[name] == pytest.approx(whole[name], rel=2e-3, abs=1e-5), name
+        assert whole["advantage/mean"] == pytest.approx(0.0, abs=1e-5)
+        assert whole["critic/return_mean"] != pytest.approx(step["critic/return_mean"], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("unit", "shares"),
     [("optimizer_step", [(None, 3 / 16), (1 / 12, 5 / 16), (5 / 12, 9 / 16), (9 / 12, 13 / 16)]),

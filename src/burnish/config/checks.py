@@ -116,6 +116,7 @@ def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
         ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
+        ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
         ("max_refills", algorithm.dynamic_sampling, "it belongs to dynamic_sampling: true"),
         ("mismatch_low", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
         ("mismatch_high", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),

@@ -106,10 +106,13 @@ class AlgorithmConfig(Section):
     reward_clip: Annotated[float, Field(gt=0)] | None = None
     """Clip scores to +- this, before anything else."""
     whiten_rewards: bool = False
-    """Scale rewards to unit standard deviation over the step, without shifting their mean: token rewards for an
-    estimator that reads them (`gae`), one score a response for the others, so that equal scores stay equal."""
+    """Scale rewards to unit standard deviation, without shifting their mean: token rewards for an estimator that reads
+    them (`gae`), one score a response for the others, so that equal scores stay equal."""
     whiten_advantages: bool = False
-    """Whiten advantages over the step."""
+    """Move advantages to mean 0 and standard deviation 1 over the trained tokens."""
+    whiten_over: Literal["step", "minibatch"] = "step"
+    """Whose mean and standard deviation `whiten_rewards` and `whiten_advantages` use: those of the whole step, or those
+    of each minibatch by itself (2019 style, https://arxiv.org/abs/1909.08593). Micro-batches never change them."""
     advantage_clip: Annotated[float, Field(gt=0)] | None = None
     """Clip advantages to +- this, last."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
@@ -134,6 +137,11 @@ class AlgorithmConfig(Section):
     """Lower bound of the importance weight."""
     mismatch_high: Annotated[float, Field(gt=0)] = 2.0
     """Upper bound of the importance weight."""
+
+    @property
+    def whitens(self) -> bool:
+        """Whether anything is whitened around the estimator."""
+        return self.whiten_rewards or self.whiten_advantages
 
     @property
     def kl_function(self) -> str:
@@ -345,6 +353,13 @@ class RlConfig(RunConfig):
     rollout: RolloutConfig = RolloutConfig()
     critic: CriticConfig = CriticConfig()
     optimization: RlOptimizationConfig = RlOptimizationConfig()
+
+    @property
+    def whitens_minibatches(self) -> bool:
+        """Whether whitening waits for the minibatches. A single one is the step."""
+        return (
+            self.algorithm.whiten_over == "minibatch" and self.algorithm.whitens and self.optimization.minibatches > 1
+        )
 
     @property
     def planned_updates(self) -> int:

@@ -36,28 +36,66 @@ def assign_advantages(
     algorithm: AlgorithmConfig,
     estimator: Estimator,
     kl_coef: float,
+    whiten: bool = True,
 ) -> tuple[Batch, dict[str, Metric]]:
     """The batch with token rewards, advantages and (for token-level estimators) returns, and what to log.
 
     Order: reward clip, KL in the reward, reward whitening, the estimator, advantage whitening, advantage clip.
-    Rewards are whitened as the estimator reads them: by token, or one score a response.
+    Rewards are whitened as the estimator reads them: by token, or one score a response. With `whiten` False both
+    whitenings and the clip of advantages are left to `whiten_minibatch`.
     """
     outcome, metrics = _clip(outcome, algorithm.reward_clip)
     rewards_BT = _token_rewards(batch, outcome, algorithm, estimator, kl_coef)
     scores_B = _outcome_scores(rewards_BT, outcome, _rewarded(batch, estimator), algorithm)
     reward_metrics: dict[str, Metric] = {}
-    if algorithm.whiten_rewards:
+    if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
     outcome = dataclasses.replace(outcome, scores_B=scores_B)
     raw_BT, returns_BT = _estimate(batch, outcome, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
-    mask = batch.loss_mask
+    batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)
+    if not whiten:
+        return batch, metrics
+    batch, advantage_metrics = _shape(batch, algorithm)
+    return batch, metrics | reward_metrics | advantage_metrics
+
+
+def whiten_minibatch(
+    minibatch: Batch, *, algorithm: AlgorithmConfig, estimator: Estimator
+) -> tuple[Batch, dict[str, Metric]]:
+    """A minibatch of what `assign_advantages` gave with `whiten` False, whitened by its own mean and deviation.
+
+    Whitened rewards give new advantages and returns, so the estimator is asked again; it has to be one that reads each
+    response by itself (`reads_responses_alone`), because siblings may be in another minibatch. Whole minibatches only,
+    before they are cut.
+    """
+    metrics: dict[str, Metric] = {}
+    if algorithm.whiten_rewards:
+        rewards_BT, metrics = _whiten_tokens(_present(minibatch.token_rewards), minibatch.loss_mask)
+        tensors = {"token_rewards_BT": rewards_BT, "values_BT": minibatch.values, "mask_BT": minibatch.loss_mask}
+        advantages_BT, returns_BT = estimator(
+            {name: tensor for name, tensor in tensors.items() if tensor is not None},
+            estimator_numbers(estimator, algorithm),
+        )
+        minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
+    minibatch, advantage_metrics = _shape(minibatch, algorithm)
+    return minibatch, metrics | advantage_metrics
+
+
+def reads_responses_alone(estimator: Estimator) -> bool:
+    """Whether the advantages of a response depend on its own token rewards and values and on nothing else."""
+    return estimator.token_level and set(estimator.inputs) <= {"token_rewards_BT", "values_BT", "mask_BT"}
+
+
+def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:
+    """Raw advantages whitened over the batch and clipped, where asked for."""
+    raw_BT, mask = _present(batch.advantages), batch.loss_mask
+    metrics: dict[str, Metric] = {}
     advantages_BT = shaping.whiten_advantages(raw_BT, mask) if algorithm.whiten_advantages else raw_BT
     if algorithm.advantage_clip is not None:
         outside_BT = advantages_BT.abs() > algorithm.advantage_clip
         metrics["advantage/clipped_fraction"] = Metric(Reduction.MEAN, (outside_BT & mask).sum(), mask.sum())
         advantages_BT = shaping.clip_advantages(advantages_BT, limit=algorithm.advantage_clip)
-    scored = batch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
-    return scored, metrics | reward_metrics | _metrics(raw_BT, advantages_BT, mask)
+    return batch.replace(advantages=advantages_BT), metrics | _metrics(raw_BT, advantages_BT, mask)
 
 
 def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Metric]]:
@@ -96,11 +134,15 @@ def _whiten(
     shift, and equal scores of unequal lengths would come out different.
     """
     if estimator.token_level:
-        spread = masked_var(rewards_BT, mask_BT).sqrt()
-        whitened_BT = shaping.whiten_rewards(rewards_BT, mask_BT)
-        return whitened_BT, scores_B, {"reward/token_std": Metric(Reduction.LAST, spread)}
+        whitened_BT, metrics = _whiten_tokens(rewards_BT, mask_BT)
+        return whitened_BT, scores_B, metrics
     spread = masked_var(scores_B, torch.ones_like(scores_B, dtype=torch.bool)).sqrt()
     return rewards_BT, shaping.whiten_scores(scores_B), {"reward/score_std": Metric(Reduction.LAST, spread)}
+
+
+def _whiten_tokens(rewards_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[str, Metric]]:
+    spread = Metric(Reduction.LAST, masked_var(rewards_BT, mask_BT).sqrt())
+    return shaping.whiten_rewards(rewards_BT, mask_BT), {"reward/token_std": spread}
 
 
 def _rewarded(batch: Batch, estimator: Estimator) -> Tensor:
@@ -154,3 +196,9 @@ def _metrics(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> dict[str
         "advantage/square_mean": Metric(Reduction.MEAN, final.square().sum(), count),
         "advantage/absolute_max": Metric(Reduction.MAX, final.abs().max() if final.numel() else 0.0, count),
     }
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ValueError("the batch has no token rewards and advantages yet: assign_advantages comes first")
+    return tensor

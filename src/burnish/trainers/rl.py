@@ -26,7 +26,7 @@ from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.batching import build_batch, build_outcome, scored
 from burnish.trainers.collection import Collected, Collector
-from burnish.trainers.credit import assign_advantages
+from burnish.trainers.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.evaluation import Evaluator
 from burnish.trainers.held_out_values import held_out_values
@@ -156,9 +156,11 @@ def learn(run: RlRun, collected: Collected, step: int, stopwatch: Stopwatch, met
         algorithm=run.config.algorithm,
         estimator=run.estimator,
         kl_coef=run.kl.coef,
+        whiten=not run.config.whitens_minibatches,
     )
     metrics.merge(credit_metrics)
-    metrics.merge(describe_values(batch))
+    if not run.config.whitens_minibatches:
+        metrics.merge(describe_values(batch))
     with stopwatch.phase("update"):
         update(run, batch, step, metrics)
     if batch.ref_logprobs is not None:
@@ -199,7 +201,8 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
             epoch=epoch,
         )
         for index, rows in enumerate(order, start=planned + epoch * optimization.minibatches):
-            outcome = update_minibatch(run, batch.select(rows), step, objective, planned_step=index)
+            minibatch = whitened(run, batch.select(rows), metrics)
+            outcome = update_minibatch(run, minibatch, step, objective, planned_step=index)
             deviation = outcome.pop("policy/ratio_deviation", None)
             if first and deviation is not None:
                 metrics.add("policy/first_ratio_deviation", deviation)
@@ -209,6 +212,16 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
         metrics.add("policy/epochs", Metric(Reduction.SUM, 1))
         if bound is not None and moved.row().get("policy/approx_kl", 0.0) > bound:
             break
+
+
+def whitened(run: RlRun, minibatch: Batch, metrics: MetricStore) -> Batch:
+    """The minibatch as it is trained on: whitened by itself where `algorithm.whiten_over` says so."""
+    if not run.config.whitens_minibatches:
+        return minibatch
+    minibatch, credit_metrics = whiten_minibatch(minibatch, algorithm=run.config.algorithm, estimator=run.estimator)
+    metrics.merge(credit_metrics)
+    metrics.merge(describe_values(minibatch))
+    return minibatch
 
 
 def update_minibatch(

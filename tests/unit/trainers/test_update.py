@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.kl import FixedKL
 from burnish.config.schema import RlConfig
 from burnish.models.batch import Batch
@@ -106,6 +107,27 @@ def test_each_update_knows_its_place_in_the_plan_of_the_run(
     advantages = torch.tensor([1.0, 0.0, 0.0, 0.0])[:, None].expand(4, 2)
     update(run, four_rows(trained).replace(advantages=advantages), 3, MetricStore())
     assert run.policy.planned == planned
+
+
+@pytest.mark.parametrize("over", ["step", "minibatch"])
+def test_minibatches_are_whitened_by_themselves_where_asked_for(over: str) -> None:
+    """Four rows of advantages 0, 1, 3, 8 in minibatches of two: each pair is -1 and 1, in both epochs."""
+    algorithm = {"preset": "dr_grpo", "whiten_advantages": True, "whiten_over": over, "advantage_clip": 0.9}
+    run = run_of(algorithm=algorithm, **TWO)
+    run.estimator = resolve_estimator("dr_grpo")
+    raw = torch.tensor([0.0, 1.0, 3.0, 8.0])[:, None].expand(4, 2)
+    metrics = MetricStore()
+    update(run, four_rows([True] * 4).replace(advantages=raw), 1, metrics)
+    seen = [sorted(batch.advantages[:, 0].tolist()) for batch in run.policy.seen]
+    row = metrics.row()
+    if over == "step":  # that has been done before
+        assert sorted(seen[0] + seen[1]) == sorted(seen[2] + seen[3]) == [0.0, 1.0, 3.0, 8.0]
+        assert "advantage/mean" not in row
+        return
+    assert torch.tensor(seen) == pytest.approx(torch.tensor([[-0.9, 0.9]] * 4))
+    assert row["advantage/clipped_fraction"] == 1.0
+    assert row["advantage/raw_mean"] == pytest.approx(3.0)
+    assert row["advantage/mean"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_fewer_rows_than_minibatches_leave_gaps_in_the_plan() -> None:
