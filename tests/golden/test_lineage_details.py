@@ -19,7 +19,7 @@ from burnish.models.batch import Batch
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.roles import Denominators
 from burnish.trainers.batching import Outcome
-from burnish.trainers.credit import assign_advantages
+from burnish.trainers.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.critic_setup import build_value_objective, critic_settings
 from burnish.trainers.setup import build_kl
 
@@ -36,7 +36,8 @@ def preset(*overrides: str, name: str = "oai_2019") -> RlConfig:
 
 
 def credited(*overrides: str) -> Batch:
-    """Two responses of three tokens through the preset's credit assignment, KL coefficient .1."""
+    """Two responses of three tokens through the preset's credit assignment, KL coefficient .1; in minibatches of one
+    response where the overrides ask for two of them."""
     config = preset("algorithm.kl_coef=0.1", *overrides)
     old = torch.full((2, 3), -1.0)
     batch = Batch(
@@ -56,8 +57,16 @@ def credited(*overrides: str) -> Batch:
         algorithm=config.algorithm,
         estimator=resolve_estimator(config.algorithm.estimator),
         kl_coef=config.algorithm.kl_coef,
+        whiten=not config.whitens_minibatches,
     )
-    return scored
+    if not config.whitens_minibatches:
+        return scored
+    estimator = resolve_estimator(config.algorithm.estimator)
+    parts = [scored.select(rows) for rows in ([0], [1])]
+    return Batch.cat(
+        [whiten_minibatch(part, algorithm=config.algorithm, estimator=estimator)[0] for part in parts],
+        pad_token_id=0,
+    )
 
 
 PLAIN = ("algorithm.whiten_rewards=false", "algorithm.whiten_advantages=false")
@@ -95,6 +104,29 @@ def test_advantages_are_whitened_with_their_mean() -> None:
     whitened = (off.advantages - off.advantages.mean()) / off.advantages.std(correction=0)
     torch.testing.assert_close(on.advantages, whitened, atol=1e-5, rtol=0)
     torch.testing.assert_close(on.returns, off.returns)  # the critic learns plain returns
+
+
+def test_each_minibatch_is_whitened_by_itself() -> None:
+    """Rewards -.05 .02 .4 have mean .12333 and deviation .19771; GAE over -.75338 -.39932 1.52270 gives .16575 .86224
+    1.22270, of mean .75023 and deviation .43870. Rewards -.01 0 -.73 have mean -.24667 and deviation .34179; GAE over
+    .44576 .47502 -1.66078 gives -.59732 -.99272 -1.86078, of mean -1.15028 and deviation .52770."""
+    found = credited("optimization.minibatches=2")
+    assert found.advantages is not None
+    expected = torch.tensor([[-1.33228, 0.25532, 1.07696], [1.04786, 0.29857, -1.34642]])
+    torch.testing.assert_close(found.advantages, expected, atol=2e-4, rtol=0)
+    returns = torch.tensor([[0.26575, 1.06224, 1.52270], [-0.59732, -1.09272, -1.66078]])
+    torch.testing.assert_close(found.returns, returns, atol=2e-4, rtol=0)
+    over_step = credited("optimization.minibatches=2", "algorithm.whiten_over=step")
+    assert not torch.allclose(over_step.advantages, found.advantages, atol=0.1)  # type: ignore[arg-type]
+    assert torch.equal(over_step.advantages, credited().advantages)  # type: ignore[arg-type]
+
+
+def test_whitened_advantages_alone_leave_the_returns() -> None:
+    """GAE of the rewards as they are: .25425 .215 .1, of mean .18975 and deviation .06548."""
+    found = credited("optimization.minibatches=2", "algorithm.whiten_rewards=false")
+    torch.testing.assert_close(found.returns, credited(*PLAIN).returns)
+    row = found.advantages[0]  # type: ignore[index]
+    torch.testing.assert_close(row, torch.tensor([0.98541, 0.38576, -1.37117]), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,61 @@ def test_epochs_end_early_past_the_bound(tiny_run: Callable[..., RlConfig]) -> N
     assert rows_of(loose)[0]["policy/epochs"] == 4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
+    tiny_run: Callable[..., RlConfig], tmp_path: Path, kind: str
+) -> None:
+    """Rewards and advantages of each of the two minibatches by themselves: cut in two or whole, the same steps."""
+    algorithm = {**PPO, "whiten_rewards": True, "whiten_advantages": True}
+    rows = {}
+    for over, budget in (("minibatch", 20), ("minibatch", 100_000), ("step", 100_000)):
+        config = tiny_run(
+            f"output={tmp_path}/{over}-{budget}",
+            "steps=2",
+            algorithm={**algorithm, "whiten_over": over},
+            critic={"kind": kind},
+            optimization={**FAST, "tokens_per_microbatch": budget},
+        )
+        with open_rl_run(config, QUIET) as run:
+            rows[over, budget] = [train_step(run), train_step(run)]
+    names = ("policy/loss", "policy/grad_norm", "critic/loss", "critic/return_mean", "advantage/raw_std",
+             "critic/explained_variance", "reward/token_std")  # fmt: skip
+    for small, whole, step in zip(*rows.values(), strict=True):
+        for name in names:
+            assert small[name] == pytest.approx(whole[name], rel=2e-3, abs=1e-5), name
+        assert whole["advantage/mean"] == pytest.approx(0.0, abs=1e-5)
+        assert whole["critic/return_mean"] != pytest.approx(step["critic/return_mean"], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("unit", "shares"),
+    [("optimizer_step", [(None, 3 / 16), (1 / 12, 5 / 16), (5 / 12, 9 / 16), (9 / 12, 13 / 16)]),
+     ("step", [(None, 0), (0, 1 / 4), (1 / 3, 2 / 4), (2 / 3, 3 / 4)])],
+)  # fmt: skip
+def test_skipped_epochs_do_not_hold_the_learning_rate_back(
+    tiny_run: Callable[..., RlConfig], tmp_path: Path, kind: str, unit: str, shares: list[tuple[float | None, float]]
+) -> None:
+    """4 steps x 4 planned epochs, of which two are made; the critic alone makes all four of the first step (its policy
+    does not move). Rates fall from the first planned step of policy and critic, 0 based; `step` moves them once a
+    step. The run stops after step 2 and goes on."""
+    config = tiny_run(
+        "steps=4",
+        algorithm={**PPO, "max_epoch_kl": 1e-6},
+        critic={"kind": kind, "warmup_steps": 1, "learning_rate": 1e-2},
+        optimization={**FAST, "epochs": 4, "minibatches": 1, "schedule": "linear", "schedule_unit": unit},
+    )
+    with open_rl_run(config, QUIET) as run:
+        run_loop(run, StopAt(run, 2))
+    train_rl(config, console=QUIET)
+    rows = rows_of(config)
+    assert [row["policy/epochs"] for row in rows] == [4, 2, 2, 2]
+    for row, (policy, critic) in zip(rows, shares, strict=True):
+        assert row["critic/learning_rate"] == pytest.approx(1e-2 * (1 - critic))
+        if policy is not None:
+            assert row["policy/learning_rate"] == pytest.approx(FAST["learning_rate"] * (1 - policy))
+
+
 def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
     """With gamma = lam = 1 a return is the sum of the rewards from its token on: dense ones at their tokens, the score
     of a whole response on its last token."""

@@ -179,18 +179,14 @@ def assign(config: RlConfig, rows: list[Row]) -> None:
 
 
 def whole_scores(config: RlConfig, rows: list[Row]) -> list[float]:
-    """One score a response: the KL taken off, and the token rewards that it is made of whitened where asked for."""
+    """One score a response: the KL taken off, and whitened where asked for, the mean kept."""
     algorithm = config.algorithm
     coef = algorithm.kl_coef if algorithm.kl_in == "reward" else 0.0
     scores = [row.score - (coef * row.kl if coef else 0.0) for row in rows]
     if not algorithm.whiten_rewards:
         return scores
-    tokens = [[-coef * (a - b) for a, b in zip(row.old, row.ref, strict=True)] for row in rows]
-    for row, rewards in zip(rows, tokens, strict=True):
-        rewards[-1] += row.score
-    everything = [value for rewards in tokens for value in rewards]
-    centre, scale = mean(everything), spread_of(everything, 0)
-    return [sum((value - centre) / scale + centre for value in rewards) for rewards in tokens]
+    centre, scale = mean(scores), spread_of(scores, 0)
+    return [(score - centre) / scale + centre for score in scores]
 
 
 def shape(config: RlConfig, rows: list[Row]) -> None:

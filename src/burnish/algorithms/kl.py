@@ -33,7 +33,11 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) ->
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """exp(-d) + d - 1. Unbiased as a value, low variance, never negative; d is clamped to [-20, 20]."""
+    """exp(-d) + d - 1. Unbiased as a value, low variance, never negative; d is clamped to [-20, 20].
+
+    Beyond the clamp the value stands still and the gradient is exactly 0, so a token that has drifted that far is no
+    longer pulled back. `kl/clamped_fraction` says how many there are; k2, and k3+ in a loss, keep their gradient.
+    """
     d = clamp_log_ratio(log_ratio(logprobs, ref_logprobs, mask))
     return (-d).expm1() + d  # expm1 keeps the digits that exp(-d) - 1 loses near d = 0
 

@@ -38,27 +38,38 @@ def divide(total: Tensor, denominator: Tensor | float, mask: Tensor) -> Tensor:
 def masked_mean(values: Tensor, mask: Tensor, *, denominator: Tensor | float | None = None) -> Tensor:
     """Sum of the unmasked values over `denominator` (their count unless given). 0-d; 0 for an empty mask.
 
-    Hand in the count of the whole optimizer step as `denominator`, and the parts of a step add up to the mean of the
-    step however it was cut.
+    Summed in float64, so that the mean of equal float32 values is that value, to the bit. Hand in the count of the
+    whole optimizer step as `denominator`, and the parts of a step add up to the mean of the step however it was cut.
     """
-    total = fill_masked(values, mask).sum()
-    return divide(total, mask.bool().sum() if denominator is None else denominator, mask)
+    filled = fill_masked(values, mask)
+    total = filled.sum(dtype=torch.float64)
+    return divide(total, mask.bool().sum() if denominator is None else denominator, mask).to(filled.dtype)
 
 
 def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = False) -> Tensor:
-    """Variance of the unmasked values. 0-d; 0 where it is undefined (nothing unmasked, or one value and `unbiased`)."""
+    """Variance of the unmasked values. 0-d; 0 where it is undefined (nothing unmasked, or one value and `unbiased`),
+    and exactly 0 where they are all equal."""
     filled = fill_masked(values, mask)
     deviation = fill_masked(filled - masked_mean(filled, mask), mask)
-    count = mask.bool().sum() - int(unbiased)
-    return deviation.square().sum() / count.clamp(min=1)
+    count = (mask.bool().sum() - int(unbiased)).clamp(min=1)
+    variance = (deviation.square().sum(dtype=torch.float64) / count).to(filled.dtype)
+    return torch.where(masked_constant(filled, mask), torch.zeros_like(variance), variance)
+
+
+def masked_constant(values: Tensor, mask: Tensor) -> Tensor:
+    """True (0-d) where all unmasked values are the same. Exact, unlike a variance of 0; False for an empty mask."""
+    return fill_masked(values, mask, -torch.inf).max() == fill_masked(values, mask, torch.inf).min()
 
 
 def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, unbiased: bool = False) -> Tensor:
     """Unmasked values scaled to variance 1, and moved to mean 0 unless `shift_mean` is False. Masked slots give 0.
 
-    The statistics are those of the tensor given, so give the whole step, never a micro-batch.
+    Values that are all equal have no scale: they become exactly 0, or stay as they are without `shift_mean`. The
+    statistics are those of the tensor given, so give the whole step or minibatch, never a micro-batch.
     """
     filled = fill_masked(values, mask)
     mean = masked_mean(filled, mask)
     white = (filled - mean) * torch.rsqrt(masked_var(filled, mask, unbiased=unbiased) + WHITEN_EPS)
-    return fill_masked(white if shift_mean else white + mean, mask)
+    moved = white if shift_mean else white + mean
+    unscaled = torch.zeros_like(filled) if shift_mean else filled
+    return fill_masked(torch.where(masked_constant(filled, mask), unscaled, moved), mask)

@@ -23,6 +23,11 @@ def clamp_log_ratio(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def beyond_limit(log_ratios: Tensor) -> Tensor:
+    """True where `clamp_log_ratio` changes the value and takes the gradient away."""
+    return log_ratios.detach().abs() > LOG_RATIO_LIMIT
+
+
 def ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
     """exp of the clamped log-ratio; 1 in masked slots when a mask is given."""
     return clamp_log_ratio(log_ratio(logprobs, other_logprobs, mask)).exp()

@@ -56,8 +56,17 @@ def sequence_scores(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def whiten_rewards(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Token rewards of the whole step at variance 1 (biased), their mean kept (https://arxiv.org/abs/1909.08593)."""
+    """Token rewards at variance 1 (biased), their mean kept (https://arxiv.org/abs/1909.08593).
+
+    Every token moves, those without a reward too, so a longer response gets a larger sum. For estimators that judge a
+    response by its score see `whiten_scores`.
+    """
     return whiten(token_rewards_BT, mask_BT, shift_mean=False)
+
+
+def whiten_scores(scores_B: Tensor) -> Tensor:
+    """Scores of responses at variance 1 (biased), their mean kept: equal scores stay equal, whatever their lengths."""
+    return whiten(scores_B, torch.ones_like(scores_B, dtype=torch.bool), shift_mean=False)
 
 
 def spread(advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
@@ -93,11 +102,11 @@ def reward_normalisation(scores_B: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises ConfigError when all scores are equal: there is nothing to scale by.
     """
-    scores = as_float(scores_B)
-    std = scores.std(correction=0)
-    if not bool(std > 0):
+    scores = scores_B.double()
+    if bool(scores.max() == scores.min()):
         raise ConfigError(
             f"cannot normalise a reward whose {scores.numel()} scores are all equal",
             remedy="check the reward model, or give it more and more varied responses",
         )
-    return torch.reciprocal(std), -scores.mean() / std
+    std, mean = scores.std(correction=0), scores.mean()
+    return std.reciprocal().to(as_float(scores_B).dtype), (-mean / std).to(as_float(scores_B).dtype)

@@ -116,6 +116,7 @@ def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
         ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
+        ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
         ("max_refills", algorithm.dynamic_sampling, "it belongs to dynamic_sampling: true"),
         ("mismatch_low", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
         ("mismatch_high", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
@@ -141,10 +142,13 @@ def _skipping(config: RlConfig) -> Iterator[Problem]:
 
 
 def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """A baseline in the reward's own units beside rewards in others."""
+    """Rewards in other units than the estimator takes them to be."""
     if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
         message = f"is true, but {algorithm.estimator} subtracts the score of the greedy response as it is"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")
+    if algorithm.whiten_rewards and algorithm.estimator == "reinforce_plus_plus":
+        message = "is true, but every whitened token would add to the return, so longer responses would get more"
+        yield Problem("algorithm.whiten_rewards", message, "set it to false (the estimator whitens its returns itself)")
 
 
 def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
@@ -227,9 +231,6 @@ def _arithmetic(config: RlConfig) -> Iterator[Problem]:
     per_step = optimization.epochs * optimization.minibatches
     by_step = optimization.schedule_unit == "step"
     total = config.steps * (1 if by_step else per_step)
-    if by_step and config.algorithm.max_epoch_kl is not None:
-        message = "is step, but algorithm.max_epoch_kl makes the number of optimizer steps in one uncertain"
-        yield Problem("optimization.schedule_unit", message, "set it to optimizer_step, or remove max_epoch_kl")
     if config.algorithm.max_epoch_kl is not None and optimization.epochs == 1:
         message = f"is {config.algorithm.max_epoch_kl:g}, but nothing would read it: there is only one epoch to make"
         yield Problem("algorithm.max_epoch_kl", message, "set optimization.epochs to 2 or more, or remove it")

@@ -7,6 +7,7 @@ command line alike are relative to the folder in which the command is started; n
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,7 +149,9 @@ def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
     if preset is None:
         return  # there is none, or the checks report it with the nearest name
     values = dict(preset.values)
-    for key in (*_dropped_kl(_section(given, "algorithm")), *_dropped_ending(_section(given, "scoring"), values)):
+    algorithm = _section(given, "algorithm")
+    dropped = _dropped_kl(algorithm), _dropped_whitening(algorithm, values)
+    for key in (*itertools.chain(*dropped), *_dropped_ending(_section(given, "scoring"), values)):
         values.pop(key, None)
     nested: dict[str, Any] = {}
     for key, value in values.items():
@@ -174,6 +177,13 @@ def _dropped_ending(scoring: Mapping[str, Any], values: Mapping[str, Any]) -> tu
     if values.get("scoring.truncate_token") is not None and scoring.get("truncate_token", "") is None:
         return ("scoring.truncate_after", "scoring.incomplete_score")
     return ()
+
+
+def _dropped_whitening(section: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """And its whitening: where nothing is whitened, it is not over anything."""
+    fields = ("whiten_rewards", "whiten_advantages")
+    whitens = any(section.get(field, values.get(f"algorithm.{field}", False)) is not False for field in fields)
+    return () if whitens else ("algorithm.whiten_over",)
 
 
 def _dropped_kl(section: Mapping[str, Any]) -> tuple[str, ...]:

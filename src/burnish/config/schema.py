@@ -106,9 +106,13 @@ class AlgorithmConfig(Section):
     reward_clip: Annotated[float, Field(gt=0)] | None = None
     """Clip scores to +- this, before anything else."""
     whiten_rewards: bool = False
-    """Scale token rewards to unit standard deviation over the step, without shifting the mean."""
+    """Scale rewards to unit standard deviation, without shifting their mean: token rewards for an estimator that reads
+    them (`gae`), one score a response for the others, so that equal scores stay equal."""
     whiten_advantages: bool = False
-    """Whiten advantages over the step."""
+    """Move advantages to mean 0 and standard deviation 1 over the trained tokens."""
+    whiten_over: Literal["step", "minibatch"] = "step"
+    """Whose mean and standard deviation `whiten_rewards` and `whiten_advantages` use: those of the whole step, or those
+    of each minibatch by itself (2019 style, https://arxiv.org/abs/1909.08593). Micro-batches never change them."""
     advantage_clip: Annotated[float, Field(gt=0)] | None = None
     """Clip advantages to +- this, last."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
@@ -133,6 +137,11 @@ class AlgorithmConfig(Section):
     """Lower bound of the importance weight."""
     mismatch_high: Annotated[float, Field(gt=0)] = 2.0
     """Upper bound of the importance weight."""
+
+    @property
+    def whitens(self) -> bool:
+        """Whether anything is whitened around the estimator."""
+        return self.whiten_rewards or self.whiten_advantages
 
     @property
     def kl_function(self) -> str:
@@ -205,8 +214,9 @@ class OptimizationConfig(Section):
     final_learning_rate_fraction: Fraction = 0.0
     """Where a linear or cosine schedule ends, as a fraction of the peak."""
     schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
-    """When the learning rate moves, and what `warmup_steps` counts: every optimizer step, or every step of the loop, so
-    that its epochs and minibatches share one rate (both lineage styles, https://arxiv.org/abs/2403.17031)."""
+    """When the learning rate moves, and what `warmup_steps` counts: every planned optimizer step, or every step of the
+    loop, so that its epochs and minibatches share one rate (both lineage styles, https://arxiv.org/abs/2403.17031).
+    Optimizer steps that are skipped (`algorithm.max_epoch_kl`) count all the same."""
     optimizer: Literal["adamw", "adam_tf"] = "adamw"
     """Update rule; `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -239,7 +249,8 @@ class RlOptimizationConfig(OptimizationConfig):
 class CriticConfig(Section):
     """The critic of estimators that ask for values (`gae`); for all others none is built.
 
-    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`, its step counts its own.
+    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`; its rate follows all
+    planned steps of the run, those of `warmup_steps` among them.
     The value loss is aggregated like the policy loss (`algorithm.aggregation`).
     """
 
@@ -344,10 +355,22 @@ class RlConfig(RunConfig):
     optimization: RlOptimizationConfig = RlOptimizationConfig()
 
     @property
+    def whitens_minibatches(self) -> bool:
+        """Whether whitening waits for the minibatches. A single one is the step."""
+        return (
+            self.algorithm.whiten_over == "minibatch" and self.algorithm.whitens and self.optimization.minibatches > 1
+        )
+
+    @property
+    def planned_updates(self) -> int:
+        """Optimizer steps of the whole run, when no epoch is skipped (`algorithm.max_epoch_kl`)."""
+        return self.steps * self.optimization.epochs * self.optimization.minibatches
+
+    @property
     def policy_updates(self) -> int:
-        """Optimizer steps of the policy in the whole run, when no epoch is skipped (`algorithm.max_epoch_kl`)."""
-        steps = self.steps - (self.critic.warmup_steps if checks.may_use_critic(self) else 0)
-        return steps * self.optimization.epochs * self.optimization.minibatches
+        """Those of them that move the policy: all but the ones in which a critic warms up."""
+        warmup_steps = self.critic.warmup_steps if checks.may_use_critic(self) else 0
+        return self.planned_updates - warmup_steps * self.optimization.epochs * self.optimization.minibatches
 
     @model_validator(mode="after")
     def _consistent(self) -> RlConfig:

@@ -115,10 +115,18 @@ class SeparateCritic:
         """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
 
-    def update(self, batch: Batch, objective: ValueObjective) -> dict[str, Metric]:
+    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> dict[str, Metric]:
         """One optimizer step; denominators are those of the whole batch, rows without a trained token cost nothing."""
         self.trunk.train(self._gradient_checkpointing)  # checkpointing works in train mode only
-        metrics = _step(self._scorer, self._optimizer, batch, objective, self._tokens_per_microbatch, train_trunk=True)
+        metrics = _step(
+            self._scorer,
+            self._optimizer,
+            batch,
+            objective,
+            self._tokens_per_microbatch,
+            planned_step=planned_step,
+            train_trunk=True,
+        )
         self.trunk.eval()
         return metrics
 
@@ -171,9 +179,17 @@ class SharedCritic:
         """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
 
-    def update(self, batch: Batch, objective: ValueObjective) -> dict[str, Metric]:
+    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> dict[str, Metric]:
         """One optimizer step of the head alone; the trunk, and with it the policy, stays as it is."""
-        return _step(self._scorer, self._optimizer, batch, objective, self._tokens_per_microbatch, train_trunk=False)
+        return _step(
+            self._scorer,
+            self._optimizer,
+            batch,
+            objective,
+            self._tokens_per_microbatch,
+            planned_step=planned_step,
+            train_trunk=False,
+        )
 
     def save_weights(self, folder: Path) -> None:
         """Write the head; the trunk is the policy's."""
@@ -200,6 +216,7 @@ def _step(
     objective: ValueObjective,
     tokens_per_microbatch: int,
     *,
+    planned_step: int | None,
     train_trunk: bool,
 ) -> dict[str, Metric]:
     denominators = count_denominators(batch)
@@ -212,7 +229,7 @@ def _step(
         part = part.to(scorer.head.weight.device)
         values_BT = scorer.score(part, positions_BT=part.loss_mask, train_trunk=train_trunk)
         merge_into(metrics, _backward(objective(values_BT, part, denominators), optimizer, denominators))
-    return metrics | optimizer.step(optimizer.checked_norm())
+    return metrics | optimizer.step(optimizer.checked_norm(), planned_step)
 
 
 def _backward(value: ObjectiveValue, optimizer: CriticOptimizer, denominators: Denominators) -> Mapping[str, Metric]:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from burnish.algorithms.entropy import entropy_from_logits
+
 CHUNK_ELEMENTS = 1 << 22
 """Logits at a time: 16 MiB in float32, which a processor's last cache may hold through all that is done with them."""
 TOKENS_PER_CHUNK = 1024
@@ -25,6 +27,9 @@ KEPT_ELEMENTS = 1 << 26
 """Up to so many logits of a call are kept for its backward pass: 256 MiB in float32, half of it in bfloat16."""
 BLOCK_ELEMENTS = 1 << 19
 """So many kept logits are worked on at a time: 2 MiB in float32, which several passes in a row find in a cache."""
+LEAST_LOGPROB = -1e4
+"""Its exp is 0 in every number type. Log-probabilities below it (-inf for a token that a head rules out) count as this
+in entropies and their gradients: 0 times it is 0, where 0 times -inf is not a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,7 @@ def plain_token_scores(
     logprobs_N = scaled_NV.gather(-1, targets_N[:, None])[:, 0] - log_normalizer_N
     if not entropy:
         return logprobs_N, None
-    probabilities_NV = torch.softmax(scaled_NV, dim=-1)
-    return logprobs_N, log_normalizer_N - (probabilities_NV * scaled_NV).sum(-1)
+    return logprobs_N, entropy_from_logits(scaled_NV)
 
 
 def chunked_token_scores(
@@ -204,7 +208,7 @@ def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor,
         log_p = torch.log_softmax(plan.tempered(raw_NV[rows]), -1)
         logprobs_N[rows] = log_p.gather(1, targets_N[rows, None])[:, 0]
         if plan.entropy:
-            entropy_N[rows] = -torch.einsum("nv,nv->n", log_p.exp(), log_p)
+            entropy_N[rows] = -torch.einsum("nv,nv->n", log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB))
     return logprobs_N, entropy_N
 
 
@@ -217,7 +221,7 @@ def _add_kept(gradients: _HeadGradients, raw_NV: Tensor, outer: _Outer, plan: _P
             raw_NV[rows] = _raw_gradient(torch.softmax(tempered, -1), None, slope, outer.of(rows))
         else:
             log_p = torch.log_softmax(tempered, -1)
-            raw_NV[rows] = _raw_gradient(log_p.exp(), log_p, slope, outer.of(rows))
+            raw_NV[rows] = _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, outer.of(rows))
     for columns in plan.vocabulary_chunks(*raw_NV.shape):
         gradients.add(columns, [(slice(None), raw_NV[:, columns])])
 
@@ -241,7 +245,7 @@ def _add_streamed(
         part = outer.of(rows, columns.start)
         if part.grad_entropy_N is None:
             return _raw_gradient(log_p.exp_(), None, slope, part).to(raw.dtype)
-        return _raw_gradient(log_p.exp(), log_p, slope, part).to(raw.dtype)
+        return _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, part).to(raw.dtype)
 
     for columns in plan.vocabulary_chunks(hidden_NH.shape[0], weight_VH.shape[0]):
         gradients.add(columns, ((rows, gradient(rows, columns)) for rows in plan.token_chunks(hidden_NH.shape[0])))
@@ -291,13 +295,16 @@ def _stream_chunk(
         logits = plan.tempered(raw, overwrite=True)
         _take_targets(logits, targets_N - columns.start, target_logits_N)
         new_peak_N = torch.maximum(peak_N, logits.amax(-1))
-        shrink_N = torch.exp(peak_N - new_peak_N)
-        logits.sub_(new_peak_N[:, None])
+        # Before the first token that is not ruled out there is no peak to measure from: -inf less itself is no number.
+        origin_N = torch.where(torch.isneginf(new_peak_N), 0.0, new_peak_N)
+        shrink_N = torch.exp(peak_N - origin_N)
+        logits.sub_(origin_N[:, None])
         if plan.entropy:
             # moment = sum of exp(x - peak) (x - peak); moving the peak shifts every term of it
             shift_N = torch.where(mass_N > 0, (peak_N - new_peak_N) * mass_N, 0.0)
             weights = torch.exp(logits)
-            moment_N = (moment_N + shift_N) * shrink_N + torch.einsum("nv,nv->n", weights, logits)
+            moment_N = (moment_N + shift_N) * shrink_N
+            moment_N += torch.einsum("nv,nv->n", weights, logits.clamp_(min=LEAST_LOGPROB))
             mass_N = mass_N * shrink_N + weights.sum(-1)
         else:
             mass_N = mass_N * shrink_N + logits.exp_().sum(-1)

@@ -86,7 +86,12 @@ class LocalPolicy:
         return self._scorer.score_in_microbatches(batch, budget, entropy=entropy, correct=correct)
 
     def update(
-        self, batch: Batch, objective: Objective, *, denominators: Denominators | None = None
+        self,
+        batch: Batch,
+        objective: Objective,
+        *,
+        denominators: Denominators | None = None,
+        planned_step: int | None = None,
     ) -> dict[str, Metric]:
         """One optimizer step. Adds policy/grad_norm (before clipping) and policy/learning_rate to the metrics.
 
@@ -97,6 +102,7 @@ class LocalPolicy:
 
         `denominators` of the minibatch that `batch` is a part of, when its other rows have no gradient; a batch that is
         left with no row at all makes a step with a gradient of 0, which still moves weights by momentum and decay.
+        `planned_step` sets the learning rate of the policy, and of a head that shares its trunk.
         """
         denominators = denominators or count_denominators(batch)
         if denominators.num_tokens == 0:
@@ -112,21 +118,21 @@ class LocalPolicy:
         self.model.eval()
         if not len(trained):
             self._optimizer.zero()
-        return metrics | self._step()
+        return metrics | self._step(planned_step)
 
-    def _step(self) -> dict[str, Metric]:
+    def _step(self, planned_step: int | None) -> dict[str, Metric]:
         """Step with the gradients there are, once all of them have proved finite."""
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
         head_norm = None if self._head_optimizer is None else self._head_optimizer.checked_norm()
-        rate = self._optimizer.step(self._version, grad_norm)
+        rate = self._optimizer.step(self.settings.own_step(planned_step, self._version), grad_norm)
         self._version += 1
         metrics = {
             "policy/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
             "policy/learning_rate": Metric(Reduction.LAST, rate),
         }
         if self._head_optimizer is not None and head_norm is not None:
-            metrics |= self._head_optimizer.step(head_norm)
+            metrics |= self._head_optimizer.step(head_norm, planned_step)
         return metrics
 
     def _clear_gradients(self) -> None:
@@ -156,7 +162,7 @@ class LocalPolicy:
 
     def training_state(self) -> dict[str, Any]:
         """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate is a pure
-        function of the version and needs no state."""
+        function of the planned step (or the version) and needs no state."""
         return {"version": self._version, "optimizer": self._optimizer.state()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:

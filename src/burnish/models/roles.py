@@ -68,7 +68,7 @@ class Policy(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimizer steps made so far."""
+        """Optimizer steps made so far: the version of the weights."""
         ...
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
@@ -76,11 +76,17 @@ class Policy(Protocol):
         ...
 
     def update(
-        self, batch: Batch, objective: Objective, *, denominators: Denominators | None = None
+        self,
+        batch: Batch,
+        objective: Objective,
+        *,
+        denominators: Denominators | None = None,
+        planned_step: int | None = None,
     ) -> dict[str, Metric]:
         """One optimizer step on the batch, cut into micro-batches by token budget; raises DivergenceError before the
         step when loss or gradient is not finite. `denominators` are given when rows without a gradient have been left
-        out of the batch, and count them as well."""
+        out of the batch, and count them as well. `planned_step` is this step's place (from 0) among those that the
+        run would make if it skipped none: its learning rate follows that, or `version` where none is given."""
         ...
 
     def save_weights(self, folder: Path) -> None:
@@ -112,9 +118,9 @@ class Critic(Protocol):
         """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
         ...
 
-    def update(self, batch: Batch, objective: ValueObjective) -> dict[str, Metric]:
+    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> dict[str, Metric]:
         """One optimizer step of the critic alone, which never moves the policy; raises DivergenceError before the step
-        when loss or gradient is not finite."""
+        when loss or gradient is not finite. `planned_step` as in `Policy.update`."""
         ...
 
     def save_weights(self, folder: Path) -> None: ...

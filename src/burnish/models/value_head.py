@@ -151,9 +151,10 @@ class CriticOptimizer:
             remedy="lower critic.learning_rate, check rewards for extremes, or use float32",
         )
 
-    def step(self, grad_norm: Tensor) -> dict[str, Metric]:
-        """Clip, step, count; returns critic/grad_norm (before clipping) and critic/learning_rate."""
-        rate = self._optimizer.step(self.version, grad_norm)
+    def step(self, grad_norm: Tensor, planned_step: int | None = None) -> dict[str, Metric]:
+        """Clip, step, count; returns critic/grad_norm (before clipping) and critic/learning_rate, which follows
+        `planned_step` as in `roles.Policy.update`."""
+        rate = self._optimizer.step(self._optimizer.settings.own_step(planned_step, self.version), grad_norm)
         self.version += 1
         return {
             "critic/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),

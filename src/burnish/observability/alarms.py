@@ -40,11 +40,21 @@ class Detector:
     patience: int = 1
 
 
+SMALL_KL_PER_RESPONSE = 10.0
+"""Nats. To make one answer certain that the reference gave one time in 20,000 costs as much: that is learning."""
+SMALL_KL_PER_TOKEN = 0.05
+"""Nats. What a run begins with counts as this at least: a policy that begins as its reference begins at 0."""
+
+
 def _runs_away(per_token: float, start: float | None, row: Row) -> bool:
-    """Far beyond the target of an adaptive KL where there is one: it says how far is meant. Else by the size."""
+    """Far beyond the target of an adaptive KL where there is one: it says how far is meant. Else by the size, per
+    response and per token: short responses move far per token when they learn, long ones far per response."""
+    per_response = row["kl/reference"]
     if "kl/target" in row:
-        return row["kl/reference"] > 3 * row["kl/target"]
-    return per_token > 1.0 or (start is not None and per_token > 0.2 and per_token > 10 * start)
+        return per_response > 3 * row["kl/target"]
+    if per_response <= SMALL_KL_PER_RESPONSE:
+        return False
+    return per_token > 1.0 or (start is not None and per_token > 10 * max(start, SMALL_KL_PER_TOKEN))
 
 
 DETECTORS: tuple[Detector, ...] = (
@@ -119,11 +129,33 @@ DETECTORS: tuple[Detector, ...] = (
         metric="kl/reference_per_token",
         trips=_runs_away,
         message=lambda kl, start, row: (
-            f"the policy is {kl:.3g} nats per token away from the reference: it may have left sensible text behind "
-            "to please the reward"
+            f"the policy is {kl:.3g} nats per token and {row['kl/reference']:.3g} per response away from the "
+            "reference: it may have left sensible text behind to please the reward"
         ),
         knob="algorithm.kl_coef up, or algorithm.kl_target for an adaptive one; optimization.learning_rate down",
         patience=2,
+    ),
+    Detector(
+        name="KL clamped",
+        metric="kl/clamped_fraction",
+        trips=lambda fraction, start, row: fraction > 0,
+        message=lambda fraction, start, row: (
+            f"{fraction:.2g} of the tokens are more than 20 nats from the reference: k3 stands still there and has no "
+            "gradient, so the KL does not pull back the tokens that have drifted furthest"
+        ),
+        knob="algorithm.kl_estimator: k2 (in the loss also k3+); algorithm.kl_coef up; optimization.learning_rate down",
+        patience=2,
+    ),
+    Detector(
+        name="ratio clamped",
+        metric="policy/ratio_clamped_fraction",
+        trips=lambda fraction, start, row: fraction > 0,
+        message=lambda fraction, start, row: (
+            f"{fraction:.2g} of the tokens moved more than 20 nats within the updates of one step: their ratio is held "
+            "at the limit, without a gradient"
+        ),
+        knob="optimization.learning_rate, optimization.epochs or optimization.max_grad_norm down, "
+        "or algorithm.max_epoch_kl",
     ),
     Detector(
         name="reward failures",

@@ -36,24 +36,66 @@ def assign_advantages(
     algorithm: AlgorithmConfig,
     estimator: Estimator,
     kl_coef: float,
+    whiten: bool = True,
 ) -> tuple[Batch, dict[str, Metric]]:
     """The batch with token rewards, advantages and (for token-level estimators) returns, and what to log.
 
     Order: reward clip, KL in the reward, reward whitening, the estimator, advantage whitening, advantage clip.
+    Rewards are whitened as the estimator reads them: by token, or one score a response. With `whiten` False both
+    whitenings and the clip of advantages are left to `whiten_minibatch`.
     """
     outcome, metrics = _clip(outcome, algorithm.reward_clip)
-    rewards_BT, reward_metrics = _token_rewards(batch, outcome, algorithm, estimator, kl_coef)
-    raw_BT, returns_BT = _estimate(
-        batch, outcome, rewards_BT, estimator, estimator_numbers(estimator, algorithm), algorithm
-    )
-    mask = batch.loss_mask
+    rewards_BT = _token_rewards(batch, outcome, algorithm, estimator, kl_coef)
+    scores_B = _outcome_scores(rewards_BT, outcome, _rewarded(batch, estimator), algorithm)
+    reward_metrics: dict[str, Metric] = {}
+    if algorithm.whiten_rewards and whiten:
+        rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
+    outcome = dataclasses.replace(outcome, scores_B=scores_B)
+    raw_BT, returns_BT = _estimate(batch, outcome, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
+    batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)
+    if not whiten:
+        return batch, metrics
+    batch, advantage_metrics = _shape(batch, algorithm)
+    return batch, metrics | reward_metrics | advantage_metrics
+
+
+def whiten_minibatch(
+    minibatch: Batch, *, algorithm: AlgorithmConfig, estimator: Estimator
+) -> tuple[Batch, dict[str, Metric]]:
+    """A minibatch of what `assign_advantages` gave with `whiten` False, whitened by its own mean and deviation.
+
+    Whitened rewards give new advantages and returns, so the estimator is asked again; it has to be one that reads each
+    response by itself (`reads_responses_alone`), because siblings may be in another minibatch. Whole minibatches only,
+    before they are cut.
+    """
+    metrics: dict[str, Metric] = {}
+    if algorithm.whiten_rewards:
+        rewards_BT, metrics = _whiten_tokens(_present(minibatch.token_rewards), minibatch.loss_mask)
+        tensors = {"token_rewards_BT": rewards_BT, "values_BT": minibatch.values, "mask_BT": minibatch.loss_mask}
+        advantages_BT, returns_BT = estimator(
+            {name: tensor for name, tensor in tensors.items() if tensor is not None},
+            estimator_numbers(estimator, algorithm),
+        )
+        minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
+    minibatch, advantage_metrics = _shape(minibatch, algorithm)
+    return minibatch, metrics | advantage_metrics
+
+
+def reads_responses_alone(estimator: Estimator) -> bool:
+    """Whether the advantages of a response depend on its own token rewards and values and on nothing else."""
+    return estimator.token_level and set(estimator.inputs) <= {"token_rewards_BT", "values_BT", "mask_BT"}
+
+
+def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:
+    """Raw advantages whitened over the batch and clipped, where asked for."""
+    raw_BT, mask = _present(batch.advantages), batch.loss_mask
+    metrics: dict[str, Metric] = {}
     advantages_BT = shaping.whiten_advantages(raw_BT, mask) if algorithm.whiten_advantages else raw_BT
     if algorithm.advantage_clip is not None:
         outside_BT = advantages_BT.abs() > algorithm.advantage_clip
         metrics["advantage/clipped_fraction"] = Metric(Reduction.MEAN, (outside_BT & mask).sum(), mask.sum())
         advantages_BT = shaping.clip_advantages(advantages_BT, limit=algorithm.advantage_clip)
-    scored = batch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
-    return scored, metrics | reward_metrics | _metrics(raw_BT, advantages_BT, mask)
+    return batch.replace(advantages=advantages_BT), metrics | _metrics(raw_BT, advantages_BT, mask)
 
 
 def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Metric]]:
@@ -72,19 +114,35 @@ def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Met
 
 def _token_rewards(
     batch: Batch, outcome: Outcome, algorithm: AlgorithmConfig, estimator: Estimator, kl_coef: float
-) -> tuple[Tensor, dict[str, Metric]]:
-    """Rewards per token, KL inside and whitened where asked for. Dense rewards stay dense for token-level estimators;
-    the others see one score a sequence, clipped as a whole."""
+) -> Tensor:
+    """Rewards per token, KL inside. Dense rewards stay dense for token-level estimators; the others see one score a
+    sequence, clipped as a whole."""
     mask = _rewarded(batch, estimator)
     kl_BT = None
     if algorithm.kl_in == "reward":
         kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=mask)
     dense_BT = outcome.dense_rewards_BT if estimator.token_level else None
-    rewards_BT = shaping.token_rewards(outcome.scores_B, mask, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
-    if not algorithm.whiten_rewards:
-        return rewards_BT, {}
-    spread = masked_var(rewards_BT, mask).sqrt()
-    return shaping.whiten_rewards(rewards_BT, mask), {"reward/token_std": Metric(Reduction.LAST, spread)}
+    return shaping.token_rewards(outcome.scores_B, mask, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
+
+
+def _whiten(
+    rewards_BT: Tensor, scores_B: Tensor, mask_BT: Tensor, estimator: Estimator
+) -> tuple[Tensor, Tensor, dict[str, Metric]]:
+    """Rewards and scores, those that the estimator reads whitened, and the deviation that they had.
+
+    An estimator of whole responses gets whitened scores: with whitened tokens each token would add its share of the
+    shift, and equal scores of unequal lengths would come out different.
+    """
+    if estimator.token_level:
+        whitened_BT, metrics = _whiten_tokens(rewards_BT, mask_BT)
+        return whitened_BT, scores_B, metrics
+    spread = masked_var(scores_B, torch.ones_like(scores_B, dtype=torch.bool)).sqrt()
+    return rewards_BT, shaping.whiten_scores(scores_B), {"reward/score_std": Metric(Reduction.LAST, spread)}
+
+
+def _whiten_tokens(rewards_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[str, Metric]]:
+    spread = Metric(Reduction.LAST, masked_var(rewards_BT, mask_BT).sqrt())
+    return shaping.whiten_rewards(rewards_BT, mask_BT), {"reward/token_std": spread}
 
 
 def _rewarded(batch: Batch, estimator: Estimator) -> Tensor:
@@ -101,11 +159,10 @@ def _estimate(
     rewards_BT: Tensor,
     estimator: Estimator,
     numbers: Mapping[str, Any],
-    algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, Tensor | None]:
     """Hand the estimator what it asks for by parameter name; spread an outcome advantage over the trained tokens."""
     available = {
-        "scores_B": _outcome_scores(rewards_BT, outcome, _rewarded(batch, estimator), algorithm),
+        "scores_B": outcome.scores_B,
         "group_ids_B": batch.group_ids,
         "lengths_B": _rewarded(batch, estimator).sum(dim=1),
         "greedy_scores_B": outcome.greedy_scores_B,
@@ -123,8 +180,8 @@ def _estimate(
 
 
 def _outcome_scores(rewards_BT: Tensor, outcome: Outcome, mask_BT: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    """One score per sequence, with the KL and the whitening of its tokens where there are any."""
-    if algorithm.kl_in != "reward" and not algorithm.whiten_rewards:
+    """One score per sequence, with the KL of its tokens where it has any."""
+    if algorithm.kl_in != "reward":
         return outcome.scores_B
     return torch.where(mask_BT.any(dim=1), shaping.sequence_scores(rewards_BT, mask_BT), outcome.scores_B)
 
@@ -139,3 +196,9 @@ def _metrics(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> dict[str
         "advantage/square_mean": Metric(Reduction.MEAN, final.square().sum(), count),
         "advantage/absolute_max": Metric(Reduction.MAX, final.abs().max() if final.numel() else 0.0, count),
     }
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ValueError("the batch has no token rewards and advantages yet: assign_advantages comes first")
+    return tensor

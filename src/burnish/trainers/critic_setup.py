@@ -70,8 +70,7 @@ def build_shared_critic(config: RlConfig, policy: LocalPolicy) -> SharedCritic:
 
 def critic_settings(config: RlConfig) -> OptimizerSettings:
     """Numbers of the critic's optimizer: those of `optimization`, with its own learning rate and number of steps."""
-    steps = config.steps * config.optimization.epochs * config.optimization.minibatches
-    rate = config.critic.learning_rate
+    rate, steps = config.critic.learning_rate, config.planned_updates
     return OptimizerSettings.from_config(config.optimization, total_steps=steps, learning_rate=rate)
 
 

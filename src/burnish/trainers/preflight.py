@@ -25,7 +25,7 @@ from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm_process import has_vllm
-from burnish.trainers.credit import estimator_numbers
+from burnish.trainers.credit import estimator_numbers, reads_responses_alone
 from burnish.trainers.feeds import load_prompt_set, shared_columns
 from burnish.types import Prompt
 
@@ -114,6 +114,12 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
         raise ConfigError(
             f"rollout.group_size is 1, but the estimator {name!r} compares the responses to one prompt",
             remedy="set rollout.group_size to 2 or more",
+        )
+    if config.whitens_minibatches and algorithm.whiten_rewards and not reads_responses_alone(estimator):
+        raise ConfigError(
+            f"algorithm.whiten_over is minibatch and whiten_rewards is true, but the estimator {name!r} reads more "
+            "than the token rewards and values of one response",
+            remedy="set algorithm.whiten_over: step, or whiten_rewards: false, or use the estimator gae",
         )
     if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
         return

@@ -15,17 +15,18 @@ import torch
 
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController, k1, k3
+from burnish.algorithms.ratios import beyond_limit, log_ratio
 from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.models.batch import Batch
 from burnish.models.policy import count_denominators, merge_into
 from burnish.models.roles import Critic, Objective, Policy, Reference, ValueObjective
-from burnish.observability.metrics import MetricStore
+from burnish.observability.metrics import MetricStore, variance_of
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.batching import build_batch, build_outcome, scored
 from burnish.trainers.collection import Collected, Collector
-from burnish.trainers.credit import assign_advantages
+from burnish.trainers.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.evaluation import Evaluator
 from burnish.trainers.held_out_values import held_out_values
@@ -36,8 +37,9 @@ from burnish.trainers.stopwatch import Stopwatch
 from burnish.trainers.value_objective import derive_values, describe_values
 from burnish.types import Metric, Reduction
 
-TokenSelection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
-"""(logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially, all (B, T)."""
+TokenSelection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
+"""(logprobs, old logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially, all
+(B, T)."""
 
 
 @dataclass(slots=True)
@@ -154,9 +156,11 @@ def learn(run: RlRun, collected: Collected, step: int, stopwatch: Stopwatch, met
         algorithm=run.config.algorithm,
         estimator=run.estimator,
         kl_coef=run.kl.coef,
+        whiten=not run.config.whitens_minibatches,
     )
     metrics.merge(credit_metrics)
-    metrics.merge(describe_values(batch))
+    if not run.config.whitens_minibatches:
+        metrics.merge(describe_values(batch))
     with stopwatch.phase("update"):
         update(run, batch, step, metrics)
     if batch.ref_logprobs is not None:
@@ -183,6 +187,8 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
     the one before it moved the policy further than `algorithm.max_epoch_kl`."""
     bound, objective = run.config.algorithm.max_epoch_kl, run.objective(run.kl.coef)
     optimization = run.config.optimization
+    # Where this step's updates stand in the plan of the run: learning rates follow that, however many are skipped.
+    planned = (step - 1) * optimization.epochs * optimization.minibatches
     first = True  # no weight has moved yet: a minibatch without a trained token moves none
     for epoch in range(optimization.epochs):
         moved = MetricStore()
@@ -194,8 +200,9 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
             step=step,
             epoch=epoch,
         )
-        for rows in order:
-            outcome = update_minibatch(run, batch.select(rows), step, objective)
+        for index, rows in enumerate(order, start=planned + epoch * optimization.minibatches):
+            minibatch = whitened(run, batch.select(rows), metrics)
+            outcome = update_minibatch(run, minibatch, step, objective, planned_step=index)
             deviation = outcome.pop("policy/ratio_deviation", None)
             if first and deviation is not None:
                 metrics.add("policy/first_ratio_deviation", deviation)
@@ -207,33 +214,47 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
             break
 
 
-def update_minibatch(run: RlRun, minibatch: Batch, step: int, objective: Objective) -> dict[str, Metric]:
-    """One optimizer step of the policy (not while the critic warms up) and one of the critic."""
+def whitened(run: RlRun, minibatch: Batch, metrics: MetricStore) -> Batch:
+    """The minibatch as it is trained on: whitened by itself where `algorithm.whiten_over` says so."""
+    if not run.config.whitens_minibatches:
+        return minibatch
+    minibatch, credit_metrics = whiten_minibatch(minibatch, algorithm=run.config.algorithm, estimator=run.estimator)
+    metrics.merge(credit_metrics)
+    metrics.merge(describe_values(minibatch))
+    return minibatch
+
+
+def update_minibatch(
+    run: RlRun, minibatch: Batch, step: int, objective: Objective, *, planned_step: int
+) -> dict[str, Metric]:
+    """One optimizer step of the policy (not while the critic warms up) and one of the critic. `planned_step`: its
+    place among the optimizer steps that the run would make if it skipped none."""
     metrics: dict[str, Metric] = {}
     warming_up = run.critic is not None and step <= run.config.critic.warmup_steps
     if run.select_tokens is not None and not warming_up:
         fresh = run.policy.logprobs(minibatch).logprobs_BT
-        selection = run.select_tokens(fresh, minibatch.advantages, minibatch.loss_mask)  # type: ignore[arg-type]
+        old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
+        selection = run.select_tokens(fresh, old, minibatch.advantages, minibatch.loss_mask)  # type: ignore[arg-type]
         minibatch = minibatch.replace(selection=selection)
     with keeping_batch(Path(run.config.output), step, minibatch):
         if not warming_up:
-            metrics |= update_policy(run, minibatch, objective)
+            metrics |= update_policy(run, minibatch, objective, planned_step=planned_step)
             metrics["policy/optimizer_steps"] = Metric(Reduction.SUM, 1)
         if run.critic is not None:
             if warming_up or not run.critic.shares_trunk:  # the policy's update has trained a head on its trunk
-                metrics |= run.critic.update(minibatch, run.value_objective)  # type: ignore[arg-type]
+                metrics |= run.critic.update(minibatch, run.value_objective, planned_step=planned_step)  # type: ignore[arg-type]
             metrics["critic/optimizer_steps"] = Metric(Reduction.SUM, 1)
     return metrics
 
 
-def update_policy(run: RlRun, minibatch: Batch, objective: Objective) -> dict[str, Metric]:
+def update_policy(run: RlRun, minibatch: Batch, objective: Objective, *, planned_step: int) -> dict[str, Metric]:
     """One optimizer step; `skip_zero_advantages` leaves rows out of it that change nothing."""
     if not run.config.algorithm.skip_zero_advantages:
-        return run.policy.update(minibatch, objective)
+        return run.policy.update(minibatch, objective, planned_step=planned_step)
     denominators = count_denominators(minibatch)
     has_gradient_B = (minibatch.loss_mask & (minibatch.advantages != 0)).any(dim=1)  # type: ignore[operator]
     part = minibatch.select(has_gradient_B.nonzero()[:, 0])
-    metrics = run.policy.update(part, objective, denominators=denominators)
+    metrics = run.policy.update(part, objective, denominators=denominators, planned_step=planned_step)
     left_out = 1 - int(part.loss_mask.sum()) / max(denominators.num_tokens, 1)
     merge_into(metrics, {"policy/loss": Metric(Reduction.MEAN, 0.0, left_out)})  # their share of the loss is 0
     return {**metrics, "policy/skipped_fraction": Metric(Reduction.MEAN, (~has_gradient_B).sum(), len(minibatch))}
@@ -250,7 +271,11 @@ def steer_kl(run: RlRun, batch: Batch) -> dict[str, Metric]:
     if num_sequences:
         run.kl.update(float(per_response.sum()) / num_sequences, num_sequences)
     target = run.config.algorithm.kl_target
+    # Of the estimators k3 alone clamps: where it does, it neither grows nor has a gradient.
+    clamped_BT = beyond_limit(log_ratio(sampled_with, batch.ref_logprobs, mask))  # type: ignore[arg-type]
+    clamps = run.config.algorithm.kl_function == "k3"
     return {
+        **({"kl/clamped_fraction": Metric(Reduction.MEAN, clamped_BT.sum(), mask.sum())} if clamps else {}),
         **({} if target is None else {"kl/target": Metric(Reduction.LAST, target)}),
         "kl/reference": Metric(Reduction.MEAN, per_response.sum(), num_sequences),
         "kl/reference_per_token": Metric(Reduction.MEAN, per_token.sum(), mask.sum()),
@@ -284,10 +309,11 @@ def derive(row: dict[str, float]) -> dict[str, float]:
     row = derive_values(row)
     for name, moment in (("reward", "reward/square_mean"), ("advantage", "advantage/square_mean")):
         if moment in row:
-            row[f"{name}/std"] = math.sqrt(max(row.pop(moment) - row[f"{name}/mean"] ** 2, 0.0))
+            row[f"{name}/std"] = math.sqrt(variance_of(row.pop(moment), row[f"{name}/mean"]))
     if "advantage/raw_square_mean" in row:
-        spread = row.pop("advantage/raw_square_mean") - row["advantage/raw_mean"] ** 2
-        row["advantage/raw_std"] = math.sqrt(max(spread, 0.0))
+        row["advantage/raw_std"] = math.sqrt(
+            variance_of(row.pop("advantage/raw_square_mean"), row["advantage/raw_mean"])
+        )
     if "rollout/weight_square_mean" in row:
         row["rollout/effective_sample_size"] = row["rollout/weight_mean"] ** 2 / row.pop("rollout/weight_square_mean")
     tokens = row["rollout/response_tokens_sum"]

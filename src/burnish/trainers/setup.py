@@ -172,7 +172,11 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
 def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
     return LocalPolicy(
         loaded,
-        OptimizerSettings.from_config(config.optimization, total_steps=config.policy_updates),
+        OptimizerSettings.from_config(
+            config.optimization,
+            total_steps=config.policy_updates,
+            first_step=config.planned_updates - config.policy_updates,  # those of a critic that warms up
+        ),
         temperature=config.rollout.temperature,
         tokens_per_microbatch=config.optimization.tokens_per_microbatch,
         lora=config.model.lora,
@@ -365,7 +369,7 @@ def _correction(algorithm: AlgorithmConfig) -> Correction | None:
 def _selection(loss: PolicyLossSpec, numbers: dict[str, Any]) -> TokenSelection | None:
     if not loss.needs_selection:
         return None
-    return lambda logprobs, advantages, mask: loss.select(logprobs, advantages, mask, numbers)
+    return partial(loss.select, options=numbers)
 
 
 def _say(console: Console, lines: tuple[str, ...] | list[str]) -> None:

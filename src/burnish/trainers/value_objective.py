@@ -11,6 +11,7 @@ from torch import Tensor
 from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.models.batch import Batch
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, TokenScores, ValueObjective
+from burnish.observability.metrics import variance_of
 from burnish.trainers.objective import aggregate_step, share
 from burnish.types import Metric, Reduction
 
@@ -78,9 +79,9 @@ def derive_values(row: Mapping[str, float]) -> dict[str, float]:
     row = dict(row)
     if "critic/return_square_mean" not in row:
         return row
-    variance = row.pop("critic/return_square_mean") - row["critic/return_mean"] ** 2
-    residual = row.pop("critic/residual_square_mean") - row.pop("critic/residual_mean") ** 2
-    row["critic/return_std"] = max(variance, 0.0) ** 0.5
+    variance = variance_of(row.pop("critic/return_square_mean"), row["critic/return_mean"])
+    residual = variance_of(row.pop("critic/residual_square_mean"), row.pop("critic/residual_mean"))
+    row["critic/return_std"] = variance**0.5
     if variance > 1e-12:
         row["critic/explained_variance"] = 1 - residual / variance
     return row

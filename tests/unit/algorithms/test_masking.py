@@ -66,3 +66,24 @@ def test_bfloat16_sums_do_not_stall():
 def test_a_mask_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="mask has shape"):
         masked_mean(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("value", [123.4, 0.1, -1e-3, 1e6 / 3, 0.0])
+@pytest.mark.parametrize("shape", [(64, 97), (3,), (1,), (1000, 333)])
+def test_equal_values_are_whitened_to_exactly_nothing(value, shape):
+    """A float32 mean of equal values is not that value, and the difference over a deviation of about 0 is noise."""
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask.view(-1)[1:2] = False
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        values = torch.full(shape, value, dtype=dtype)
+        assert masked_mean(values, mask).item() == pytest.approx(values.view(-1)[0].item(), rel=1e-15)
+        assert masked_var(values, mask).item() == 0.0
+        assert not whiten(values, mask).any()
+        kept = whiten(values, mask, shift_mean=False)
+        assert torch.equal(kept, torch.where(mask, values.to(kept.dtype), torch.zeros_like(kept)))
+
+
+def test_a_small_difference_is_a_difference():
+    values, mask = torch.full((64, 97), 123.4), torch.ones(64, 97, dtype=torch.bool)
+    values[5, 5] = 124.4
+    assert whiten(values, mask)[5, 5].item() == pytest.approx((64 * 97 - 1) ** 0.5, rel=1e-4)

@@ -22,6 +22,7 @@ from burnish.algorithms.policy_losses import (
     sapo,
     tis,
     topr,
+    unclipped_selection,
 )
 from burnish.errors import ConfigError
 
@@ -180,11 +181,38 @@ def test_clip_cov_drops_selected_tokens():
     close(gradient, [0.0, -1.1])
 
 
+def test_clip_cov_leaves_out_what_the_clip_holds_already():
+    """Covariances 4, 4, 1, 1. The first token gained 1.25 and is clipped, the second lost but is not yet: it takes
+    the one place. As in the authors' code; the means, and the number to choose, are over all tokens."""
+    logprobs, advantages = row([0.0, -4.0, -1.0, -3.0]), row([2.0, -2.0, 1.0, -1.0])
+    old = logprobs - torch.log(row([1.25, 0.9, 1.0, 1.0]))
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    numbers = {"fraction": 0.25, "covariance_low": 0.5}
+    chosen = unclipped_selection(logprobs, old, advantages, mask, **numbers)
+    assert chosen.tolist() == [[False, True, False, False]]
+    loss = clip_cov(logprobs, old, advantages, mask, **numbers).per_token_BT
+    torch.testing.assert_close(loss, row([-2.4, 0.0, -1.0, 1.0]))
+    wider = unclipped_selection(logprobs, old, advantages, mask, **numbers, clip_high=0.3)
+    assert wider.tolist() == [[True, True, False, False]]  # both of the highest: a tie
+    assert POLICY_LOSSES["clip_cov"].select(logprobs, old, advantages, mask, numbers).tolist() == chosen.tolist()
+
+
+def test_the_share_of_clamped_ratios_is_told():
+    """Log-ratios 20.5, -21, 19.5, and one that is masked."""
+    old = row([-30.0, -1.0, -20.5, -50.0])
+    logprobs = (old + row([20.5, -21.0, 19.5, 45.0])).requires_grad_()
+    mask = torch.tensor([[True, True, True, False]])
+    result = ppo_clip(logprobs, old, row([-1.0, 1.0, -1.0, -1.0]), mask)
+    assert result.metrics["ratio_clamped_fraction"].result() == pytest.approx(2 / 3)
+    (gradient,) = torch.autograd.grad(result.per_token_BT.sum(), logprobs)
+    assert gradient[0, :2].tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("name", ["kl_cov", "clip_cov"])
 def test_the_row_selects_over_the_minibatch_what_the_loss_would_select_itself(name):
     row_, mask = POLICY_LOSSES[name], torch.ones(1, 4, dtype=torch.bool)
     options = {"fraction": 0.5} | ({"covariance_low": 0.5} if name == "clip_cov" else {})
-    chosen = row_.select(COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, options)
+    chosen = row_.select(COVARIANCE_LOGPROBS, COVARIANCE_LOGPROBS, COVARIANCE_ADVANTAGES, mask, options)
     inputs = (COVARIANCE_LOGPROBS, COVARIANCE_LOGPROBS - 0.1, COVARIANCE_ADVANTAGES, mask)
     torch.testing.assert_close(
         row_.function(*inputs, **options, selection_BT=chosen).per_token_BT,
@@ -197,7 +225,7 @@ def test_the_row_selects_over_the_minibatch_what_the_loss_would_select_itself(na
 
 def test_losses_that_select_nothing_say_so():
     assert not POLICY_LOSSES["ppo_clip"].needs_selection
-    assert POLICY_LOSSES["ppo_clip"].select(*[torch.ones(1, 1)] * 3, {}) is None
+    assert POLICY_LOSSES["ppo_clip"].select(*[torch.ones(1, 1)] * 4, {}) is None
 
 
 @pytest.mark.parametrize(

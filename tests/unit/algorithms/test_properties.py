@@ -225,7 +225,9 @@ def test_mismatch_weights_ignore_masked_slots_and_stay_in_bounds(seed, level, mo
 @given(seed=SEEDS, pieces=st.sampled_from([2, 3, 7]))
 def test_micro_batches_add_up_to_the_step(name, mode, seed, pieces):
     step = make_step(seed)
-    chosen = POLICY_LOSSES[name].select(step.logprobs_BT, step.advantages_BT, step.mask_BT, SELECTION.get(name, {}))
+    chosen = POLICY_LOSSES[name].select(
+        step.logprobs_BT, step.old_logprobs_BT, step.advantages_BT, step.mask_BT, SELECTION.get(name, {})
+    )
     whole = loss_and_gradient(name, step, mode, **({} if chosen is None else {"selection_BT": chosen}))
     total, gradient, merged = torch.zeros((), dtype=torch.float64), torch.zeros_like(whole[1]), {}
     for index in torch.arange(step.scores_B.numel()).chunk(pieces):
@@ -366,7 +368,9 @@ OWN_GRADIENT = ("cispo", "tis", "topr")  # a weight without gradient: compared w
 @given(seed=SEEDS)
 def test_loss_gradients_are_those_of_finite_differences(name, mode, seed):
     step = make_step(seed, num_groups=2, T=4)
-    chosen = POLICY_LOSSES[name].select(step.logprobs_BT, step.advantages_BT, step.mask_BT, SELECTION.get(name, {}))
+    chosen = POLICY_LOSSES[name].select(
+        step.logprobs_BT, step.old_logprobs_BT, step.advantages_BT, step.mask_BT, SELECTION.get(name, {})
+    )
     options = {} if chosen is None else {"selection_BT": chosen}
 
     def total(logprobs_BT: Tensor) -> Tensor:

@@ -217,3 +217,43 @@ def test_temperature_must_be_positive():
     hidden, weight, _, targets = _inputs()
     with pytest.raises(ValueError, match="temperature"):
         chunked_token_scores(hidden, weight, None, targets, temperature=0.0)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    "ruled_out", [slice(0, 12), slice(21, 33), slice(0, 33, 2)], ids=["first", "last", "every other"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_tokens_that_the_head_rules_out_have_no_part_in_entropy_and_gradient(ruled_out, dtype, kept):
+    """Logits of -inf: as if the vocabulary were without them. Whole chunks may be ruled out."""
+    hidden, weight, bias, targets = _inputs(dtype=dtype)
+    allowed = torch.ones(33, dtype=torch.bool)
+    allowed[ruled_out] = False
+    targets = torch.where(allowed[targets], targets, int(allowed.nonzero()[3]))
+    few = [t.detach().requires_grad_() for t in (hidden, weight[allowed], bias[allowed])]
+    ruled = [hidden, weight, torch.where(allowed, bias, -math.inf).detach().requires_grad_()]
+    factors = torch.linspace(0.5, 2.0, len(targets))
+    scores, gradients = [], []
+    for tensors, chosen in ((few, (allowed.cumsum(0) - 1)[targets]), (ruled, targets)):
+        found = chunked_token_scores(
+            *tensors, chosen, entropy=True, temperature=0.7, chunk_elements=28, kept_elements=kept
+        )
+        scores.append(found)
+        gradients.append(torch.autograd.grad(_loss(found, factors), tensors))
+    tolerance = {"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(scores[1], scores[0], **tolerance)
+    hidden_gradient, weight_gradient, bias_gradient = gradients[1]
+    torch.testing.assert_close(hidden_gradient, gradients[0][0], **tolerance)
+    torch.testing.assert_close(weight_gradient[allowed], gradients[0][1], **tolerance)
+    assert not weight_gradient[~allowed].any()
+    assert not bias_gradient[~allowed].any()
+
+
+def test_the_definition_takes_ruled_out_tokens_as_impossible():
+    logits = torch.tensor([[0.0, -math.inf, math.log(3.0)]], requires_grad=True)
+    logprobs, entropy = plain_token_scores(logits, torch.tensor([2]), entropy=True)
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+    assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+    (gradient,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
+    assert gradient.isfinite().all()
+    assert gradient[0, 1].item() == 0.0

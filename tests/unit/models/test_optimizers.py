@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from burnish.config.schema import OptimizationConfig
 from burnish.errors import CheckpointError
-from burnish.models.optimizers import OptimizerSettings, WeightOptimizer, learning_rate
+from burnish.models.optimizers import OptimizerSettings, WeightOptimizer, euclidean_norm, learning_rate
 
 
 def _rates(schedule, *, warmup_steps=0, total_steps=4, final_fraction=0.0):
@@ -113,3 +115,68 @@ def test_state_of_other_parameters_is_refused():
         optimizer.load_state({"moments": {"q": {"exp_avg": torch.zeros(1)}}, "masters": {}})
     with pytest.raises(CheckpointError, match=r"'p' \(2,\)"):
         optimizer.load_state({"moments": {"p": {"exp_avg": torch.zeros(2)}}, "masters": {}})
+
+
+def _gradient(values: torch.Tensor) -> WeightOptimizer:
+    """An optimizer of one weight that has this gradient."""
+    weight = nn.Parameter(torch.zeros_like(values))
+    weight.grad = values
+    return WeightOptimizer([("weight", weight)], OptimizerSettings(0.1, 10))
+
+
+def _exact(*tensors: torch.Tensor) -> float:
+    return math.sqrt(
+        math.fsum(float(part.double().square().sum()) for t in tensors for part in t.flatten().split(4096))
+    )
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (1 << 24,), (2, (1 << 23) + 77)], ids=["matrix", "vector", "two rows"])
+def test_the_norm_of_a_large_gradient_is_right_on_any_number_of_threads(shape):
+    """torch.linalg.vector_norm loses 7e-4 of it on one thread."""
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 9e-4
+    threads, norms = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            norms.append(_gradient(gradient).grad_norm())
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*norms)
+    assert norms[0].dtype == torch.float32
+    assert norms[0].item() == pytest.approx(_exact(gradient), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (255,), (256,), (257,), (70_001,), (300, 500), (0,)])
+def test_the_norm_of_any_gradient(shape, dtype):
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert euclidean_norm([gradient, gradient]).item() == pytest.approx(_exact(gradient, gradient), rel=1e-6)
+    transposed = torch.randn(300, 70, generator=torch.Generator().manual_seed(2)).to(dtype).T
+    assert euclidean_norm([transposed]).item() == pytest.approx(_exact(transposed), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e25, 1e-25, 3e17, 2e-15])
+def test_the_norm_of_numbers_whose_squares_leave_float32(size):
+    assert euclidean_norm([torch.full((300, 100), size)]).item() == pytest.approx(size * math.sqrt(30_000), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_has_no_finite_norm(bad):
+    gradient = torch.ones(1000)
+    gradient[700] = bad
+    assert not math.isfinite(_gradient(gradient).grad_norm().item())
+
+
+def test_clipping_a_large_gradient_leaves_the_norm_asked_for():
+    optimizer = _gradient(torch.full((4096, 1024), 1e-3))
+    norm = optimizer.grad_norm()
+    assert norm.item() == pytest.approx(1e-3 * 2048, rel=1e-6)
+    parameters = list(optimizer._parameters.values())
+    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
+    assert _exact(parameters[0].grad) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_rate_follows_the_plan_where_there_is_one():
+    settings = OptimizerSettings(1.0, 10, schedule="linear", first_step=4)
+    assert settings.own_step(None, made=3) == 3
+    assert settings.learning_rate_at(settings.own_step(9, made=3)) == pytest.approx(0.5)

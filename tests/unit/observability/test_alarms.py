@@ -10,7 +10,8 @@ from burnish.observability.alarms import DETECTORS, AlarmBell, replay
 
 HEALTHY = {
     "reward/mean": 0.5, "reward/std": 0.4, "rollout/truncated_fraction": 0.1, "groups/constant_fraction": 0.4,
-    "policy/first_ratio_deviation": 1e-6, "policy/entropy": 1.0, "kl/reference_per_token": 0.02,
+    "policy/first_ratio_deviation": 1e-6, "policy/entropy": 1.0, "kl/reference_per_token": 0.02, "kl/reference": 12.0,
+    "kl/clamped_fraction": 0.0, "policy/ratio_clamped_fraction": 0.0,
     "reward/failed_fraction": 0.0, "policy/grad_norm": 0.3, "policy/optimizer_steps": 4, "critic/value_mean": 0.5,
     "critic/explained_variance": 0.3, "critic/return_mean": 0.6, "critic/return_std": 0.4,
 }  # fmt: skip
@@ -38,7 +39,9 @@ def test_a_healthy_run_is_quiet() -> None:
         ("constant groups", "groups/constant_fraction", 0.95, 13),
         ("sampler and trainer disagree", "policy/first_ratio_deviation", 2e-3, 11),
         ("entropy collapse", "policy/entropy", 0.04, 13),
-        ("KL runaway", "kl/reference_per_token", 0.25, 12),
+        ("KL runaway", "kl/reference_per_token", 0.51, 12),
+        ("KL clamped", "kl/clamped_fraction", 1e-4, 12),
+        ("ratio clamped", "policy/ratio_clamped_fraction", 1e-4, 11),
         ("reward failures", "reward/failed_fraction", 0.02, 11),
         ("gradient zero", "policy/grad_norm", 0.0, 12),
         ("critic worse than a constant", "critic/explained_variance", -0.01, 20),
@@ -53,7 +56,7 @@ def test_each_fires_once_after_its_patience(name: str, metric: str, value: float
 @pytest.mark.parametrize(
     ("metric", "value"),
     [("groups/constant_fraction", 0.9), ("policy/first_ratio_deviation", 1e-3), ("policy/entropy", 0.06),
-     ("kl/reference_per_token", 0.19), ("rollout/truncated_fraction", 0.99), ("critic/explained_variance", 0.0),
+     ("kl/reference_per_token", 0.49), ("rollout/truncated_fraction", 0.99), ("critic/explained_variance", 0.0),
      ("critic/value_mean", 0.25)],
 )  # fmt: skip
 def test_values_at_the_edge_stay_quiet(metric: str, value: float) -> None:
@@ -100,7 +103,7 @@ def test_replay_is_the_same_as_live() -> None:
     (alarm,) = replay(rows)
     assert (alarm.name, alarm.step) == ("reward failures", 4)
     assert "50.0%" in alarm.message
-    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 13
+    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 15
 
 
 @pytest.mark.parametrize(
@@ -129,3 +132,26 @@ def test_a_target_says_what_a_runaway_is() -> None:
     far = {"kl/reference": 31.0, "kl/reference_per_token": 1.3, "kl/target": 10.0}
     assert not bell.check(8, far)
     assert [alarm.name for alarm in bell.check(9, far)] == ["KL runaway"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "per_token", "rings"),
+    [
+        (2, 0.0, 0.25, False),  # half a nat a response
+        (1, 0.0, 9.0, False),  # one token made certain that had a chance of 1 in 8,000
+        (8, 0.0, 1.2, False),  # 9.6 nats a response
+        (9, 0.0, 1.2, True),
+        (100, 0.0, 0.4, False),
+        (100, 0.0, 0.6, True),  # 60 nats a response, from 0
+        (100, 0.08, 0.6, False),  # less than ten times what it began with
+        (100, 0.08, 0.9, True),
+        (1000, 0.0, 0.3, False),
+    ],
+)
+def test_a_runaway_is_far_per_response_and_per_token(tokens: int, start: float, per_token: float, rings: bool) -> None:
+    """A run that begins at its reference has first readings of 0: ten times as much is nothing."""
+
+    def row(kl: float) -> dict[str, float]:
+        return {"kl/reference_per_token": kl, "kl/reference": kl * tokens}
+
+    assert fired([*[row(start)] * 5, *[row(per_token)] * 3]) == [("KL runaway", 7)] * rings

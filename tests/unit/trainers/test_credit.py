@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from burnish.algorithms.advantages import resolve_estimator
+from burnish.config import names
 from burnish.config.schema import AlgorithmConfig
 from burnish.errors import ConfigError
 from burnish.models.batch import Batch
@@ -194,11 +195,47 @@ def test_each_option_logs_what_it_changed() -> None:
     algorithm = AlgorithmConfig(estimator="raw", reward_clip=2.0, whiten_rewards=True, advantage_clip=0.5)
     _, metrics = run(algorithm, [5.0, 0.0, 0.0, 0.0], four_rows())
     assert metrics["reward/clipped_fraction"].result() == 0.25
-    # token rewards 0 2 | 0 | 0 0 | 0 0: mean 2/7, variance 4/7 - 4/49
-    assert metrics["reward/token_std"].result() == pytest.approx(math.sqrt(24 / 49))
+    assert metrics["reward/score_std"].result() == pytest.approx(math.sqrt(3 / 4))  # scores 2 0 0 0
     assert metrics["advantage/clipped_fraction"].result() is not None
     _, plain = run(AlgorithmConfig(estimator="raw"), [5.0, 0.0, 0.0, 0.0], four_rows())
-    assert not {"reward/clipped_fraction", "reward/token_std", "advantage/clipped_fraction"} & set(plain)
+    assert not {"reward/clipped_fraction", "reward/score_std", "advantage/clipped_fraction"} & set(plain)
+
+
+def test_an_estimator_of_tokens_logs_the_deviation_of_the_token_rewards() -> None:
+    algorithm = AlgorithmConfig(estimator="reinforce_plus_plus", reward_clip=2.0, whiten_rewards=True)
+    _, metrics = run(algorithm, [5.0, 0.0, 0.0, 0.0], four_rows())
+    # token rewards 0 2 | 0 | 0 0 | 0 0: mean 2/7, variance 4/7 - 4/49
+    assert metrics["reward/token_std"].result() == pytest.approx(math.sqrt(24 / 49))
+
+
+@pytest.mark.parametrize("name", names.GROUP_ESTIMATORS)
+def test_whitened_rewards_leave_equal_scores_of_unequal_lengths_without_advantage(name: str) -> None:
+    """Whitened by token the group of equal scores got [.89, -1.40] and the like: longer responses more."""
+    parts = {"parts_BC": torch.tensor([[123.4], [123.4], [0.0], [1.0]]), "weights_C": torch.ones(1)}
+    algorithm = AlgorithmConfig(estimator=name, whiten_rewards=True)
+    scored, _ = run(algorithm, [123.4, 123.4, 0.0, 1.0], four_rows(), **parts)
+    assert scored.advantages[:2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert scored.advantages[3, 0] > 0
+
+
+def test_scores_are_whitened_over_the_responses_of_the_step() -> None:
+    """Scores 3 1 | 2 2: mean 2, deviation sqrt(1/2); half the difference in the first group is sqrt(2)."""
+    scored, _ = run(AlgorithmConfig(estimator="dr_grpo", whiten_rewards=True), [3.0, 1.0, 2.0, 2.0], four_rows())
+    torch.testing.assert_close(scored.advantages[:, 0], torch.tensor([2**0.5, -(2**0.5), 0.0, 0.0]))
+    assert scored.token_rewards[0].tolist() == [0.0, 3.0]  # recorded in the reward's own units
+    raw, _ = run(AlgorithmConfig(estimator="raw", whiten_rewards=True), [3.0, 1.0, 2.0, 2.0], four_rows())
+    torch.testing.assert_close(raw.advantages[:, 0], torch.tensor([2 + 2**0.5, 2 - 2**0.5, 2.0, 2.0]))
+
+
+def test_whitened_scores_hold_the_kl_of_their_tokens() -> None:
+    """d = .1 a token and scores of 0: -.2, -.1, -.2, -.2, mean -.175, deviation .0433."""
+    batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
+    algorithm = AlgorithmConfig(
+        estimator="dr_grpo", kl_in="reward", kl_coef=1.0, kl_estimator="k1", whiten_rewards=True
+    )
+    scored, _ = run(algorithm, [0.0] * 4, batch, kl_coef=1.0)
+    half = 0.05 / math.sqrt(3 / 16 * 0.01)
+    torch.testing.assert_close(scored.advantages[:2, 0], torch.tensor([-half, half]), rtol=1e-4, atol=0)
 
 
 def test_the_spread_of_advantages_far_from_zero_keeps_its_digits() -> None:

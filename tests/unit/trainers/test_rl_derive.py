@@ -36,6 +36,16 @@ def test_a_spread_of_nothing_is_zero_and_not_nan() -> None:
     assert row["reward/std"] == 0.0
 
 
+@pytest.mark.parametrize("value", [123.4, 0.1, -1e4 / 3])
+def test_equal_rewards_have_no_spread_at_all(value: float) -> None:
+    readings = [Metric(Reduction.MEAN, sum([power] * 37), 37) for power in (value, value * value)]
+    store = MetricStore()
+    for _ in range(5):
+        store.merge(dict(zip(("reward/mean", "reward/square_mean"), readings, strict=True)))
+    store.add("rollout/response_tokens_sum", Metric(Reduction.SUM, 1))
+    assert derive(store.row())["reward/std"] == 0.0
+
+
 def test_effective_sample_size_is_the_mean_squared_over_the_mean_square() -> None:
     """Weights 1, 1, 4: (6/3)^2 / (18/3) = 2/3."""
     row = derive({"rollout/response_tokens_sum": 3.0, "rollout/weight_mean": 2.0, "rollout/weight_square_mean": 6.0})

@@ -47,7 +47,19 @@ def test_what_acts_on_the_summed_score_is_refused_where_only_its_parts_are_read(
     with pytest.raises(ConfigError, match=f"{field} is .* estimator 'gdpo' reads each reward by itself"):
         check_estimator(config_of("gdpo", **settings), resolve_estimator("gdpo"))
     check_estimator(config_of("grpo", **settings), resolve_estimator("grpo"))
-    check_estimator(config_of("reinforce_plus_plus", **settings), resolve_estimator("reinforce_plus_plus"))
+    check_estimator(config_of("gae", **settings), resolve_estimator("gae"))
+
+
+def test_rewards_are_whitened_by_minibatch_only_for_estimators_that_read_each_response_alone() -> None:
+    def config(name: str, minibatches: int = 2) -> RlConfig:
+        algorithm = {"estimator": name, "whiten_rewards": True, "whiten_over": "minibatch"}
+        return RlConfig(model="m", rewards="exact", algorithm=algorithm, optimization={"minibatches": minibatches})
+
+    check_estimator(config("gae"), resolve_estimator("gae"))
+    check_estimator(config("grpo", minibatches=1), resolve_estimator("grpo"))  # one minibatch is the step
+    for name in ("grpo", "raw", "burnish.algorithms.advantages.outcome:raw"):
+        with pytest.raises(ConfigError, match="whiten_over is minibatch"):
+            check_estimator(config(name), resolve_estimator(name))
 
 
 def test_a_kl_in_the_loss_suits_every_estimator() -> None:

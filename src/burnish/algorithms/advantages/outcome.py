@@ -5,6 +5,9 @@ token of that sequence (`shaping.spread`). Give the whole optimizer step, all wo
 
 Group estimators: `group_ids_B` are any integers. A group whose scores are all equal gets exactly 0. A group of one
 raises ConfigError unless `allow_single` (its siblings failed and were left out), and then gets 0.
+
+Statistics of a group are float64: a float32 sum over a large group of large scores is off by more than the scores
+differ. The advantages come back as float32 (float64 for float64 scores).
 """
 
 from __future__ import annotations
@@ -20,24 +23,24 @@ def grpo(
     scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, unbiased: bool = True, allow_single: bool = False
 ) -> Tensor:
     """(r - mean_G) / (std_G + eps) `[B]`, Shao 2024 (https://arxiv.org/abs/2402.03300)."""
-    scores = as_float(scores_B)
+    scores = scores_B.double()
     groups = form_groups("grpo", scores, group_ids_B, allow_single=allow_single)
-    return _standardise(scores, groups, eps=eps, unbiased=unbiased)
+    return _narrow(_standardise(scores, groups, eps=eps, unbiased=unbiased), scores_B)
 
 
 def dr_grpo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
     """r - mean_G `[B]`, Liu 2025 (https://arxiv.org/abs/2503.20783): no bias towards too easy and too hard prompts."""
-    scores = as_float(scores_B)
+    scores = scores_B.double()
     groups = form_groups("dr_grpo", scores, group_ids_B, allow_single=allow_single)
-    return _centre(scores, groups)
+    return _narrow(_centre(scores, groups), scores_B)
 
 
 def rloo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
     """r - mean of the other members of the group `[B]`, Ahmadian 2024 (https://arxiv.org/abs/2402.14740)."""
-    scores = as_float(scores_B)
+    scores = scores_B.double()
     groups = form_groups("rloo", scores, group_ids_B, allow_single=allow_single)
     others_B = (groups.sum(scores) - scores) / (groups.size(scores) - 1).clamp(min=1)
-    return groups.zero_constant(scores - others_B, scores)
+    return _narrow(groups.zero_constant(scores - others_B, scores), scores_B)
 
 
 def opo(scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor, *, allow_single: bool = False) -> Tensor:
@@ -46,11 +49,11 @@ def opo(scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor, *, allow_singl
     `lengths_B` are trained tokens. The length-weighted mean is the baseline of least variance when the squared norm of
     a sequence's gradient grows with its length.
     """
-    scores, lengths = as_float(scores_B), lengths_B.to(as_float(scores_B).dtype)
+    scores, lengths = scores_B.double(), lengths_B.double()
     groups = form_groups("opo", scores, group_ids_B, allow_single=allow_single)
     total_B = groups.sum(lengths)
     baseline_B = groups.sum(lengths * scores) / torch.where(total_B > 0, total_B, torch.ones_like(total_B))
-    return groups.zero_constant(scores - baseline_B, scores)
+    return _narrow(groups.zero_constant(scores - baseline_B, scores), scores_B)
 
 
 def gpg(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
@@ -58,10 +61,10 @@ def gpg(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) ->
 
     The factor makes up for groups without a signal, so that they do not shrink the step.
     """
-    scores = as_float(scores_B)
+    scores = scores_B.double()
     groups = form_groups("gpg", scores, group_ids_B, allow_single=allow_single)
     informative = (~groups.constant(scores)).sum().clamp(min=1)
-    return _centre(scores, groups) * (scores.numel() / informative)
+    return _narrow(_centre(scores, groups) * (scores.numel() / informative), scores_B)
 
 
 def passk(
@@ -72,7 +75,7 @@ def passk(
     Leave-one-out gradient of the expected maximum over the group, with `normalise` divided by (std_G + eps). Two
     equal best scores leave nothing to gain and give 0.
     """
-    scores = as_float(scores_B)
+    scores = scores_B.double()
     groups = form_groups("passk", scores, group_ids_B, allow_single=allow_single)
     best_B = scores == groups.max(scores)
     second_B = groups.max(torch.where(best_B, torch.full_like(scores, -torch.inf), scores))
@@ -80,16 +83,16 @@ def passk(
     gap_B = scores - torch.where(torch.isinf(second_B), scores, second_B)
     if normalise:
         gap_B = gap_B / (groups.std(scores, unbiased=True) + eps)
-    return torch.where(alone_B, gap_B, torch.zeros_like(gap_B))
+    return _narrow(torch.where(alone_B, gap_B, torch.zeros_like(gap_B)), scores_B)
 
 
 def grpo_batch_std(scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, allow_single: bool = False) -> Tensor:
     """(r - mean_G) / (std over the step + eps) `[B]`, Liu 2025 (https://arxiv.org/abs/2508.08221), std unbiased."""
-    scores = as_float(scores_B)
+    scores = scores_B.double()
     groups = form_groups("grpo_batch_std", scores, group_ids_B, allow_single=allow_single)
     squares = (scores - scores.mean()).square().sum()
     std = (squares / max(scores.numel() - 1, 1)).sqrt()
-    return _centre(scores, groups) / (std + eps)
+    return _narrow(_centre(scores, groups) / (std + eps), scores_B)
 
 
 def reinforce_plus_plus_baseline(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
@@ -98,9 +101,9 @@ def reinforce_plus_plus_baseline(scores_B: Tensor, group_ids_B: Tensor, *, allow
     Whitened over sequences, not tokens: centred scores already have mean 0 over the step, so the scale is all that
     changes, a constant group stays at exactly 0, and long responses do not set the scale of short ones.
     """
-    scores = as_float(scores_B)
+    scores = scores_B.double()
     groups = form_groups("reinforce_plus_plus_baseline", scores, group_ids_B, allow_single=allow_single)
-    return _unit_scale(_centre(scores, groups))
+    return _narrow(_unit_scale(_centre(scores, groups)), scores_B)
 
 
 def gdpo(
@@ -118,12 +121,12 @@ def gdpo(
     Normalising before adding keeps combinations of components apart that have the same sum. Whitened over sequences,
     as in `reinforce_plus_plus_baseline`; a component that is constant in a group adds exactly 0 there.
     """
-    parts, weights = as_float(parts_BC), weights_C.to(as_float(parts_BC).dtype)
+    parts, weights = parts_BC.double(), weights_C.double()
     if parts.ndim != 2 or weights.shape != parts.shape[1:]:
         raise ValueError(f"parts of shape {tuple(parts.shape)} against weights of shape {tuple(weights.shape)}")
     groups = form_groups("gdpo", parts, group_ids_B, allow_single=allow_single)
     columns = [_standardise(column_B, groups, eps=eps, unbiased=unbiased) for column_B in parts.unbind(dim=1)]
-    return _unit_scale((torch.stack(columns, dim=1) * weights).sum(dim=1))
+    return _narrow(_unit_scale((torch.stack(columns, dim=1) * weights).sum(dim=1)), parts_BC)
 
 
 def remax(scores_B: Tensor, greedy_scores_B: Tensor) -> Tensor:
@@ -139,6 +142,10 @@ def remax(scores_B: Tensor, greedy_scores_B: Tensor) -> Tensor:
 def raw(scores_B: Tensor, *, baseline: float = 0.0) -> Tensor:
     """r - baseline `[B]`: plain REINFORCE, Williams 1992 (https://doi.org/10.1007/BF00992696)."""
     return as_float(scores_B) - baseline
+
+
+def _narrow(advantages_B: Tensor, like_B: Tensor) -> Tensor:
+    return advantages_B.to(as_float(like_B).dtype)
 
 
 def _centre(scores_B: Tensor, groups: Groups) -> Tensor:

@@ -1,7 +1,7 @@
 """Policy losses per token; `aggregation` makes one number of them. See docs/algorithms.md."""
 
 from burnish.algorithms.policy_losses.clipped import ppo_clip
-from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov
+from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov, unclipped_selection
 from burnish.algorithms.policy_losses.result import PolicyLoss
 from burnish.algorithms.policy_losses.sequence import gmpo, gspo
 from burnish.algorithms.policy_losses.smooth import kimi, sapo, sapo_gate
@@ -27,4 +27,5 @@ __all__ = [
     "sapo_gate",
     "tis",
     "topr",
+    "unclipped_selection",
 ]

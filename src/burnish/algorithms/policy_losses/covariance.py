@@ -1,7 +1,7 @@
 """Losses that single out the few tokens which drive the entropy down: log-probability and advantage both high.
 
 Cui 2025 (https://arxiv.org/abs/2505.22617). Which tokens these are is a statistic of the whole minibatch:
-compute `covariance_selection` on it once and hand each micro-batch its part as `selection_BT`. Left out, the tokens
+compute the selection on it once and hand each micro-batch its part as `selection_BT`. Left out, the tokens
 are chosen inside the tensors given, which is right only when those are the minibatch.
 """
 
@@ -24,23 +24,53 @@ def covariance_selection(
     fraction: float,
     covariance_low: float = 0.0,
     covariance_high: float = float("inf"),
+    excluded_BT: Tensor | None = None,
 ) -> Tensor:
     """True `[B, T]` at the trained tokens of highest (A - mean A)(logprob - mean logprob) inside the two bounds.
 
     At most `fraction` of the trained tokens, one at least (more only on ties), strictly above `covariance_low`. The
     authors draw at random inside the bounds; taking the highest needs no random numbers and does not depend on the
-    order of rows.
+    order of rows. Tokens in `excluded_BT` are not chosen, but count in the means and in the number to choose.
     """
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction of selected tokens is {fraction}", remedy="set it above 0 and at most 1")
     logprobs, advantages = fill_masked(logprobs_BT.detach(), mask_BT), fill_masked(advantages_BT.detach(), mask_BT)
     covariance_BT = (logprobs - masked_mean(logprobs, mask_BT)) * (advantages - masked_mean(advantages, mask_BT))
     eligible_BT = mask_BT.bool() & (covariance_BT > covariance_low) & (covariance_BT < covariance_high)
+    if excluded_BT is not None:
+        eligible_BT &= ~excluded_BT
     ranked = covariance_BT[eligible_BT].sort(descending=True).values
     wanted = max(1, int(fraction * int(mask_BT.bool().sum())))
     if ranked.numel() <= wanted:
         return eligible_BT
     return eligible_BT & (covariance_BT >= ranked[wanted - 1])
+
+
+def unclipped_selection(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    fraction: float = 2e-4,
+    covariance_low: float = 1.0,
+    covariance_high: float = 5.0,
+) -> Tensor:
+    """`covariance_selection` among the tokens that PPO's clip leaves a gradient, as in the authors' code: the few
+    places are not spent on tokens that have none to lose."""
+    tokens = read_tokens(logprobs_BT.detach(), old_logprobs_BT, advantages_BT, mask_BT)
+    sides = clipped_sides(tokens, tokens.ratio_BT, clip_low, clip_high)
+    return covariance_selection(
+        logprobs_BT,
+        advantages_BT,
+        mask_BT,
+        fraction=fraction,
+        covariance_low=covariance_low,
+        covariance_high=covariance_high,
+        excluded_BT=sides["clipped_low_BT"] | sides["clipped_high_BT"],
+    )
 
 
 def kl_cov(
@@ -78,14 +108,24 @@ def clip_cov(
     covariance_high: float = 5.0,
     selection_BT: Tensor | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped loss, with 0 (no gradient) at the selected tokens. Dropped tokens still count in denominators.
+    """PPO's clipped loss, with 0 (no gradient) at the selected tokens, which are none that the clip holds already.
+    Dropped tokens still count in denominators.
 
     Metrics beyond the common ones: `selected_fraction`.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     if selection_BT is None:
-        bounds = {"covariance_low": covariance_low, "covariance_high": covariance_high}
-        selection_BT = covariance_selection(logprobs_BT, advantages_BT, mask_BT, fraction=fraction, **bounds)
+        selection_BT = unclipped_selection(
+            logprobs_BT,
+            old_logprobs_BT,
+            advantages_BT,
+            mask_BT,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            fraction=fraction,
+            covariance_low=covariance_low,
+            covariance_high=covariance_high,
+        )
     loss_BT = clipped_surrogate(tokens, tokens.ratio_BT, clip_low, clip_high)
     sides = clipped_sides(tokens, tokens.ratio_BT, clip_low, clip_high)
     metrics = {**tokens.metrics(**sides), "selected_fraction": tokens.share(selection_BT)}

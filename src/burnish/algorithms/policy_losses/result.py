@@ -9,7 +9,7 @@ from torch import Tensor
 
 from burnish.algorithms import kl
 from burnish.algorithms.masking import fill_masked
-from burnish.algorithms.ratios import clamp_log_ratio, log_ratio
+from burnish.algorithms.ratios import beyond_limit, clamp_log_ratio, log_ratio
 from burnish.types import Metric, Reduction
 
 
@@ -29,6 +29,7 @@ class Tokens:
     advantages_BT: Tensor  # constants: they never carry a gradient
     log_ratio_BT: Tensor  # clamped logprob - old_logprob; 0 where masked
     ratio_BT: Tensor  # its exp; 1 where masked
+    clamped_BT: Tensor  # where the clamp of the log-ratio took hold: beyond it there is no gradient through the ratio
     mask_BT: Tensor
 
     def result(self, loss_BT: Tensor, metrics: dict[str, Metric]) -> PolicyLoss:
@@ -56,6 +57,7 @@ class Tokens:
             "ratio_mean": self._mean(ratio),
             "ratio_max": Metric(Reduction.MAX, fill_masked(ratio, self.mask_BT, -torch.inf).max(), count),
             "ratio_min": Metric(Reduction.MIN, fill_masked(ratio, self.mask_BT, torch.inf).min(), count),
+            "ratio_clamped_fraction": self.share(self.clamped_BT),
             "approx_kl": approx_kl,
         }
 
@@ -72,11 +74,13 @@ class Tokens:
 
 def read_tokens(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tokens:
     """The arguments of a policy loss as `Tokens`. ValueError when their shapes differ."""
-    log_ratio_BT = clamp_log_ratio(log_ratio(logprobs_BT, old_logprobs_BT.detach(), mask_BT))
+    full_BT = log_ratio(logprobs_BT, old_logprobs_BT.detach(), mask_BT)
+    log_ratio_BT = clamp_log_ratio(full_BT)
     return Tokens(
         logprobs_BT=fill_masked(logprobs_BT, mask_BT),
         advantages_BT=fill_masked(advantages_BT.detach(), mask_BT),
         log_ratio_BT=log_ratio_BT,
         ratio_BT=log_ratio_BT.exp(),
+        clamped_BT=beyond_limit(full_BT),
         mask_BT=mask_BT.bool(),
     )

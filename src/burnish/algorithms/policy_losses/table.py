@@ -34,15 +34,23 @@ class PolicyLossSpec(Row):
         return {name: default for name, default in super().options.items() if name != "selection_BT"}
 
     def select(
-        self, logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, options: Mapping[str, Any]
+        self,
+        logprobs_BT: Tensor,
+        old_logprobs_BT: Tensor,
+        advantages_BT: Tensor,
+        mask_BT: Tensor,
+        options: Mapping[str, Any],
     ) -> Tensor | None:
         """`selection_BT` of a whole minibatch, to be cut like it; None where the loss selects nothing."""
         if self.selection is None:
             return None
+        tensors = dict(zip(LOSS_INPUTS, (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT), strict=True))
         wanted = Row("selection", self.selection, "", "", "")
         numbers = {**self.options, **options}
         names = [*wanted.options, *wanted.required_options]
-        return self.selection(logprobs_BT, advantages_BT, mask_BT, **{n: numbers[n] for n in names if n in numbers})
+        return self.selection(
+            *(tensors[name] for name in wanted.inputs), **{n: numbers[n] for n in names if n in numbers}
+        )
 
 
 POLICY_LOSSES: dict[str, PolicyLossSpec] = {
@@ -123,8 +131,8 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         covariance.clip_cov,
         "ppo_clip without the tokens that cost entropy",
         "https://arxiv.org/abs/2505.22617",
-        "ppo_clip, 0 on the tokens of highest covariance inside (covariance_low, covariance_high)",
-        selection=covariance.covariance_selection,
+        "ppo_clip, 0 on the unclipped tokens of highest covariance inside (covariance_low, covariance_high)",
+        selection=covariance.unclipped_selection,
     ),
     "kimi": PolicyLossSpec(
         "kimi",

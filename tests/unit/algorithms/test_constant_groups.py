@@ -1,0 +1,120 @@
+"""Equal scores teach nothing: exactly 0 from every estimator and normaliser, whatever the score and the lengths.
+
+A float32 mean of equal numbers is mostly not that number. What is left over is divided by a deviation of about 0.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from burnish.algorithms import shaping
+from burnish.algorithms.advantages import ESTIMATORS
+from burnish.algorithms.masking import whiten
+from burnish.algorithms.policy_losses import covariance_selection
+from burnish.config.names import GROUP_ESTIMATORS
+from burnish.errors import ConfigError
+from burnish.models.reward_model import Normalization, RewardModel
+
+EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)
+SCORES = st.one_of(
+    st.sampled_from([123.4, 0.1, 1e-3, -7.7, 1e6 / 3]),
+    st.floats(-1e6, 1e6, width=32).filter(lambda score: score == 0 or abs(score) > 1e-6),
+)
+SIZES = st.sampled_from([2, 3, 7, 10, 64, 1000])
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def lengths_of(size: int, seed: int) -> Tensor:
+    return torch.randint(1, 9, (size,), generator=torch.Generator().manual_seed(seed))
+
+
+def advantages(name: str, scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor) -> Tensor:
+    mask_BT = torch.arange(8) < lengths_B[:, None]
+    tensors = {
+        "scores_B": scores_B,
+        "greedy_scores_B": scores_B.clone(),
+        "group_ids_B": group_ids_B,
+        "lengths_B": lengths_B,
+        "parts_BC": torch.stack([scores_B, 0.3 * scores_B], dim=1),
+        "weights_C": torch.tensor([1.0, 0.7]),
+        "token_rewards_BT": shaping.token_rewards(scores_B, mask_BT),
+        "mask_BT": mask_BT,
+    }
+    found = ESTIMATORS[name](tensors, {})
+    return found[0] if ESTIMATORS[name].token_level else found
+
+
+@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
+@EXAMPLES
+@given(score=SCORES, size=SIZES, seed=SEEDS, whitened=st.booleans())
+def test_a_constant_group_among_others_gets_exactly_nothing(name, score, size, seed, whitened):
+    """Also after the scores have been whitened over the step."""
+    others = torch.randn(12, generator=torch.Generator().manual_seed(seed)) * abs(score) + score
+    scores = torch.cat([torch.full((size,), score), others])
+    scores = shaping.whiten_scores(scores) if whitened else scores
+    group_ids = torch.cat([torch.zeros(size), torch.arange(12) // 4 + 1]).long()
+    found = advantages(name, scores, group_ids, lengths_of(size + 12, seed))
+    assert not found[:size].any()
+    assert found[size:].any() or score == 0
+
+
+@pytest.mark.parametrize("name", [*GROUP_ESTIMATORS, "reinforce_plus_plus", "remax"])
+@EXAMPLES
+@given(score=SCORES, size=SIZES, seed=SEEDS)
+def test_a_constant_step_gets_exactly_nothing(name, score, size, seed):
+    lengths = lengths_of(2 * size, seed)
+    group_ids = torch.arange(2 * size) // size
+    found = advantages(name, torch.full((2 * size,), score), group_ids, lengths)
+    assert not found.any()
+    mask = torch.arange(8) < lengths[:, None]
+    spread = found if found.dim() == 2 else shaping.spread(found, mask)
+    assert not shaping.whiten_advantages(spread, mask).any()
+
+
+@EXAMPLES
+@given(score=SCORES, size=SIZES, seed=SEEDS)
+def test_normalisers_of_equal_values(score, size, seed):
+    values, mask = torch.full((size, 8), score), torch.arange(8) < lengths_of(size, seed)[:, None]
+    assert not whiten(values, mask).any()
+    assert torch.equal(shaping.whiten_rewards(values, mask), torch.where(mask, values, torch.zeros(())))
+    assert torch.equal(shaping.whiten_scores(values[:, 0]), values[:, 0])
+    with pytest.raises(ConfigError, match="all equal"):
+        shaping.reward_normalisation(values[:, 0])
+
+
+@EXAMPLES
+@given(score=SCORES, size=SIZES, seed=SEEDS)
+def test_equal_advantages_have_no_covariance_with_anything(score, size, seed):
+    logprobs = -torch.rand(size, 8, generator=torch.Generator().manual_seed(seed))
+    mask = torch.arange(8) < lengths_of(size, seed)[:, None]
+    assert not covariance_selection(logprobs, torch.full((size, 8), score), mask, fraction=0.5).any()
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "grpo_batch_std"])
+def test_a_small_difference_of_large_scores_keeps_its_size(name):
+    """In a group of 64 that score 1e5 but for one that scores 1 more, a float32 mean is off by half a hundredth."""
+    scores, group_ids = torch.full((64,), 1e5), torch.zeros(64, dtype=torch.int64)
+    scores[3] += 1
+    small = advantages(name, scores - 1e5, group_ids, torch.ones(64))
+    torch.testing.assert_close(advantages(name, scores, group_ids, torch.ones(64)), small, rtol=1e-5, atol=1e-6)
+
+
+@EXAMPLES
+@given(seed=SEEDS, size=st.integers(2, 50), centre=st.sampled_from([0.0, -3.0, 123.4]))
+def test_the_normalisation_of_a_reward_model_is_that_of_the_formula(seed, size, centre):
+    """`RewardModel.normalise` does what `shaping.reward_normalisation` says."""
+    scores = torch.randn(size, generator=torch.Generator().manual_seed(seed)) + centre
+    gain, bias = shaping.reward_normalisation(scores)
+    head = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(head.weight)
+    model = SimpleNamespace(gain_bias=None, head=head, normalization=Normalization())
+    RewardModel.normalise(model, scores.tolist(), scale=True, measured_on="these")  # type: ignore[arg-type]
+    assert model.normalization.gain == pytest.approx(gain.item(), rel=1e-5)
+    assert model.normalization.bias == pytest.approx(bias.item(), rel=1e-5, abs=1e-6)
+    assert model.head.weight.item() == pytest.approx(gain.item(), rel=1e-5)
