@@ -24,6 +24,49 @@
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 
+int64_t vector_lanes(void) { return LANES; }
+
+/* Whether this processor has the instructions that the compiler was told it has; running others would end the process. */
+int64_t fits_processor(void) {
+#if __x86_64__
+    __builtin_cpu_init();
+#if __SSE4_2__
+    if (!__builtin_cpu_supports("sse4.2")) return 0;
+#endif
+#if __AVX__
+    if (!__builtin_cpu_supports("avx")) return 0;
+#endif
+#if __AVX2__
+    if (!__builtin_cpu_supports("avx2")) return 0;
+#endif
+#if __FMA__
+    if (!__builtin_cpu_supports("fma")) return 0;
+#endif
+#if __FMA4__
+    if (!__builtin_cpu_supports("fma4")) return 0;
+#endif
+#if __XOP__
+    if (!__builtin_cpu_supports("xop")) return 0;
+#endif
+#if __BMI2__
+    if (!__builtin_cpu_supports("bmi2")) return 0;
+#endif
+#if __AVX512F__
+    if (!__builtin_cpu_supports("avx512f")) return 0;
+#endif
+#if __AVX512BW__
+    if (!__builtin_cpu_supports("avx512bw")) return 0;
+#endif
+#if __AVX512DQ__
+    if (!__builtin_cpu_supports("avx512dq")) return 0;
+#endif
+#if __AVX512VL__
+    if (!__builtin_cpu_supports("avx512vl")) return 0;
+#endif
+#endif
+    return 1;
+}
+
 #if BFLOAT16
 typedef uint16_t element;
 typedef uint16_t half_lanes __attribute__((vector_size(2 * LANES)));
