@@ -148,12 +148,13 @@ def _opened(folder: int, name: str) -> ctypes.CDLL:
         content = os.pread(file, about.st_size, 0)
         if hashlib.sha256(content[:-32]).digest() != content[-32:]:
             raise OSError(f"{name} is not whole")
+        # The file stays open after this: the loader knows libraries by their path, and no other may get this one's.
         library = ctypes.CDLL(f"/proc/self/fd/{file}", mode=ctypes.RTLD_LOCAL)
-        _check_functions(library)
     except BaseException:
         os.close(file)
         raise
-    return library  # whose file stays open: the next one must not get its number, by which the loader knows it
+    _check_functions(library)
+    return library
 
 
 def _check_functions(library: ctypes.CDLL) -> None:
@@ -170,12 +171,14 @@ def _check_functions(library: ctypes.CDLL) -> None:
         )
 
 
-def _run(command: list[str], *, folder: int | None = None, seconds: int = _SECONDS) -> bytes:
-    """What a command says, run in this folder, which is where it puts its temporary files as well."""
+def _run(command: list[str], *, folder: int | None = None) -> bytes:
+    """What a command says: one that asks for a version, or one that builds in this folder, where it puts its temporary
+    files as well."""
     if command[0] in _hanging:
         raise KernelError(_hanging[command[0]])
     program = os.path.abspath(shutil.which(command[0]) or command[0])
     more = {} if folder is None else {"TMPDIR": "."}
+    seconds = _SECONDS_FOR_VERSION if folder is None else _SECONDS
     try:
         with subprocess.Popen(
             [program, *command[1:]],
@@ -214,7 +217,7 @@ def _target(compiler: list[str]) -> list[str]:
 
 
 def _version(compiler: list[str]) -> bytes:
-    return _run([*compiler, "--version"], seconds=_SECONDS_FOR_VERSION)
+    return _run([*compiler, "--version"])
 
 
 def _processor() -> bytes:

@@ -91,7 +91,7 @@ def _entry(folder: int, name: str) -> int:
 
 
 def _target(entry: int, about: os.stat_result) -> PurePosixPath | None:
-    """Where a link leads, None for a folder. Links have no permissions: who may change one, its owner and folder say."""
+    """Where a link leads, None for a folder. A link has an owner, but no permissions of its own."""
     if stat.S_ISDIR(about.st_mode):
         return None
     if not stat.S_ISLNK(about.st_mode):
