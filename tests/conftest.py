@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 
 # Before torch is imported, here and in every process that a test starts: models of a few thousand parameters are
 # fastest on one thread, and tests run side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             return  # GCC has to be able to; the tests will say what is wrong
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=error.message))
+
+
+INSTRUCTION_SETS = {
+    "native": ("", ()),
+    "avx512f": ("-march=x86-64 -mavx512f -mfma", ("avx512f", "fma")),
+    "avx2": ("-march=x86-64 -mavx2 -mfma", ("avx2", "fma")),
+    "avx": ("-march=x86-64 -mavx", ("avx",)),
+    "sse2": ("-march=x86-64", ("sse2",)),
+}
+"""Words in CC, and what /proc/cpuinfo has to name for a processor to run what is built so."""
+
+
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A test module's kernels are built for each instruction set that this processor has."""
+    from burnish.kernels.attention import attention_kernels
+    from burnish.kernels.build import find_compilers
+    from burnish.kernels.decoding import decode_kernels
+    from burnish.kernels.training import train_kernels
+
+    words, needed = INSTRUCTION_SETS[request.param]
+    flags = Path("/proc/cpuinfo").read_text().split() if needed else []
+    if not set(needed) <= set(flags):
+        pytest.skip(f"this processor does not run {request.param}")
+    kinds = (attention_kernels, decode_kernels, train_kernels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", f"{shlex.join(find_compilers()[0])} {words}")
+        for kind in kinds:
+            kind.cache_clear()
+        yield request.param
+    for kind in kinds:
+        kind.cache_clear()
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

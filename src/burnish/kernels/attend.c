@@ -19,7 +19,7 @@ struct attention {
     float scaling;
 };
 
-/* Keys or values of one stretch: as blocks of LANES tokens (blocks, width, LANES), and row by row (tokens, width). */
+/* Keys or values of one stretch: as blocks of BLOCK tokens (blocks, width, BLOCK), and row by row (tokens, width). */
 struct side {
     float *blocks, *rows;
 };
@@ -31,7 +31,7 @@ struct seen {
     float *grad_keys, *grad_values;
 };
 
-INLINE int64_t pad(int64_t tokens) { return (tokens + LANES - 1) / LANES * LANES; }
+INLINE int64_t pad(int64_t tokens) { return (tokens + BLOCK - 1) / BLOCK * BLOCK; }
 
 /* Rows of `slots` as float32, padded with 0 to `width` columns. */
 static void gather(
@@ -46,9 +46,9 @@ static void gather(
 }
 
 static void to_blocks(const float *rows, int64_t tokens, int64_t width, float *blocks) {
-    for (int64_t first = 0; first < tokens; first += LANES)
+    for (int64_t first = 0; first < tokens; first += BLOCK)
         for (int64_t d = 0; d < width; d++)
-            for (int64_t t = first; t < first + LANES; t++) *blocks++ = t < tokens ? rows[t * width + d] : 0;
+            for (int64_t t = first; t < first + BLOCK; t++) *blocks++ = t < tokens ? rows[t * width + d] : 0;
 }
 
 static float *take(float **scratch, int64_t count) {
@@ -93,11 +93,11 @@ static int64_t score_tile(
 ) {
     int64_t before = prompt ? prompt->padded : 0, after = pad(first + queries);
     if (before) {
-        score(query, queries, prompt->keys.blocks, before / LANES, width, scores, stride);
+        score(query, queries, prompt->keys.blocks, before / BLOCK, width, scores, stride);
         for (int64_t q = 0; q < queries; q++)
             for (int64_t t = prompt->tokens; t < before; t++) scores[q * stride + t] = -INFINITY;
     }
-    score(query, queries, own->keys.blocks, after / LANES, width, scores + before, stride);
+    score(query, queries, own->keys.blocks, after / BLOCK, width, scores + before, stride);
     hide(scores + before, queries, stride, first, after);
     return before + after;
 }
@@ -129,7 +129,7 @@ static void spread(
     const float *weights, int64_t queries, int64_t stride, const float *lines, int64_t tokens, int64_t width, float *grads
 ) {
     for (int64_t c = 0; c < width; c += 2 * LANES) {
-        int two = c + LANES < width;
+        int two = BLOCK >= 2 * LANES || c + LANES < width;
         for (int64_t t = 0; t < tokens; t += 4) { /* room beyond the last token is padding's, and holds 0 */
             lanes sums[4][2];
             for (int i = 0; i < 4; i++) {
@@ -168,8 +168,8 @@ static void backward_stretch(
         gather(outputs, slots + first, count, a->heads, head, a->size, width, 1.0f, output);
         gather(grad_outputs, slots + first, count, a->heads, head, a->size, width, 1.0f, grad);
         int64_t columns = score_tile(prompt, own, query, count, first, width, weights, stride);
-        if (prompt) score(grad, count, prompt->values.blocks, before / LANES, width, grad_scores, stride);
-        score(grad, count, own->values.blocks, pad(tokens) / LANES, width, grad_scores + before, stride);
+        if (prompt) score(grad, count, prompt->values.blocks, before / BLOCK, width, grad_scores, stride);
+        score(grad, count, own->values.blocks, pad(tokens) / BLOCK, width, grad_scores + before, stride);
         for (int64_t q = 0; q < count; q++) {
             lanes products = {0};
             for (int64_t d = 0; d < width; d += LANES)

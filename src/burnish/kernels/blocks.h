@@ -1,98 +1,84 @@
 /* Products of a few queries with blocks of keys, of their weights with values, and the softmax between. */
 #include "elements.h"
 
-/* scores[q][16 b ...] = queries[q] . keys of block b, for Q queries and B blocks at once, whose sums stay in registers. */
-#define SCORE(Q, B)                                                                                                    \
-    INLINE void score_##Q##_##B(                                                                                       \
-        const float *queries, const float *keys, int64_t width, float *scores, int64_t stride                          \
-    ) {                                                                                                                \
-        lanes sums[Q][B];                                                                                              \
+/* A tile is Q queries by V vectors whose sums stay in registers: 16 of the 32 that AVX-512 and NEON have, 8 of the 16 of
+ * AVX2 and SSE. Wide tiles load fewer numbers than tall ones, which the compiler has to spread over a vector each.
+ * USE(Q, V) goes from most queries to one; vectors that are left over go by 4, 2 and 1. */
+#if __AVX512F__
+#define TILES(USE) USE(8, 2) USE(4, 4) USE(2, 4) USE(1, 4)
+#elif __ARM_NEON
+#define TILES(USE) USE(4, 4) USE(2, 4) USE(1, 8)
+#else
+#define TILES(USE) USE(2, 4) USE(1, 8)
+#endif
+
+/* Of `vectors`, which are whole blocks. */
+#define ALL_VECTORS(DO, Q, V)                                                                                          \
+    for (; at + V <= vectors; at += V) DO(Q, V)                                                                        \
+    for (; V > 4 && at + 4 <= vectors; at += 4) DO(Q, 4)                                                               \
+    for (; VECTORS < 4 && at + 2 <= vectors; at += 2) DO(Q, 2)                                                         \
+    for (; VECTORS == 1 && at < vectors; at++) DO(Q, 1)
+
+/* scores[q][t] = queries[q] . key of token t, for the tokens of vectors at .. at + V of blocks of keys. */
+#define SCORE(Q, V)                                                                                                    \
+    {                                                                                                                  \
+        const float *from = keys + at / VECTORS * width * BLOCK + at % VECTORS * LANES;                                \
+        lanes sums[Q][V];                                                                                              \
         for (int q = 0; q < Q; q++)                                                                                    \
-            for (int b = 0; b < B; b++) sums[q][b] = (lanes){0};                                                       \
+            for (int v = 0; v < V; v++) sums[q][v] = (lanes){0};                                                       \
         for (int64_t d = 0; d < width; d++)                                                                            \
-            for (int b = 0; b < B; b++) {                                                                              \
-                lanes key = load_lanes(keys + (b * width + d) * LANES);                                                \
-                for (int q = 0; q < Q; q++) sums[q][b] += queries[q * width + d] * key;                                \
+            for (int v = 0; v < V; v++) {                                                                              \
+                lanes key = load_lanes(from + (v / VECTORS * width + d) * BLOCK + v % VECTORS * LANES);                \
+                for (int q = 0; q < Q; q++) sums[q][v] += queries[q * width + d] * key;                                \
             }                                                                                                          \
         for (int q = 0; q < Q; q++)                                                                                    \
-            for (int b = 0; b < B; b++) store_lanes(scores + q * stride + b * LANES, sums[q][b]);                      \
+            for (int v = 0; v < V; v++) store_lanes(scores + q * stride + (at + v) * LANES, sums[q][v]);               \
     }
-SCORE(8, 1)
-SCORE(8, 2)
-SCORE(4, 1)
-SCORE(4, 2)
-SCORE(4, 4)
-SCORE(2, 1)
-SCORE(2, 2)
-SCORE(2, 4)
-SCORE(1, 1)
-SCORE(1, 2)
-SCORE(1, 4)
 
-#define SCORE_BLOCKS(Q, B)                                                                                             \
-    for (; b + B <= blocks; b += B) score_##Q##_##B(queries, keys + b * LANES * width, width, scores + b * LANES, stride);
-
-#define SCORE_ALL(Q, MOST)                                                                                             \
+#define SCORE_QUERIES(Q, V)                                                                                            \
     for (; left >= Q; left -= Q, queries += Q * width, scores += Q * stride) {                                         \
-        int64_t b = 0;                                                                                                 \
-        SCORE_BLOCKS(Q, MOST)                                                                                          \
-        SCORE_BLOCKS(Q, 2)                                                                                             \
-        SCORE_BLOCKS(Q, 1)                                                                                             \
+        int64_t at = 0;                                                                                                \
+        ALL_VECTORS(SCORE, Q, V)                                                                                       \
     }
 
+/* scores (queries, stride) = queries (left, width) . keys of `blocks` blocks (blocks, width, BLOCK). */
 static void score(
     const float *queries, int64_t left, const float *keys, int64_t blocks, int64_t width, float *scores, int64_t stride
 ) {
-    SCORE_ALL(8, 2)
-    SCORE_ALL(4, 4)
-    SCORE_ALL(2, 4)
-    SCORE_ALL(1, 4)
+    int64_t vectors = blocks * VECTORS;
+    TILES(SCORE_QUERIES)
 }
 
-/* outputs[q] += sum over tokens of weights[q][t] values[t], for Q queries and C x LANES columns at once. */
-#define MIX(Q, C)                                                                                                      \
-    INLINE void mix_##Q##_##C(                                                                                         \
-        const float *weights, int64_t stride, const float *values, int64_t tokens, int64_t width, float *outputs       \
-    ) {                                                                                                                \
-        lanes sums[Q][C];                                                                                              \
+/* outputs[q] += sum over tokens of weights[q][t] values[t], for the columns of vectors at .. at + V. */
+#define MIX(Q, V)                                                                                                      \
+    {                                                                                                                  \
+        const float *from = values + at * LANES;                                                                       \
+        float *to = outputs + at * LANES;                                                                              \
+        lanes sums[Q][V];                                                                                              \
         for (int q = 0; q < Q; q++)                                                                                    \
-            for (int c = 0; c < C; c++) sums[q][c] = load_lanes(outputs + q * width + c * LANES);                      \
+            for (int v = 0; v < V; v++) sums[q][v] = load_lanes(to + q * width + v * LANES);                           \
         for (int64_t t = 0; t < tokens; t++)                                                                           \
-            for (int c = 0; c < C; c++) {                                                                              \
-                lanes value = load_lanes(values + t * width + c * LANES);                                              \
-                for (int q = 0; q < Q; q++) sums[q][c] += weights[q * stride + t] * value;                             \
+            for (int v = 0; v < V; v++) {                                                                              \
+                lanes value = load_lanes(from + t * width + v * LANES);                                                \
+                for (int q = 0; q < Q; q++) sums[q][v] += weights[q * stride + t] * value;                             \
             }                                                                                                          \
         for (int q = 0; q < Q; q++)                                                                                    \
-            for (int c = 0; c < C; c++) store_lanes(outputs + q * width + c * LANES, sums[q][c]);                      \
+            for (int v = 0; v < V; v++) store_lanes(to + q * width + v * LANES, sums[q][v]);                           \
     }
-MIX(4, 1)
-MIX(4, 2)
-MIX(4, 4)
-MIX(2, 1)
-MIX(2, 2)
-MIX(2, 4)
-MIX(1, 1)
-MIX(1, 2)
-MIX(1, 4)
 
-#define MIX_COLUMNS(Q, C)                                                                                              \
-    for (; c + C * LANES <= width; c += C * LANES) mix_##Q##_##C(weights, stride, values + c, tokens, width, outputs + c);
-
-#define MIX_ALL(Q)                                                                                                     \
+#define MIX_QUERIES(Q, V)                                                                                              \
     for (; left >= Q; left -= Q, weights += Q * stride, outputs += Q * width) {                                        \
-        int64_t c = 0;                                                                                                 \
-        MIX_COLUMNS(Q, 4)                                                                                              \
-        MIX_COLUMNS(Q, 2)                                                                                              \
-        MIX_COLUMNS(Q, 1)                                                                                              \
+        int64_t at = 0;                                                                                                \
+        ALL_VECTORS(MIX, Q, V)                                                                                         \
     }
 
+/* outputs (queries, width) += weights (left, stride) times values (tokens, width). */
 static void mix(
     const float *weights, int64_t left, int64_t stride, const float *values, int64_t tokens, int64_t width,
     float *outputs
 ) {
-    MIX_ALL(4)
-    MIX_ALL(2)
-    MIX_ALL(1)
+    int64_t vectors = width / LANES;
+    TILES(MIX_QUERIES)
 }
 
 /* The softmax of `count` scores, a multiple of LANES, in their place; the logarithm of what their exponentials sum to. */

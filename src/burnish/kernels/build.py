@@ -13,41 +13,43 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from burnish.errors import KernelError
+from burnish.kernels.private_folders import check_owner, private_folder, workplace
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Types of states and weights that there is code for, and what BFLOAT16 is then."""
 _COMPILERS = ("gcc", "cc")
 """Tried in this order where `CC` names none: what is called cc may be clang, whose OpenMP PyTorch does not have."""
 _SECONDS = 120
+_SECONDS_FOR_VERSION = 30
 _HERE = Path(__file__).parent
+_OBJECT, _LIBRARY = "object.o", "library.so"
+_hanging: dict[str, str] = {}
+"""Compilers that did not answer in time, which are not asked again by this process, and what was asked."""
 
 
 def load_library(source: str, dtype: torch.dtype) -> ctypes.CDLL:
     """The functions of `source` (a file of this folder) for elements of this type.
 
-    Raises KernelError where they cannot be had: another system than Linux, no C compiler, or none that works.
+    Raises KernelError, and nothing else, where they cannot be had: another system than Linux, no C compiler, or none
+    that works.
     """
-    if sys.platform != "linux":
-        raise KernelError(f"kernels are built on Linux only, and this is {platform.system()}")
-    if dtype not in ELEMENTS:
-        raise KernelError(f"there are no kernels for {dtype}")
-    compilers = find_compilers()
-    for compiler in compilers:
-        try:
-            return _loaded(compiler, _HERE / source, dtype)
-        except KernelError:
-            if compiler == compilers[-1]:
-                raise
-    raise AssertionError("find_compilers finds one or raises")
+    try:
+        return _from_any_compiler(source, dtype)
+    except KernelError:
+        raise
+    except Exception as error:  # boundary: PyTorch computes the same, so nothing about this machine may end a run here
+        raise KernelError(f"the kernels cannot be built: {type(error).__name__}: {error}") from error
 
 
 def find_compilers() -> list[list[str]]:
@@ -67,69 +69,151 @@ def find_compilers() -> list[list[str]]:
 def cache_folder() -> Path | None:
     """Where built libraries stay: `burnish/kernels` in XDG_CACHE_HOME, else in ~/.cache; None without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    cache = named if named.is_absolute() else Path(os.path.expanduser("~/.cache"))
-    return cache / "burnish" / "kernels" if cache.is_absolute() else None
+    if named.is_absolute():
+        return named / "burnish" / "kernels"
+    cache = Path(os.path.expanduser("~/.cache"))
+    has_home = cache.is_absolute() and os.environ.get("HOME") != ""
+    return cache / "burnish" / "kernels" if has_home else None
+
+
+def _from_any_compiler(source: str, dtype: torch.dtype) -> ctypes.CDLL:
+    if sys.platform != "linux":
+        raise KernelError(f"kernels are built on Linux only, and this is {platform.system()}")
+    if dtype not in ELEMENTS:
+        raise KernelError(f"there are no kernels for {dtype}")
+    compilers = find_compilers()
+    for compiler in compilers[:-1]:
+        with suppress(KernelError):
+            return _loaded(compiler, _HERE / source, dtype)
+    return _loaded(compilers[-1], _HERE / source, dtype)
 
 
 def _loaded(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDLL:
-    options = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", _this_processor(), f"-DBFLOAT16={ELEMENTS[dtype]}"]
+    options = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", f"-DBFLOAT16={ELEMENTS[dtype]}", *_target(compiler)]
     texts = [path.read_bytes() for path in (source, *sorted(_HERE.glob("*.h")))]
-    identity = [shlex.join([*compiler, *options]).encode(), _version(compiler), _processor(), *texts]
+    identity = [os.fsencode(shlex.join([*compiler, *options])), _version(compiler), _processor(), *texts]
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32] + ".so"
-    problem: OSError | None = None
+    compile_it = [*compiler, *options, "-c", str(source), "-o", _OBJECT]
+    link_it = [*compiler, "-shared", _OBJECT, "-o", _LIBRARY, "-lm"]
     cache = cache_folder()
-    if cache is not None and _is_own(cache):
-        path = cache / name
-        try:
-            return ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-        except OSError:  # not there, or broken: built anew
-            pass
-        try:
-            _build(compiler, options, source, path)
-            return ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-        except OSError as error:
-            problem = error
-    try:  # a library that has been loaded needs its file no more
-        with tempfile.TemporaryDirectory(prefix="burnish-kernels-", ignore_cleanup_errors=True) as folder:
-            _build(compiler, options, source, Path(folder) / name)
-            return ctypes.CDLL(str(Path(folder) / name), mode=ctypes.RTLD_LOCAL)
+    if cache is not None:
+        with suppress(OSError, KernelError):  # others may change it, it is full, or its files may not run
+            return _kept(cache, name, [compile_it, link_it])
+    temporary = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with workplace(temporary) as folder:  # a library that has been loaded needs its name no more
+            return _built(folder, [compile_it, link_it])
     except OSError as error:
-        problem = error
-    raise KernelError(f"the kernels that {compiler[0]} built cannot be loaded: {problem}") from problem
+        raise KernelError(f"the kernels that {compiler[0]} built cannot be loaded: {error}") from error
+    finally:
+        os.close(temporary)
 
 
-def _is_own(folder: Path) -> bool:
-    """Whether libraries can be kept there: the user's alone to write, and on a disk whose files may run."""
+def _kept(cache: Path, name: str, commands: list[list[str]]) -> ctypes.CDLL:
+    """The library of this name in the cache, which is built where it is not there or not whole."""
+    with private_folder(cache) as folder:
+        with suppress(OSError):
+            return _opened(folder, name)
+        with workplace(folder) as place:
+            library = _built(place, commands)
+            os.replace(_LIBRARY, name, src_dir_fd=place, dst_dir_fd=folder)  # at once, for others that build it now
+            return library
+
+
+def _built(folder: int, commands: list[list[str]]) -> ctypes.CDLL:
+    for command in commands:
+        _run(command, folder=folder)
+    _seal(folder)
+    return _opened(folder, _LIBRARY)
+
+
+def _seal(folder: int) -> None:
+    """Append what the file's bytes hash to, by which `_opened` tells a whole file: a library that was cut short would
+    not fail to load, but end the process with a bus error. Loading does not read what stands behind a library."""
+    with open(os.open(_LIBRARY, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb+") as file:
+        file.write(hashlib.sha256(file.read()).digest())
+        file.flush()
+        os.fchmod(file.fileno(), 0o600)
+        os.fsync(file.fileno())
+
+
+def _opened(folder: int, name: str) -> ctypes.CDLL:
+    """Raises OSError where there is no such library, or none that is whole and the user's own."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about, disk = folder.stat(), os.statvfs(folder)
-    except OSError:
-        return False
-    is_private = about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return is_private and not disk.f_flag & os.ST_NOEXEC
+        about = os.fstat(file)
+        check_owner(about)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(f"{name} is not a file")
+        content = os.pread(file, about.st_size, 0)
+        if hashlib.sha256(content[:-32]).digest() != content[-32:]:
+            raise OSError(f"{name} is not whole")
+        # The file stays open after this: the loader knows libraries by their path, and no other may get this one's.
+        library = ctypes.CDLL(f"/proc/self/fd/{file}", mode=ctypes.RTLD_LOCAL)
+    except BaseException:
+        os.close(file)
+        raise
+    _check_functions(library)
+    return library
 
 
-def _build(compiler: list[str], options: list[str], source: Path, path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as workplace:
-        compiled, linked = Path(workplace) / "object.o", Path(workplace) / path.name
-        _run([*compiler, *options, "-c", str(source), "-o", str(compiled)])
-        _run([*compiler, "-shared", str(compiled), "-o", str(linked), "-lm"])
-        linked.replace(path)  # at once, for processes that build the same
-
-
-def _run(command: list[str]) -> bytes:
+def _check_functions(library: ctypes.CDLL) -> None:
+    """Raises KernelError for a library that is none of ours, or not for this processor."""
     try:
-        return subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS).stdout
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines() or [str(error)]
-        said = next((line for line in lines if "error" in line), lines[0])
-        raise KernelError(f"{shlex.join(command)} failed: {said}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
+        fits = library["fits_processor"]
+    except AttributeError as error:
+        raise KernelError("what the compiler built does not have the functions of its source") from error
+    fits.restype = ctypes.c_int64
+    if not fits():
+        raise KernelError(
+            "the kernels were built for another processor, whose instructions this one does not have",
+            remedy="remove the words that begin with -m from CC",
+        )
+
+
+def _run(command: list[str], *, folder: int | None = None) -> bytes:
+    """What a command says: one that asks for a version, or one that builds in this folder, where it puts its temporary
+    files as well."""
+    if command[0] in _hanging:
+        raise KernelError(_hanging[command[0]])
+    program = os.path.abspath(shutil.which(command[0]) or command[0])
+    more = {} if folder is None else {"TMPDIR": "."}
+    seconds = _SECONDS_FOR_VERSION if folder is None else _SECONDS
+    try:
+        with subprocess.Popen(
+            [program, *command[1:]],
+            cwd=None if folder is None else f"/proc/self/fd/{folder}",
+            env=os.environ | {"LC_ALL": "C"} | more,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=seconds)
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+                raise
+    except subprocess.TimeoutExpired as error:
+        _hanging[command[0]] = f"{shlex.join(command)} did not end within {seconds} seconds"
+        raise KernelError(_hanging[command[0]]) from error
+    except OSError as error:
         raise KernelError(f"{shlex.join(command)} failed: {error}") from error
+    if process.returncode:
+        ended = subprocess.CalledProcessError(process.returncode, command[0])
+        lines = errors.decode(errors="replace").strip().splitlines() or [str(ended)]
+        said = next((line for line in lines if "error" in line), lines[0])
+        raise KernelError(f"{shlex.join(command)} failed: {said}")
+    return output
 
 
-def _this_processor() -> str:
-    return "-march=native" if platform.machine() == "x86_64" else "-mcpu=native"
+def _target(compiler: list[str]) -> list[str]:
+    """Which processor to build for: this one, or what the words of CC that begin with -m say of it."""
+    named = [word for word in compiler if word.startswith("-m")]
+    if any(word.startswith(("-march=", "-mcpu=")) for word in named):
+        return []
+    return ["-march=native" if platform.machine() == "x86_64" else "-mcpu=native", *named]
 
 
 def _version(compiler: list[str]) -> bytes:

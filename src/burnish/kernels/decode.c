@@ -7,16 +7,8 @@
 
 /* RMS norm of `size` numbers (Zhang and Sennrich 2019, arXiv:1910.07467): the mean square in float32. */
 INLINE void normalise(const element *from, const element *weight, int64_t size, float epsilon, element *to) {
-    lanes squares = {0};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        lanes x = load_elements(from + i);
-        squares += x * x;
-    }
-    float sum = sum_lanes(squares);
-    for (; i < size; i++) sum += load(from[i]) * load(from[i]);
-    float shrink = 1.0f / sqrtf(sum / (float)size + epsilon);
-    for (i = 0; i < size; i++) to[i] = store(load(weight[i]) * rounded(load(from[i]) * shrink));
+    float shrink = 1.0f / sqrtf(sum_of_squares(from, size) / (float)size + epsilon);
+    for (int64_t i = 0; i < size; i++) to[i] = store(load(weight[i]) * rounded(load(from[i]) * shrink));
 }
 
 /* states (rows, size) += more, where there is more; normed = their norm times weight. */
@@ -51,9 +43,9 @@ void gate(const element *gate_and_up, element *activated, int64_t rows, int64_t 
 
 /* What one decoding step's attention is about, the same for all layers. Addresses are of float32.
  *
- * A cache holds keys, then values, of one prompt or of one row: per layer and key head, keys as blocks of LANES tokens
- * (blocks, width, LANES) and values (tokens, width), for `capacity` tokens. `width` is the head size rounded up to
- * LANES; what is beyond the head size is 0. Tiles are rows of one prompt: (first place in `order`, rows, prompt). */
+ * A cache holds keys, then values, of one prompt or of one row: per layer and key head, keys as blocks of BLOCK tokens
+ * (blocks, width, BLOCK) and values (tokens, width), for `capacity` tokens. `width` is the head size rounded up to
+ * BLOCK; what is beyond the head size is 0. Tiles are rows of one prompt: (first place in `order`, rows, prompt). */
 struct step {
     int64_t rows, heads, key_heads, size, width, layers, tiles, threads, scratch_size;
     const int64_t *order, *tiles_T3;
@@ -98,12 +90,12 @@ static void attend_tile(
 ) {
     int64_t first = s->tiles_T3[3 * tile], rows = s->tiles_T3[3 * tile + 1], prompt = s->tiles_T3[3 * tile + 2];
     int64_t shared = s->heads / s->key_heads, queries = rows * shared, size = s->size, width = s->width;
-    int64_t seen = s->prompt_length_P[prompt], seen_blocks = (seen + LANES - 1) / LANES, longest = 0;
+    int64_t seen = s->prompt_length_P[prompt], seen_blocks = (seen + BLOCK - 1) / BLOCK, longest = 0;
     for (int64_t i = 0; i < rows; i++) {
         int64_t column = s->column_R[s->order[first + i]];
         longest = column > longest ? column : longest;
     }
-    int64_t stride = (seen_blocks + longest / LANES + 1) * LANES;
+    int64_t stride = (seen_blocks + longest / BLOCK + 1) * BLOCK;
     float *query = scratch, *output = query + queries * width, *scores = output + queries * width;
 
     for (int64_t i = 0; i < rows; i++) {
@@ -113,8 +105,8 @@ static void attend_tile(
             rotate(s, row, parts + (key_head * shared + q) * size, query_norm, s->scaling, query + (i * shared + q) * width);
         float key[width];
         rotate(s, row, parts + (s->heads + key_head) * size, key_norm, 1.0f, key);
-        float *keys = cached_keys(s, s->own_R[row], capacity, layer, key_head) + column / LANES * LANES * width;
-        for (int64_t d = 0; d < width; d++) keys[d * LANES + column % LANES] = key[d];
+        float *keys = cached_keys(s, s->own_R[row], capacity, layer, key_head) + column / BLOCK * BLOCK * width;
+        for (int64_t d = 0; d < width; d++) keys[d * BLOCK + column % BLOCK] = key[d];
         float *value = cached_values(s, s->own_R[row], capacity, layer, key_head) + column * width;
         const element *new_value = parts + (s->heads + s->key_heads + key_head) * size;
         for (int64_t d = 0; d < width; d++) value[d] = d < size ? load(new_value[d]) : 0;
@@ -125,15 +117,15 @@ static void attend_tile(
         score(query, queries, keys, seen_blocks, width, scores, stride);
     }
     for (int64_t i = 0; i < rows; i++) {
-        int64_t row = s->order[first + i], tokens = s->column_R[row] + 1, blocks = (tokens + LANES - 1) / LANES;
+        int64_t row = s->order[first + i], tokens = s->column_R[row] + 1, blocks = (tokens + BLOCK - 1) / BLOCK;
         const float *keys = cached_keys(s, s->own_R[row], s->own_capacity_R[row], layer, key_head);
         float *row_scores = scores + i * shared * stride;
-        score(query + i * shared * width, shared, keys, blocks, width, row_scores + seen_blocks * LANES, stride);
+        score(query + i * shared * width, shared, keys, blocks, width, row_scores + seen_blocks * BLOCK, stride);
         for (int64_t q = 0; q < shared; q++) {
-            float *line = row_scores + q * stride, *own = line + seen_blocks * LANES;
-            for (int64_t t = seen; t < seen_blocks * LANES; t++) line[t] = -INFINITY;
-            for (int64_t t = tokens; t < blocks * LANES; t++) own[t] = -INFINITY;
-            soften(line, (seen_blocks + blocks) * LANES);
+            float *line = row_scores + q * stride, *own = line + seen_blocks * BLOCK;
+            for (int64_t t = seen; t < seen_blocks * BLOCK; t++) line[t] = -INFINITY;
+            for (int64_t t = tokens; t < blocks * BLOCK; t++) own[t] = -INFINITY;
+            soften(line, (seen_blocks + blocks) * BLOCK);
         }
     }
 
@@ -145,7 +137,7 @@ static void attend_tile(
     for (int64_t i = 0; i < rows; i++) {
         int64_t row = s->order[first + i];
         const float *values = cached_values(s, s->own_R[row], s->own_capacity_R[row], layer, key_head);
-        float *row_scores = scores + i * shared * stride + seen_blocks * LANES;
+        float *row_scores = scores + i * shared * stride + seen_blocks * BLOCK;
         mix(row_scores, shared, stride, values, s->column_R[row] + 1, width, output + i * shared * width);
         element *to = outputs_RHD + (row * s->heads + key_head * shared) * size;
         for (int64_t q = 0; q < shared; q++)

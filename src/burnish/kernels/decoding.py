@@ -1,6 +1,6 @@
 """The functions of decode.c, for tensors.
 
-Shapes: R rows, X hidden size, I intermediate size, D head size, W head size rounded up to LANES.
+Shapes: R rows, X hidden size, I intermediate size, D head size, W head size rounded up to BLOCK.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from burnish.kernels.build import load_library
 
-LANES = 16
+BLOCK = 16
 """As in elements.h: tokens in a block of keys, and what widths are rounded up to."""
 
 
 def rounded_up(count: int) -> int:
     """To whole blocks."""
-    return -(-count // LANES) * LANES
+    return -(-count // BLOCK) * BLOCK
 
 
 _ADDRESS = ctypes.c_void_p

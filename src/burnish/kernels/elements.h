@@ -1,4 +1,5 @@
-/* Numbers of states and weights, one at a time and LANES at a time.
+/* Numbers of states and weights, one at a time and LANES at a time: a vector register of the processor that the compiler
+ * builds for. Layouts in memory do not depend on it: they are in blocks of BLOCK, which are one or more vectors.
  *
  * Built by build.py with the machine's own compiler, once with -DBFLOAT16=0 and once with -DBFLOAT16=1, which is the
  * type of states and weights (`element`); where transformers rounds to it, so do the kernels. Vectors are written in
@@ -9,11 +10,62 @@
 #include <stdint.h>
 #include <string.h>
 
+#define BLOCK 16
+#if __AVX512F__
 #define LANES 16
+#elif __AVX__
+#define LANES 8
+#else /* SSE2, which every x86-64 processor has, NEON and others */
+#define LANES 4
+#endif
+#define VECTORS (BLOCK / LANES)
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
+
+int64_t vector_lanes(void) { return LANES; }
+
+/* Whether this processor has the instructions that the compiler was told it has; running others would end the process. */
+int64_t fits_processor(void) {
+#if __x86_64__
+    __builtin_cpu_init();
+#if __SSE4_2__
+    if (!__builtin_cpu_supports("sse4.2")) return 0;
+#endif
+#if __AVX__
+    if (!__builtin_cpu_supports("avx")) return 0;
+#endif
+#if __AVX2__
+    if (!__builtin_cpu_supports("avx2")) return 0;
+#endif
+#if __FMA__
+    if (!__builtin_cpu_supports("fma")) return 0;
+#endif
+#if __FMA4__
+    if (!__builtin_cpu_supports("fma4")) return 0;
+#endif
+#if __XOP__
+    if (!__builtin_cpu_supports("xop")) return 0;
+#endif
+#if __BMI2__
+    if (!__builtin_cpu_supports("bmi2")) return 0;
+#endif
+#if __AVX512F__
+    if (!__builtin_cpu_supports("avx512f")) return 0;
+#endif
+#if __AVX512BW__
+    if (!__builtin_cpu_supports("avx512bw")) return 0;
+#endif
+#if __AVX512DQ__
+    if (!__builtin_cpu_supports("avx512dq")) return 0;
+#endif
+#if __AVX512VL__
+    if (!__builtin_cpu_supports("avx512vl")) return 0;
+#endif
+#endif
+    return 1;
+}
 
 #if BFLOAT16
 typedef uint16_t element;
@@ -93,6 +145,28 @@ INLINE float sum_lanes(lanes parts) {
     for (int half = LANES / 2; half; half /= 2)
         for (int i = 0; i < half; i++) sums[i] += sums[i + half];
     return sums[0];
+}
+
+/* The sum of a block, so that sums over many numbers have VECTORS chains of additions and need not wait for each. */
+INLINE float sum_block(const lanes *parts) {
+    float sums[BLOCK];
+    memcpy(sums, parts, sizeof sums);
+    for (int half = BLOCK / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
+}
+
+INLINE float sum_of_squares(const element *from, int64_t size) {
+    lanes squares[VECTORS] = {{0}};
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + BLOCK <= size; i += BLOCK)
+        for (int v = 0; v < VECTORS; v++) {
+            lanes x = load_elements(from + i + v * LANES);
+            squares[v] += x * x;
+        }
+    for (; i < size; i++) rest += load(from[i]) * load(from[i]);
+    return sum_block(squares) + rest;
 }
 
 /* e^x to 2 units in the last place, for x that is at most 0 by more than rounding or not a number; below -87 it is

@@ -16,8 +16,6 @@ void normalise_forward(
     for (int64_t row = 0; row < rows; row++) {
         const element *from = states + row * size;
         element *to = normed + row * size;
-        lanes squares = {0};
-        float rest = 0;
         int64_t i = 0;
         if (more) {
             const element *other = more + row * size;
@@ -27,12 +25,7 @@ void normalise_forward(
             for (; i < size; i++) both[i] = store(load(from[i]) + load(other[i]));
             from = both;
         }
-        for (i = 0; i + LANES <= size; i += LANES) {
-            lanes x = load_elements(from + i);
-            squares += x * x;
-        }
-        for (; i < size; i++) rest += load(from[i]) * load(from[i]);
-        float shrink = 1.0f / sqrtf((sum_lanes(squares) + rest) / (float)size + epsilon);
+        float shrink = 1.0f / sqrtf(sum_of_squares(from, size) / (float)size + epsilon);
         shrink_R[row] = shrink;
         for (i = 0; i + LANES <= size; i += LANES)
             store_elements(to + i, load_elements(weight + i) * rounded_lanes(load_elements(from + i) * shrink));
@@ -53,12 +46,15 @@ void normalise_backward(
         element *to = grad + row * size;
         float *line = grad_weight ? grad_weight + omp_get_thread_num() * size : 0;
         float shrink = shrink_R[row], rest = 0;
-        lanes products = {0};
+        lanes products[VECTORS] = {{0}};
         int64_t i = 0;
-        for (; i + LANES <= size; i += LANES)
-            products += load_elements(up + i) * load_elements(weight + i) * (load_elements(x + i) * shrink);
+        for (; i + BLOCK <= size; i += BLOCK)
+            for (int v = 0; v < VECTORS; v++) {
+                int64_t at = i + v * LANES;
+                products[v] += load_elements(up + at) * load_elements(weight + at) * (load_elements(x + at) * shrink);
+            }
         for (; i < size; i++) rest += load(up[i]) * load(weight[i]) * (load(x[i]) * shrink);
-        float mean = (sum_lanes(products) + rest) / (float)size;
+        float mean = (sum_block(products) + rest) / (float)size;
         for (i = 0; i + LANES <= size; i += LANES) {
             lanes dy = load_elements(up + i), n = load_elements(x + i) * shrink;
             lanes dx = shrink * (dy * load_elements(weight + i) - n * mean);

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.kernels.decoding import LANES, Step, rounded_up
+from burnish.kernels.decoding import BLOCK, Step, rounded_up
 from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.shared_cache import CacheShape
 
@@ -24,7 +24,7 @@ _QUERIES = 16
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """`store` (2, layers, key heads, capacity x width): keys as blocks (capacity / LANES, width, LANES), then values
+    """`store` (2, layers, key heads, capacity x width): keys as blocks (capacity / BLOCK, width, BLOCK), then values
     (capacity, width)."""
 
     store: Tensor
@@ -141,7 +141,7 @@ class KernelCache:
         wanted = max(_QUERIES, shared) * (2 * self._width + seen)
         threads = torch.get_num_threads()
         if wanted > self._step.scratch_size or threads != self._step.threads:
-            self._step.scratch_size, self._step.threads = wanted * 3 // 2 // LANES * LANES, threads
+            self._step.scratch_size, self._step.threads = wanted * 3 // 2 // BLOCK * BLOCK, threads
             self._point(scratch=torch.empty(threads * self._step.scratch_size, dtype=torch.float32))
 
     def _stored(self, prompts: PrefilledPrompts | None, index: int, length: int) -> _Prompt:
@@ -150,12 +150,12 @@ class KernelCache:
         shape, capacity = self._shape, rounded_up(length)
         store = self._empty(capacity).zero_()
         head_size = shape.head_size
-        keys = store[0].view(shape.layers, shape.key_heads, -1, self._width, LANES)
+        keys = store[0].view(shape.layers, shape.key_heads, -1, self._width, BLOCK)
         values = store[1].view(shape.layers, shape.key_heads, capacity, self._width)
         for layer in range(shape.layers):
             key_KTD = store.new_zeros(shape.key_heads, capacity, head_size)
             key_KTD[:, :length] = prompts.keys[layer][index, :, :length]
-            keys[layer, :, :, :head_size] = key_KTD.unflatten(1, (-1, LANES)).transpose(2, 3)
+            keys[layer, :, :, :head_size] = key_KTD.unflatten(1, (-1, BLOCK)).transpose(2, 3)
             values[layer, :, :length, :head_size] = prompts.values[layer][index, :, :length]
         return _Prompt(store, length)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from burnish.kernels.attention import Stretches, attention_kernels
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
 
 
 def stretches_of(groups: Sequence[Sequence[int]], order: torch.Tensor) -> list[list[torch.Tensor]]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ import torch
 
 from burnish.errors import KernelError
 from burnish.kernels import build
+from burnish.kernels.private_folders import PREFIX
 
 
 @pytest.fixture
@@ -57,11 +63,82 @@ def test_a_broken_file_is_built_anew(cache: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.compiler
+def test_a_library_that_was_cut_short_is_built_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first half has everything that the loader checks; without a check of our own, loading ends the process."""
+    build.load_library("decode.c", torch.float32)
+    (whole,) = cache.iterdir()
+    other = tmp_path / "other" / "burnish" / "kernels"
+    other.mkdir(parents=True)
+    (other / whole.name).write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    build.load_library("decode.c", torch.float32)
+    assert (other / whole.name).stat().st_size == whole.stat().st_size
+
+
+@pytest.mark.compiler
+def test_a_library_that_others_may_change_is_built_anew(cache: Path) -> None:
+    build.load_library("decode.c", torch.float32)
+    (kept,) = cache.iterdir()
+    kept.chmod(0o666)
+    before = kept.stat().st_ino
+    build.load_library("decode.c", torch.float32)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert kept.stat().st_ino != before
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("what", ["library", "folder", "folder above", "link"])
+def test_what_belongs_to_somebody_else_is_not_used(cache: Path, tmp_path: Path, what: str) -> None:
+    cache.mkdir(parents=True)
+    if what == "library":
+        build.load_library("decode.c", torch.float32)
+        (kept,) = cache.iterdir()
+        os.chown(kept, 65534, 65534)
+        build.load_library("decode.c", torch.float32)
+        assert kept.stat().st_uid == 0
+        return
+    if what == "link":
+        cache.rename(tmp_path / "elsewhere")
+        cache.symlink_to(tmp_path / "elsewhere")
+    theirs = cache.parent if what == "folder above" else cache
+    os.chown(theirs, 65534, 65534, follow_symlinks=False)
+    build.load_library("decode.c", torch.float32)
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.compiler
+def test_a_folder_above_that_others_may_write_is_not_trusted(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    cache.parent.chmod(0o770)
+    build.load_library("decode.c", torch.float32)
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.compiler
 def test_a_folder_that_others_may_write_is_not_trusted(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     build.load_library("decode.c", torch.float32)
     assert not list(cache.iterdir())
+
+
+@pytest.mark.compiler
+def test_a_link_of_the_users_own_is_followed(cache: Path, tmp_path: Path) -> None:
+    """As where a home is small and its cache is on another disk."""
+    cache.parent.mkdir(parents=True)
+    (tmp_path / "disk").mkdir()
+    cache.symlink_to(tmp_path / "disk")
+    build.load_library("decode.c", torch.float32)
+    assert len(list((tmp_path / "disk").iterdir())) == 1
+
+
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "")
+    assert build.cache_folder() is None
 
 
 @pytest.mark.parametrize("named", ["", "relative/path"])
@@ -128,6 +205,129 @@ def test_a_compiler_that_fails_is_named(
     with pytest.raises(KernelError, match=wanted):
         build.load_library("decode.c", torch.float32)
     assert what != "compiles nothing" or not list(cache.iterdir())
+
+
+def write_compiler(folder: Path, script: str) -> Path:
+    """A compiler that tells its version and does this for everything else."""
+    compiler = folder / "my-cc"
+    compiler.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then exit 0; fi\n{script}\n')
+    compiler.chmod(0o755)
+    return compiler
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("kill -SEGV $$", "SIGSEGV"),
+        ("exit 0", "cannot be loaded"),
+        ("echo; exit 3", "exit status 3"),
+        ("printf '\\377\\376 error' >&2; exit 1", "error"),
+    ],
+)
+def test_compilers_that_crash_or_make_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
+) -> None:
+    monkeypatch.setenv("CC", str(write_compiler(tmp_path, script)))
+    with pytest.raises(KernelError, match=message):
+        build.load_library("decode.c", torch.float32)
+
+
+@pytest.mark.compiler
+@pytest.mark.usefixtures("cache")
+def test_a_library_without_our_functions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = shutil.which(build.find_compilers()[0][0])
+    script = (
+        f'echo "int other;" > o.c; for last; do :; done; {own} -shared -fPIC o.c -o object.o; cp object.o library.so'
+    )
+    monkeypatch.setenv("CC", str(write_compiler(tmp_path, script)))
+    with pytest.raises(KernelError, match="does not have the functions"):
+        build.load_library("decode.c", torch.float32)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_hangs_is_ended_with_all_it_started_and_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_SECONDS", 1)
+    monkeypatch.setattr(build, "_hanging", {})
+    script = f"sleep 300 & echo $! >> {tmp_path}/started; wait"
+    monkeypatch.setenv("CC", str(write_compiler(tmp_path, script)))
+    for source in ("decode.c", "train.c"):
+        with pytest.raises(KernelError, match="did not end within 1 seconds"):
+            build.load_library(source, torch.float32)
+    (started,) = (tmp_path / "started").read_text().split()
+    until = time.monotonic() + 20
+    while Path(f"/proc/{started}").exists() and "Z" not in Path(f"/proc/{started}/stat").read_text().split()[2]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("folder", ["/proc/burnish", "/dev/null", "/" + "x" * 300, "/\udcff" + "y" * 5000])
+def test_a_cache_that_cannot_be_had_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    build.load_library("decode.c", torch.float32)
+
+
+@pytest.mark.compiler
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("burnish.kernels.build.os.fsync", OSError(errno.ENOSPC, "No space left on device")),
+        ("burnish.kernels.build.tempfile.gettempdir", FileNotFoundError("No usable temporary directory")),
+        ("burnish.kernels.build.subprocess.Popen", BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")),
+        ("burnish.kernels.build.Path.read_bytes", PermissionError(errno.EACCES, "Permission denied")),
+        ("burnish.kernels.build._processor", RuntimeError("what nobody has thought of")),
+        ("burnish.kernels.build.ctypes.CDLL", OSError("failed to map segment from shared object")),
+    ],
+)
+def test_whatever_is_wrong_with_the_machine_is_a_kernel_error(
+    monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(place, fail)
+    if "gettempdir" in place:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(KernelError, match=str(error.args[-1])):
+        build.load_library("decode.c", torch.float32)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_what_a_killed_build_leaves_is_swept_by_the_next(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_cache: bool
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    if not has_cache:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    started = tmp_path / "started"
+    script = f"touch half.s; echo $$ > {started}.new; mv {started}.new {started}; exec sleep 300"
+    compiler = write_compiler(tmp_path, script)
+    load = "import torch; from burnish.kernels.build import load_library; load_library('decode.c', torch.float32)"
+    building = subprocess.Popen([sys.executable, "-c", load], env=os.environ | {"CC": str(compiler)})
+    try:
+        until = time.monotonic() + 120
+        while not started.exists():
+            assert time.monotonic() < until
+            assert building.poll() is None
+            time.sleep(0.05)
+    finally:
+        building.kill()
+        building.wait()
+    os.kill(int(started.read_text()), signal.SIGKILL)
+    place = cache if has_cache else temporary
+    assert [entry.name for entry in place.glob("*/half.s")] == ["half.s"]
+    assert not has_cache or not list(temporary.iterdir())
+    build.load_library("decode.c", torch.float32)
+    assert not list(place.glob(f"{PREFIX}*"))
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.compiler

@@ -6,7 +6,7 @@ from torch.nn.functional import silu
 
 from burnish.kernels.decoding import decode_kernels
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 SIZES = pytest.mark.parametrize(("rows", "size"), [(1, 8), (3, 16), (5, 50), (40, 512)])

@@ -9,7 +9,7 @@ from torch.nn.functional import silu
 
 from burnish.kernels.training import train_kernels
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
 
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 0.01)])
 SIZES = pytest.mark.parametrize(("rows", "size"), [(1, 8), (3, 18), (7, 64), (70, 512)])

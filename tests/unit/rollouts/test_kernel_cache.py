@@ -8,7 +8,7 @@ from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.kernel_cache import KernelCache
 from burnish.rollouts.shared_cache import CacheShape
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
 
 SHAPES = [
     CacheShape(layers=2, heads=4, key_heads=2, head_size=8, scaling=0.25),

@@ -1,0 +1,79 @@
+"""What the compiler makes of the kernels for each instruction set; their numbers are in the other tests."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnish.errors import KernelError
+from burnish.kernels import build
+
+pytestmark = pytest.mark.compiler
+
+LANES = {"avx512f": 16, "avx2": 8, "avx": 8, "sse2": 4}
+"""float32 numbers in a vector register."""
+
+
+def test_vectors_are_as_wide_as_registers(instruction_set: str) -> None:
+    library = build.load_library("train.c", torch.float32)
+    library.vector_lanes.restype = ctypes.c_int64
+    assert library.vector_lanes() == LANES.get(instruction_set, library.vector_lanes())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("objdump"), reason="reads x86-64's assembly")
+@pytest.mark.parametrize("source", ["attend.c", "decode.c", "train.c"])
+def test_sums_stay_in_registers(instruction_set: str, source: str, tmp_path: Path) -> None:
+    """When tiles were larger than AVX2's registers, more than half of the vector instructions used the stack."""
+    target = shlex.split(os.environ["CC"])
+    command = [*target, "-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-DBFLOAT16=0", "-c", str(build._HERE / source)]
+    if instruction_set == "native":
+        command.append("-march=native")
+    subprocess.run([*command, "-o", str(tmp_path / "object.o")], check=True)
+    lines = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", str(tmp_path / "object.o")], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    vectors = [line for line in lines if re.search(r"%[xyz]mm", line)]
+    on_stack = [line for line in vectors if re.search(r"\(%r[sb]p", line)]
+    assert len(vectors) > 300
+    assert len(on_stack) < 0.2 * len(vectors)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an x86-64 extension")
+def test_a_library_for_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """FMA4 is in no processor since 2017; its instructions would end the process."""
+    if "fma4" in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("this processor has FMA4")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", f"{shlex.join(build.find_compilers()[0])} -march=x86-64 -mfma4")
+    with pytest.raises(KernelError, match="built for another processor") as caught:
+        build.load_library("train.c", torch.float32)
+    assert "-m" in (caught.value.remedy or "")
+    assert not list((tmp_path / "burnish" / "kernels").iterdir())
+
+
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")),
+    reason="needs a cross compiler for ARM and an emulator",
+)
+@pytest.mark.parametrize("bfloat16", [0, 1])
+def test_arm(bfloat16: int, tmp_path: Path) -> None:
+    """attend.c, decode.c and train.c compile for NEON, and products of tiles are those of plain loops."""
+    compiler = ["aarch64-linux-gnu-gcc", "-O3", "-std=gnu11", "-Wall", "-Werror", "-fopenmp", f"-DBFLOAT16={bfloat16}"]
+    for source in ("attend.c", "decode.c", "train.c"):
+        subprocess.run(
+            [*compiler, "-fPIC", "-c", str(build._HERE / source), "-o", str(tmp_path / f"{source}.o")], check=True
+        )
+    program = tmp_path / "tiles"
+    harness = Path(__file__).with_name("tiles.c")
+    subprocess.run([*compiler, "-static", f"-I{build._HERE}", str(harness), "-o", str(program), "-lm"], check=True)
+    said = subprocess.run(["qemu-aarch64", str(program)], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert said == "4 lanes, alike\n"
