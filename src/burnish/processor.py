@@ -20,6 +20,7 @@ Capability = Literal["onednn", "onednn_bfloat16", "medium_float32", "bfloat16"]
 float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16."""
 
 WITHOUT, TIMING = "BURNISH_WITHOUT", "BURNISH_TIMING"
+REMEDY = "set model.dtype: float32, unless memory is what you lack"
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
 """Of x86 and ARM."""
@@ -87,7 +88,7 @@ def multiplies_bfloat16() -> bool | None:
 
 @cache
 def description() -> tuple[str, ...]:
-    """What the system says of its first processor, but for what changes, such as its clock; empty where it is silent."""
+    """What the system says of its first processor, without its clock and the like; empty where it says nothing."""
     try:
         first = _CPU_INFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:  # another system than Linux
@@ -104,3 +105,11 @@ def identity() -> dict[str, str]:
         "processor": "\n".join(description()) or platform.processor(),
         **{name: os.environ.get(name, "") for name in settings},
     }
+
+
+def emulation_note() -> str | None:
+    """What `multiplies_bfloat16` means for a bfloat16 model on this machine's CPU; None where all is well, or nothing
+    is known."""
+    if multiplies_bfloat16() is not False:
+        return None
+    return f"bfloat16 is emulated on this processor, several times slower than float32: {REMEDY}"

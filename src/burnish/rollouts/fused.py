@@ -2,8 +2,8 @@
 
 `transformers` runs a decoding step in some forty small operations per layer; for small models they, and not the
 arithmetic, are what a token costs. Here a layer is fifteen: queries, keys and values are one product, gate and up
-another, the weights lie as the processor wants them where it has a wish (`packed_weights`), and each prompt's keys
-stand once for all its samples (`shared_cache`). Everything else is the model's own: `decodes_alike` tries whether the logits are too.
+another, the weights lie as suits the processor (`packed_weights`), and each prompt's keys stand once for all its
+samples (`shared_cache`). Everything else is the model's own: `decodes_alike` tries whether the logits are too.
 """
 
 from __future__ import annotations

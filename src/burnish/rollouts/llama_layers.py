@@ -1,4 +1,4 @@
-"""The parts of a model of Llama's build, with its weights joined, and packed or not, for decoding (`packed_weights`)."""
+"""The parts of a model of Llama's build, with its weights joined for decoding, and packed or not."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ class Layer:
         has_norms = family == "qwen3"
         return Layer(
             input_norm=Norm.of(layer.input_layernorm, dtype),
-            query_key_value=joined_product(
-                attention.q_proj, attention.k_proj, attention.v_proj, packed=packed
-            ),
+            query_key_value=joined_product(attention.q_proj, attention.k_proj, attention.v_proj, packed=packed),
             head_norms=(Norm.of(attention.q_norm, dtype), Norm.of(attention.k_norm, dtype)) if has_norms else None,
             attention_output=joined_product(attention.o_proj, packed=packed),
             output_norm=Norm.of(layer.post_attention_layernorm, dtype),

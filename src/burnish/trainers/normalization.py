@@ -91,6 +91,7 @@ def _policy_responses(
         max_batch_rows=64,
         plain=policy.plain,
         kernels=policy.kernels,
+        paths=policy.paths,
     )
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(

@@ -179,13 +179,13 @@ def test_an_engine_without_a_compiler_goes_without_or_refuses(
 ) -> None:
     decode_kernels.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert engine(make_model("llama"), "auto")._make_decoder is FusedDecoder
+    assert engine(make_model("llama"), "auto")._make_decoder.func is FusedDecoder
     with pytest.raises(KernelError, match="no-such-compiler"):
         engine(make_model("llama"), "required")
 
 
 @pytest.mark.compiler
 def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:
-    assert engine(make_model("llama"), "required")._make_decoder is KernelDecoder
+    assert engine(make_model("llama"), "required")._make_decoder.func is KernelDecoder
     with pytest.raises(RolloutError, match=r"model\.kernels is required"):
         engine(make_model("gpt2"), "required")
