@@ -120,11 +120,6 @@ class FastPaths:
             return False
         return True
 
-    @property
-    def compares(self) -> bool:
-        """Whether more than the first way that computes the same is of interest."""
-        return self._timed or bool(self._recorded)
-
     def way(self, path: str) -> str | None:
         """The way last chosen for this path; None when nobody asked."""
         found = [choice.way for choice in self._choices.values() if choice.path == path]
@@ -137,7 +132,7 @@ class FastPaths:
     def lines(self) -> list[str]:
         """One line on what was chosen and by what factor, where there was anything to choose, and the notes."""
         said = dict.fromkeys(in_words(choice) for choice in self._choices.values())
-        return [*([f"fast paths: {', '.join(said)}"] if said else []), *self.notes]
+        return [*([f"fast paths: {', '.join(said)}"] if said else []), *dict.fromkeys(self.notes)]
 
 
 def in_words(choice: Choice) -> str:
@@ -157,7 +152,7 @@ def _comparisons(way: str, outcome: Outcome) -> list[str]:
     if way not in outcome.seconds or len(names) < 2:
         return []
     if way != names[-1]:
-        return [f"{outcome.seconds[names[-1]] / outcome.seconds[way]:.2g}x {names[-1]}"]
+        return [f"{outcome.seconds[names[-1]] / outcome.seconds[way]:.2f}x {names[-1]}"]
     return [_beside(name, outcome.seconds[name] / outcome.seconds[way]) for name in names[:-1]]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-PASS_OPERATIONS = 2e10
-"""Multiplications and additions of one timed pass: a tenth of a second where a processor is good at them."""
+PASS_OPERATIONS = 1e10
+"""Multiplications and additions of one timed pass: some hundredths of a second where a processor is good at them."""
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from burnish.models.attention import packs_rows, set_packed_attention
 from burnish.models.batch import Batch
 from burnish.models.fast_paths import FastPaths, failure, shape_of
 from burnish.models.few_layers import few_layers, num_weights, tokens_for
+from burnish.models.float32 import fast_float32
 from burnish.models.kernel_layers import (
     has_known_layers,
     set_layer_kernels,
@@ -103,7 +104,8 @@ def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bo
         return run
 
     ways = [Way(KERNELS, one_pass(set_layer_kernels)), Way(OWN, one_pass(unset_layer_kernels))]
-    way = paths.choose(TRAINING, shape_of(model), ways, required=KERNELS if required else None)
+    with fast_float32(model, paths=paths):  # as it will be in training
+        way = paths.choose(TRAINING, shape_of(model), ways, required=KERNELS if required else None)
     (set_layer_kernels if way == KERNELS else unset_layer_kernels)(model)
     return way == KERNELS
 

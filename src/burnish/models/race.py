@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 AT_LEAST = 1.02
-"""So many times as fast as a plainer way must a faster one be to be worth its parts and its memory. What two runs of
-the same code differ by is less than that after a few rounds."""
+"""So many times as fast as a plainer way must a faster one be to be worth its parts and its memory."""
 BUDGET_SECONDS = 1.5
 """Rounds end after this, but never before `_FEWEST`."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
@@ -28,39 +27,34 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`seconds`: the median of each way. `winner` is the way to take."""
+    """`seconds`: the best round of each way. `winner` is the way to take."""
 
     winner: str
     seconds: dict[str, float]
-
-    def times_as_fast(self, other: str) -> float:
-        """How many times as fast as `other` the winner is."""
-        return self.seconds[other] / self.seconds[self.winner]
 
 
 def race(ways: Sequence[Way], *, clock: Callable[[], float] = time.perf_counter) -> Outcome:
     """Run all ways in turn, round after round, until it is clear which to take or time is up. The last way is the
     plainest; from there upwards each takes the place of a plainer one if it is at least AT_LEAST times as fast.
 
-    Ways are compared within a round, so that a machine that is slower for a while is slower for all of them.
+    Each way counts with its best round: what else a machine does only ever adds time. Each has run once before: the
+    first time oneDNN compiles, and memory is fetched.
     """
     repeats = [_repeats(way, clock) for way in ways]
     rounds: list[list[float]] = []
     started = clock()
     while len(rounds) < _MOST:
         rounds.append([_sample(way, count, clock) for way, count in zip(ways, repeats, strict=True)])
+        best = _per_way(rounds, min)
         if len(rounds) >= _FEWEST and clock() - started > BUDGET_SECONDS:
             break
-        if len(rounds) >= _ENOUGH and _is_clear(rounds):
+        if len(rounds) >= _ENOUGH and _winner(best) == _winner(_per_way(rounds, statistics.median)):
             break
-    columns = list(zip(*rounds, strict=True))
-    seconds = {way.name: statistics.median(column) for way, column in zip(ways, columns, strict=True)}
-    return Outcome(ways[_winner(rounds)].name, seconds)
+    return Outcome(ways[_winner(best)].name, {way.name: seconds for way, seconds in zip(ways, best, strict=True)})
 
 
 def _repeats(way: Way, clock: Callable[[], float]) -> int:
-    """The first run warms up (oneDNN compiles, memory is fetched), the second tells how long one takes."""
-    way.run()
+    """Runs in a sample, by how long one takes."""
     once = _sample(way, 1, clock)
     return 1 if once >= _SAMPLE_SECONDS else min(100, math.ceil(_SAMPLE_SECONDS / max(once, 1e-9)))
 
@@ -70,29 +64,16 @@ def _sample(way: Way, count: int, clock: Callable[[], float]) -> float:
     started = clock()
     for _ in range(count):
         way.run()
-    return (clock() - started) / count
+    return max(1e-9, (clock() - started) / count)
 
 
-def _winner(rounds: list[list[float]]) -> int:
-    best = len(rounds[0]) - 1
+def _per_way(rounds: list[list[float]], summary: Callable[[Sequence[float]], float]) -> list[float]:
+    return [summary(column) for column in zip(*rounds, strict=True)]
+
+
+def _winner(seconds: Sequence[float]) -> int:
+    best = len(seconds) - 1
     for way in reversed(range(best)):
-        if statistics.median(_ratios(rounds, best, way)) >= AT_LEAST:
+        if seconds[best] >= AT_LEAST * seconds[way]:
             best = way
     return best
-
-
-def _ratios(rounds: list[list[float]], plainer: int, way: int) -> list[float]:
-    return [seconds[plainer] / max(seconds[way], 1e-12) for seconds in rounds]
-
-
-def _is_clear(rounds: list[list[float]]) -> bool:
-    """Whether three quarters of the rounds say the same of every way, compared with the one to take."""
-    best = _winner(rounds)
-    for way in range(len(rounds[0])):
-        if way == best:
-            continue
-        plainer, faster = (best, way) if way < best else (way, best)
-        low, _, high = statistics.quantiles(_ratios(rounds, plainer, faster), n=4)
-        if low < AT_LEAST <= high:
-            return False
-    return True

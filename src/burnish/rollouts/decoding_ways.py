@@ -5,8 +5,8 @@ Two questions, one after the other: whether products are faster with packed weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,14 +21,14 @@ from burnish.rollouts.decoders import Decoder, MakeDecoder
 from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.kernel_decoder import KernelDecoder
 from burnish.rollouts.packed_weights import can_pack, joined_product
-from burnish.rollouts.prefill import Prefiller
+from burnish.rollouts.prefill import PrefilledRows, Prefiller
 from burnish.types import UseKernels
 
 PRODUCTS, PACKED, ORDINARY = "decoding products", "packed weights", "ordinary weights"
 DECODING, KERNELS, FUSED, OWN = "decoding", "C kernels", "fused PyTorch", "the model's own pass"
 _ROWS = (8, 64)
 """Rows of the products that are timed: a step begins with many and ends with few."""
-_PROMPTS, _SAMPLES, _PROMPT_TOKENS = 4, 8, 128
+_PROMPTS, _SAMPLES, _PROMPT_TOKENS = 2, 16, 128
 """Of the step that is timed."""
 
 
@@ -39,20 +39,17 @@ def choose_decoder(model: Any, own: MakeDecoder, kernels: UseKernels, paths: Fas
         if kernels == "required":
             raise no_kernels()
         return own
-    packed = _packs(model, paths)
-    makers: dict[str, MakeDecoder] = {}
-    for name, make in _candidates(model, packed, kernels):
-        if _decodes(model, name, make, kernels, paths):
-            makers[name] = make
-            if not paths.compares:
-                break
-    if kernels == "required" and KERNELS not in makers:
-        raise no_kernels()
-    makers[OWN] = own
-    steps = {name: _Step(model, make) for name, make in makers.items()}
-    ways = [Way(name, step) for name, step in steps.items()]
-    way = paths.choose(DECODING, shape_of(model), ways, required=KERNELS if kernels == "required" else None)
-    return makers[way]
+    makers = {**_candidates(model, _packs(model, paths), kernels), OWN: own}
+    required = KERNELS if kernels == "required" else None
+    step = _Step(model)
+    while True:  # a decoder that computes otherwise is left out, until one is found that does not
+        ways = [Way(name, step.of(make)) for name, make in makers.items()]
+        name = paths.choose(DECODING, shape_of(model), ways, required=required)
+        if name == OWN or _decodes(model, name, makers[name], kernels, paths):
+            return makers[name]
+        if required is not None:
+            raise no_kernels()
+        del makers[name]
 
 
 def no_kernels() -> RolloutError:
@@ -62,11 +59,14 @@ def no_kernels() -> RolloutError:
     )
 
 
-def _candidates(model: Any, packed: bool, kernels: UseKernels) -> Iterator[tuple[str, MakeDecoder]]:
+def _candidates(model: Any, packed: bool, kernels: UseKernels) -> dict[str, MakeDecoder]:
     """The fastest hoped for first."""
-    if kernels != "off" and has_known_layers(model):
-        yield KERNELS, partial(KernelDecoder, packed=packed)
-    yield FUSED, partial(FusedDecoder, packed=packed)
+    fused: dict[str, MakeDecoder] = {FUSED: partial(FusedDecoder, packed=packed)}
+    if kernels == "off" or not has_known_layers(model):
+        if kernels == "required":
+            raise no_kernels()
+        return fused
+    return {KERNELS: partial(KernelDecoder, packed=packed), **fused}
 
 
 def _decodes(model: Any, name: str, make: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> bool:
@@ -112,32 +112,39 @@ def _product_of(model: Any, *, packed: bool) -> Callable[[], None]:
 
 
 class _Step:
-    """One decoding step of some rows, with the first layers only and the whole head; made when it first runs."""
+    """A decoding step of some rows, with the first layers only and the whole head."""
 
-    def __init__(self, model: Any, make: MakeDecoder) -> None:
-        self._model, self._make = model, make
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self._layers = _num_layers(model)
-        self._decoder: Decoder | None = None
-        self._positions = torch.empty(0, dtype=torch.int64)
+        length = max(2, min(_PROMPT_TOKENS, model.config.max_position_embeddings // 2))
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        texts = torch.randint(0, vocabulary, (_PROMPTS, length), generator=torch.Generator().manual_seed(0)).tolist()
+        self._prompts = [tuple(text) for text in texts for _ in range(_SAMPLES)]
+        self._positions = torch.full((len(self._prompts),), length - 1)
 
-    @torch.no_grad()
-    def __call__(self) -> None:
-        with few_layers(self._model, self._layers):
-            if self._decoder is None:
-                self._decoder = self._begun()
-            self._decoder.logits(torch.zeros_like(self._positions), self._positions)
+    def of(self, make: MakeDecoder) -> Callable[[], None]:
+        """The step with this decoder, which is made when it first runs."""
+        made: list[Decoder] = []
 
-    def _begun(self) -> Decoder:
-        length = min(_PROMPT_TOKENS, self._model.config.max_position_embeddings // 2)
-        vocabulary = self._model.get_input_embeddings().weight.shape[0]
-        generator = torch.Generator().manual_seed(0)
-        texts = torch.randint(0, vocabulary, (_PROMPTS, max(2, length)), generator=generator).tolist()
-        prompts = [tuple(text) for text in texts for _ in range(_SAMPLES)]
-        decoder = self._make(self._model, len(prompts))
-        for chunk in Prefiller(self._model, pad_token_id=0).prefill(prompts, keep=None):
-            decoder.join([len(prompts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
-        self._positions = torch.full((len(prompts),), max(2, length) - 1)
+        @torch.no_grad()
+        def run() -> None:
+            with few_layers(self._model, self._layers):
+                if not made:
+                    made.append(self._begun(make))
+                made[0].logits(torch.zeros_like(self._positions), self._positions)
+
+        return run
+
+    def _begun(self, make: MakeDecoder) -> Decoder:
+        decoder = make(self._model, len(self._prompts))
+        for chunk in self._prefilled:
+            decoder.join([len(self._prompts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
         return decoder
+
+    @cached_property
+    def _prefilled(self) -> list[PrefilledRows]:
+        return list(Prefiller(self._model, pad_token_id=0).prefill(self._prompts, keep=None))
 
 
 def _num_layers(model: Any) -> int:
