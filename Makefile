@@ -6,13 +6,20 @@ INSTALLED := $(VENV)/.installed
 ARGS ?=
 JOBS ?= 8
 
-.PHONY: demo test test-slow check format docs clean
+.PHONY: demo test test-plain-cpu test-slow check format docs clean
 
 demo: $(INSTALLED)  ## teach a tiny transformer arithmetic: supervised, then GRPO; ends with a curve and a report
 	$(BIN)/burnish demo $(ARGS)
 
 test: $(INSTALLED)  ## the default tests (under 15 minutes on 2 cores)
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+
+# As on a processor without vector extensions worth their name, without oneDNN and without a compiler.
+test-plain-cpu: export ATEN_CPU_CAPABILITY := default
+test-plain-cpu: export ONEDNN_MAX_CPU_ISA := SSE41
+test-plain-cpu: export CC := no-such
+test-plain-cpu: export BURNISH_WITHOUT := onednn,onednn_bfloat16,medium_float32,bfloat16
+test-plain-cpu: test  ## the default tests with every capability of the processor turned off
 
 test-slow: $(INSTALLED)  ## learning runs and kill-and-resume trials
 	$(BIN)/python -m pytest -m slow -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)

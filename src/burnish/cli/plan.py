@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from burnish.config.model_facts import ModelFacts
     from burnish.config.plan import Plan
-    from burnish.config.schema import RlConfig, SftConfig
+    from burnish.config.schema import RlConfig, RunConfig, SftConfig
     from burnish.config.schema_data import DataSource
     from burnish.config.schema_rm import RmConfig
 
@@ -63,11 +63,27 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
     if facts is None:
         notes.append(f"model.path {config.model.path!r} is no local model folder, so its sizes and memory are unknown")
+    notes.extend(_slow_number_type(config))
     if isinstance(config, RlConfig):
         return _rl_plan(config, facts, notes)
     if isinstance(config, RmConfig):
         return _rm_plan(config, facts, notes)
     return _sft_plan(loaded.sft, facts, notes)
+
+
+def _slow_number_type(config: RunConfig) -> Iterator[str]:
+    """A note where the processor that the run would use only emulates its number type."""
+    from burnish.processor import emulation_note
+
+    if config.model.dtype != "bfloat16" or config.model.device not in ("auto", "cpu"):
+        return
+    note = emulation_note()
+    if note is None:
+        return
+    import torch
+
+    if config.model.device == "cpu" or not torch.cuda.is_available():
+        yield f"model.dtype is bfloat16: {note}"
 
 
 def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:

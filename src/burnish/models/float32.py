@@ -2,17 +2,22 @@
 
 On some processors the usual library reaches half of what oneDNN does for the same numbers; PyTorch takes oneDNN once
 it is allowed a lower precision ("medium"). What that permission means depends on the processor: on most nothing is
-lost, on those with bfloat16 matrix units the product really is one of bfloat16. So it is measured, and given only
-where nothing is lost.
+lost, on those with bfloat16 matrix units the product really is one of bfloat16, and on others oneDNN is the slower
+one. So both are measured, and it is given only where nothing is lost and time is won.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+
+from burnish import processor
+from burnish.models.fast_paths import FastPaths
+from burnish.models.race import Way
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,23 +27,48 @@ AS_ACCURATE = 2.0
 thousands)."""
 WIDTH = 512
 """Hidden size from which on it pays: oneDNN compiles a kernel for each new shape, which small products do not earn."""
+_ROWS, _WIDEST = 512, 1024
+"""Of the products that are timed."""
 
 
 @contextmanager
-def fast_float32(model: PreTrainedModel, *, plain: bool = False) -> Iterator[bool]:
+def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPaths | None = None) -> Iterator[bool]:
     """Inside, float32 products may take oneDNN; yields whether they do. Never with `plain`, for other dtypes and
     small models, or beside a GPU (whose products the same permission would make inexact). Numbers change by rounding
-    only, and which product is taken depends on processor and model alone, so that runs can be repeated bit for
-    bit."""
+    only; `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
     embedding = model.get_input_embeddings().weight
     fits = embedding.dtype == torch.float32 and embedding.shape[1] >= WIDTH and not torch.cuda.is_available()
-    if plain or not fits or not medium_is_accurate():
+    if plain or not fits or _faster_precision(model, paths or FastPaths()) == "highest":
         yield False
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
+    with _precision("medium"):
         yield True
+
+
+def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:
+    """`medium` or `highest`, by a linear layer of the model's width both ways."""
+    accurate = processor.allows("medium_float32") and medium_is_accurate()
+    precisions = ("medium", "highest") if accurate else ("highest",)
+    width = min(model.get_input_embeddings().weight.shape[1], _WIDEST)
+    ways = [Way(precision, partial(_linear_pass, precision, width)) for precision in precisions]
+    return paths.choose("float32 products", f"{_ROWS} x {width} x {4 * width}", ways)
+
+
+def _linear_pass(precision: str, width: int) -> None:
+    """The three products of a linear layer: its outputs, and the gradients of its inputs and weights."""
+    inputs, weight = torch.ones(_ROWS, width), torch.ones(4 * width, width)
+    with _precision(precision):
+        outputs = inputs @ weight.T
+        _ = outputs @ weight
+        _ = outputs.T @ inputs
+
+
+@contextmanager
+def _precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -47,15 +77,11 @@ def fast_float32(model: PreTrainedModel, *, plain: bool = False) -> Iterator[boo
 def usual_float32() -> Iterator[None]:
     """Inside, float32 products are the usual ones again. For attention on a CPU, whose many small products of ever new
     shapes are four times as slow through oneDNN."""
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
+    if torch.get_float32_matmul_precision() == "highest":
         yield
         return
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with _precision("highest"):
         yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def medium_is_accurate() -> bool:
@@ -69,10 +95,6 @@ def rms_error(precision: str) -> float:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(512, 512, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
+    with _precision(precision):
         error = (left @ right).double() - exact
-    finally:
-        torch.set_float32_matmul_precision(before)
     return float(error.square().mean().sqrt() / exact.square().mean().sqrt())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,9 +12,11 @@ from burnish.config.schema_data import ModelConfig
 from burnish.errors import KernelError, ModelError
 from burnish.kernels.decoding import decode_kernels
 from burnish.models.attention import packs_rows
+from burnish.models.bfloat16 import bfloat16_note
+from burnish.models.fast_paths import FastPaths
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.kernel_layers import has_known_layers, uses_layer_kernels
-from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
+from burnish.models.packing_probe import keep_faster_layers, use_layer_kernels, use_packed_rows
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.types import UseKernels
 
@@ -34,7 +36,8 @@ class LoadedModel:
     `eos_token_ids` end a response; `pad_token_id` fills rows and never ends one; `context_length` counts prompt and
     response tokens together; `notes` are sentences for the user about choices made here; `gradient_checkpointing` says
     whether activations are recomputed in the backward pass; `plain` that scores and gradients are to be PyTorch's own,
-    from padded rows and whole logits; `kernels` whether code in C may take part.
+    from padded rows and whole logits; `kernels` whether code in C may take part; `paths` the ways chosen among
+    those that compute the same.
     """
 
     model: PreTrainedModel
@@ -46,14 +49,22 @@ class LoadedModel:
     gradient_checkpointing: bool = False
     plain: bool = False
     kernels: UseKernels = "auto"
+    paths: FastPaths = field(default_factory=FastPaths)
 
 
-def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", plain: bool = False) -> LoadedModel:
+def load_model(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    head: Head = "language",
+    plain: bool = False,
+    paths: FastPaths | None = None,
+) -> LoadedModel:
     """Load model and tokenizer as the run file asks. `seed` decides the weights of `from_scratch`.
 
     head: `score` loads the same folder as a sequence classifier with one label; a score head that the files do not
     hold is left as transformers makes it, and `notes` has NEW_HEAD. `plain` leaves attention as it is, so that rows are
-    never packed.
+    never packed. `paths` chooses among ways that compute the same, and keeps the choices.
 
     Raises ModelError (missing folder, no config.json, pickle weights, tokenizer that does not fit, weights missing from
     the files, a device that is not there).
@@ -78,8 +89,10 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
     model = model.to(device)
     if head == "language" and not plain:
         use_packed_rows(model)
-    kernels_note = _use_kernels(model, config, has_passes=head == "language" and not plain)
-    notes = tuple(note for note in (weights_note, eos_note, pad_note, context_note, kernels_note) if note is not None)
+    paths = paths or FastPaths()
+    kernels_note = _use_kernels(model, config, paths, has_passes=head == "language" and not plain)
+    found = (weights_note, eos_note, pad_note, context_note, bfloat16_note(model, paths), kernels_note)
+    notes = tuple(note for note in found if note is not None)
     return LoadedModel(
         model,
         tokenizer,
@@ -90,11 +103,13 @@ def load_model(config: ModelConfig, *, seed: int = 0, head: Head = "language", p
         config.gradient_checkpointing,
         plain,
         "off" if plain or kernels_note is not None else config.kernels,
+        paths,
     )
 
 
-def _use_kernels(model: PreTrainedModel, config: ModelConfig, *, has_passes: bool) -> str | None:
-    """Set the model's layers to kernels in C if that is asked for and possible; what the user should know about it.
+def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, *, has_passes: bool) -> str | None:
+    """Set the model's layers to kernels in C if that is asked for, possible and faster; what the user should know where
+    it is not possible.
 
     has_passes: whether the model is one whose passes kernels could take.
     """
@@ -104,8 +119,11 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, *, has_passes: boo
     try:
         if has_passes and has_known_layers(model):
             decode_kernels(model.dtype)  # the local engine's: built here, so that what stands in the way is told once
-            if not use_layer_kernels(model) and packs_rows(model):
-                reason = "their numbers are not those of the model's own layers"
+            tried: list[str] = []
+            if use_layer_kernels(model, tried):
+                keep_faster_layers(model, paths, required=config.kernels == "required")
+            elif packs_rows(model):
+                reason = tried[0] if tried else "their numbers are not those of the model's own layers"
     except KernelError as error:
         reason, remedy = error.message, error.remedy
     if config.kernels == "required" and not uses_layer_kernels(model):

@@ -7,19 +7,25 @@ drops the keyword argument of its attention function would see all rows as one t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from burnish.errors import KernelError
 from burnish.models.attention import packs_rows, set_packed_attention
 from burnish.models.batch import Batch
+from burnish.models.fast_paths import FastPaths, failure, shape_of
+from burnish.models.few_layers import few_layers, num_weights, tokens_for
+from burnish.models.float32 import fast_float32
 from burnish.models.kernel_layers import (
     has_known_layers,
     set_layer_kernels,
     unset_layer_kernels,
     uses_layer_kernels,
 )
+from burnish.models.race import Way
 from burnish.models.scoring import ResponseRows, TrunkRunner
 
 if TYPE_CHECKING:
@@ -27,10 +33,13 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
 """Relative distance of the hidden states that rounding explains. A row that sees its neighbour is off by more."""
+_WIDE = 20_000_000
+"""Weights of a layer from which on a single one is timed."""
 OF_GRADIENTS = 4.0
 """So many times further off may gradients be, in which the rounding of all layers adds up."""
-REFUSALS = (TypeError, RuntimeError, ValueError, LookupError, AttributeError, NotImplementedError)
-"""What models raise that cannot take packed rows."""
+TRAINING = "training passes"
+KERNELS, OWN = "C kernels", "the model's own layers"
+"""The path that `keep_faster_layers` chooses for, and its two ways."""
 
 
 def use_packed_rows(model: PreTrainedModel) -> bool:
@@ -46,9 +55,10 @@ def use_packed_rows(model: PreTrainedModel) -> bool:
     return False
 
 
-def use_layer_kernels(model: PreTrainedModel) -> bool:
+def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) -> bool:
     """Let layers of a model that takes packed rows go through kernels in C if states and gradients are then the same;
-    False if not. Rows are longer here than the blocks that the kernels work in.
+    False if not, and `notes` says so where the trial itself failed. Rows are longer here than the blocks that the
+    kernels work in.
 
     Raises KernelError where the kernels cannot be built.
     """
@@ -63,12 +73,41 @@ def use_layer_kernels(model: PreTrainedModel) -> bool:
         set_layer_kernels(model)
         states, gradient = _states_and_gradient(model, rows)
         accepted = _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
-    except REFUSALS:
+    except KernelError:
+        raise
+    except Exception as error:  # noqa: BLE001 boundary: a trial of layers built otherwise may end in anything
+        if notes is not None:
+            notes.append(failure(error))
         return False
     finally:
         if not accepted:
             unset_layer_kernels(model)
     return accepted
+
+
+def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bool) -> bool:
+    """Once `use_layer_kernels` has accepted them: keep the kernels if a pass forwards and backwards through the first
+    layers is faster with them than with the layers' own (or if they are `required`); whether they are kept."""
+    wide = num_weights(model.base_model.layers[0])
+    count = 1 if wide > _WIDE else 2
+    size = tokens_for(count * wide, wanted=512, fewest=64) // 32
+    longest = max(4, model.config.max_position_embeddings // 2)
+    prompts, responses = (tuple(min(longest, part * size) for part in parts) for parts in ((16, 1), (4, 3, 4, 1, 2)))
+    rows = ResponseRows.of(_rows(model, prompts, responses), None)
+
+    def one_pass(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], object]:
+        def run() -> object:
+            with few_layers(model, count):
+                prepare(model)
+                return _states_and_gradient(model, rows)
+
+        return run
+
+    ways = [Way(KERNELS, one_pass(set_layer_kernels)), Way(OWN, one_pass(unset_layer_kernels))]
+    with fast_float32(model, paths=paths):  # as it will be in training
+        way = paths.choose(TRAINING, shape_of(model), ways, required=KERNELS if required else None)
+    (set_layer_kernels if way == KERNELS else unset_layer_kernels)(model)
+    return way == KERNELS
 
 
 def _states_and_gradient(model: PreTrainedModel, rows: ResponseRows) -> tuple[Tensor, Tensor]:
@@ -90,7 +129,7 @@ def _gives_the_same(model: PreTrainedModel) -> bool:
     runner = TrunkRunner(model.base_model)
     try:
         packed = runner.packed(rows)
-    except REFUSALS:
+    except Exception:  # noqa: BLE001 boundary: models raise what they like; padded rows are as right
         return False
     return _is_near(packed, runner.padded(rows))
 
@@ -102,8 +141,8 @@ def _is_near(found: Tensor, wanted: Tensor, *, times: float = 1.0) -> bool:
 
 def _rows(
     model: PreTrainedModel,
-    prompt_lengths: tuple[int, int] = (5, 3),
-    response_lengths: tuple[int, int, int, int, int] = (6, 4, 7, 1, 5),
+    prompt_lengths: tuple[int, ...] = (5, 3),
+    response_lengths: tuple[int, ...] = (6, 4, 7, 1, 5),
 ) -> Batch:
     """Three rows on one prompt and two on another; tokens all over the vocabulary, the same on every machine."""
     vocabulary = model.get_input_embeddings().weight.shape[0]

@@ -2,8 +2,8 @@
 
 `transformers` runs a decoding step in some forty small operations per layer; for small models they, and not the
 arithmetic, are what a token costs. Here a layer is fifteen: queries, keys and values are one product, gate and up
-another, the weights lie as the processor wants them (`packed_weights`), and each prompt's keys stand once for all
-its samples (`shared_cache`). Everything else is the model's own: `decodes_alike` tries whether the logits are too.
+another, the weights lie as suits the processor (`packed_weights`), and each prompt's keys stand once for all its
+samples (`shared_cache`). Everything else is the model's own: `decodes_alike` tries whether the logits are too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from burnish.models.kernel_layers import FAMILIES
 from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.decoders import MakeDecoder
 from burnish.rollouts.llama_layers import Layer, LlamaLayers
-from burnish.rollouts.packed_weights import can_pack
 from burnish.rollouts.prefill import Prefiller
 from burnish.rollouts.shared_cache import SharedCache
 
@@ -30,8 +29,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 class FusedDecoder:
     """A `Decoder` with the weights that the model has now; make a new one when they have changed."""
 
-    def __init__(self, model: Any, places: int) -> None:
-        self._parts = LlamaLayers.of(model)
+    def __init__(self, model: Any, places: int, *, packed: bool | None = None) -> None:
+        self._parts = LlamaLayers.of(model, packed=packed)
         self._cache = SharedCache(self._parts.shape, places, self._parts.embedding.weight.dtype)
 
     def join(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
@@ -77,7 +76,7 @@ def can_decode(model: Any) -> bool:
     if not isinstance(model, PreTrainedModel):
         return False
     weight = model.get_input_embeddings().weight
-    return model.config.model_type in FAMILIES and can_pack(weight.device, weight.dtype)
+    return model.config.model_type in FAMILIES and weight.device.type == "cpu" and weight.dtype in TOLERANCE
 
 
 @torch.no_grad()

@@ -19,8 +19,8 @@ class KernelDecoder:
     Raises KernelError where the kernels cannot be built.
     """
 
-    def __init__(self, model: Any, places: int) -> None:
-        self._parts = LlamaLayers.of(model)
+    def __init__(self, model: Any, places: int, *, packed: bool | None = None) -> None:
+        self._parts = LlamaLayers.of(model, packed=packed)
         self._kernels = decode_kernels(self._parts.embedding.weight.dtype)
         self._cache = KernelCache(self._parts.shape)
 

@@ -1,4 +1,4 @@
-"""The parts of a model of Llama's build, with its weights laid out for decoding (`packed_weights`)."""
+"""The parts of a model of Llama's build, with its weights joined for decoding, and packed or not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from burnish.rollouts.packed_weights import Product, packed_product
+from burnish.rollouts.packed_weights import Product, can_pack, joined_product
 from burnish.rollouts.shared_cache import CacheShape
 
 
@@ -45,18 +45,18 @@ class Layer:
     down: Product
 
     @staticmethod
-    def of(layer: Any, family: str, dtype: torch.dtype) -> Layer:
+    def of(layer: Any, family: str, dtype: torch.dtype, *, packed: bool) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         has_norms = family == "qwen3"
         return Layer(
             input_norm=Norm.of(layer.input_layernorm, dtype),
-            query_key_value=packed_product(attention.q_proj, attention.k_proj, attention.v_proj),
+            query_key_value=joined_product(attention.q_proj, attention.k_proj, attention.v_proj, packed=packed),
             head_norms=(Norm.of(attention.q_norm, dtype), Norm.of(attention.k_norm, dtype)) if has_norms else None,
-            attention_output=packed_product(attention.o_proj),
+            attention_output=joined_product(attention.o_proj, packed=packed),
             output_norm=Norm.of(layer.post_attention_layernorm, dtype),
-            gate_up=packed_product(mlp.gate_proj, mlp.up_proj),
+            gate_up=joined_product(mlp.gate_proj, mlp.up_proj, packed=packed),
             activation=mlp.act_fn,
-            down=packed_product(mlp.down_proj),
+            down=joined_product(mlp.down_proj, packed=packed),
         )
 
 
@@ -72,11 +72,14 @@ class LlamaLayers:
     head: Product
 
     @staticmethod
-    def of(model: Any) -> LlamaLayers:
+    def of(model: Any, *, packed: bool | None = None) -> LlamaLayers:
+        """`packed`: whether products have their weights in blocks; None where `can_pack` says that they may."""
         config, trunk = model.config, model.base_model
         attention = trunk.layers[0].self_attn
         embedding = model.get_input_embeddings()
         dtype = embedding.weight.dtype
+        if packed is None:
+            packed = can_pack(embedding.weight.device, dtype)
         return LlamaLayers(
             shape=CacheShape(
                 layers=len(trunk.layers),
@@ -87,7 +90,7 @@ class LlamaLayers:
             ),
             embedding=embedding,
             rotary=trunk.rotary_emb,
-            layers=tuple(Layer.of(layer, config.model_type, dtype) for layer in trunk.layers),
+            layers=tuple(Layer.of(layer, config.model_type, dtype, packed=packed) for layer in trunk.layers),
             norm=Norm.of(trunk.norm, dtype),
-            head=packed_product(model.get_output_embeddings()),
+            head=joined_product(model.get_output_embeddings(), packed=packed),
         )

@@ -20,14 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.errors import KernelError, RolloutError
-from burnish.models.kernel_layers import has_known_layers
+from burnish.errors import RolloutError
+from burnish.models.fast_paths import FastPaths
 from burnish.models.roles import Policy
 from burnish.rollouts.cache import PrefilledPrompts
 from burnish.rollouts.decoders import Decoder, MakeDecoder, ModelDecoder
+from burnish.rollouts.decoding_ways import choose_decoder, no_kernels
 from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
-from burnish.rollouts.kernel_decoder import KernelDecoder
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.prefill import Prefiller, attention_kind
@@ -71,6 +70,7 @@ class LocalEngine:
     max_batch_rows: rows decoded at once; it changes memory and speed, never a sample.
     plain: decode through the model's own forward pass also where `burnish.rollouts.fused` could.
     kernels: whether fused decoding goes through code in C (`burnish.kernels`).
+    paths: chooses among the ways to decode that give the same, and keeps the choice.
     `version` is the policy's version as of the last `sync`.
     """
 
@@ -85,6 +85,7 @@ class LocalEngine:
         max_batch_rows: int,
         plain: bool = False,
         kernels: UseKernels = "auto",
+        paths: FastPaths | None = None,
     ) -> None:
         if max_batch_rows < 1:
             raise RolloutError(f"max_batch_rows is {max_batch_rows}", remedy="max_batch_rows must be at least 1")
@@ -100,12 +101,9 @@ class LocalEngine:
         self._make_decoder: MakeDecoder = partial(ModelDecoder, attention=self._attention)
         if not plain:
             with _evaluation_mode(model):
-                self._make_decoder = self._fast_decoder(kernels) or self._make_decoder
-        if kernels == "required" and self._make_decoder is not KernelDecoder:
-            raise RolloutError(
-                "model.kernels is required, but there are none that decode this model as it decodes itself",
-                remedy="set model.kernels: auto",
-            )
+                self._make_decoder = choose_decoder(model, self._make_decoder, kernels, paths or FastPaths())
+        elif kernels == "required":
+            raise no_kernels()
         self._spent = _Seconds()
 
     def sync(self, policy: Policy) -> None:
@@ -179,19 +177,6 @@ class LocalEngine:
             self._spent.decode_seconds += time.perf_counter() - started
             yield done
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows)
-
-    def _fast_decoder(self, kernels: UseKernels) -> MakeDecoder | None:
-        """The first of the fast decoders that gives the model's own logits."""
-        if not can_decode(self._model):
-            return None
-        if kernels != "off" and has_known_layers(self._model):
-            try:
-                if decodes_alike(self._model, KernelDecoder):
-                    return KernelDecoder
-            except KernelError:  # the fused decoder computes the same; why there are none, loading tells
-                if kernels == "required":
-                    raise
-        return FusedDecoder if decodes_alike(self._model, FusedDecoder) else None
 
     def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
         """Give the rows their prompts' caches and let them join; `waiting` is the next row that stays outside."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError
 from burnish.outside import construct, find_class
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import UseKernels
+
+if TYPE_CHECKING:
+    from burnish.models.fast_paths import FastPaths
 
 _LOCAL, _VLLM = "local", "vllm"
 _FIELD = "rollout.engine"
@@ -28,12 +31,13 @@ def build_engine(
     max_batch_rows: int,
     plain: bool = False,
     kernels: UseKernels = "auto",
+    paths: FastPaths | None = None,
     vllm: VllmConfig | None = None,
     log: Path = Path("vllm.log"),
 ) -> RolloutEngine:
-    """The engine called `name`: `local` (which alone takes `plain` and `kernels`), `vllm` (with its settings and a file
-    for what it prints), or a class given as `package.module:Class` that takes the same arguments as `LocalEngine` but
-    for those two. Raises ConfigError when there is no such class or it is not an engine."""
+    """The engine called `name`: `local` (which alone takes `plain`, `kernels` and `paths`), `vllm` (with its settings
+    and a file for what it prints), or a class given as `package.module:Class` that takes the same arguments as
+    `LocalEngine` but for those three. Raises ConfigError when there is no such class or it is not an engine."""
     arguments: dict[str, Any] = {
         "tokenizer": tokenizer,
         "eos_token_ids": eos_token_ids,
@@ -42,7 +46,7 @@ def build_engine(
         "max_batch_rows": max_batch_rows,
     }
     if name == _LOCAL:
-        arguments |= {"plain": plain, "kernels": kernels}
+        arguments |= {"plain": plain, "kernels": kernels, "paths": paths}
     if name == _VLLM:
         arguments |= {"settings": vllm or VllmConfig(), "log": log}
     engine: RolloutEngine = construct(find_engine(name), name, model, arguments, field=_FIELD, first_name="model")

@@ -92,7 +92,10 @@ def _policy_responses(
         max_batch_rows=64,
         plain=policy.plain,
         kernels=policy.kernels,
+        paths=policy.paths,
     )
+    for line in policy.paths.lines():
+        console.print(line, highlight=False)
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(
         min(limit, settings.max_response_tokens), temperature=settings.temperature, ignore_eos=settings.ignore_eos

@@ -34,6 +34,7 @@ from burnish.observability.report import HISTOGRAM_FILE
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
 from burnish.trainers.normalization import Measure, measured_pairs
+from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.preference_objective import PreferenceLoss
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -152,8 +153,9 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
             model.train_gain_and_bias()
         loaded = model.loaded
         keep_freed_memory(loaded.model.device.type)
-        stack.enter_context(fast_float32(loaded.model))
-        for note in loaded.notes:
+        paths = recorded_paths(workplace.path)
+        stack.enter_context(fast_float32(loaded.model, paths=paths))
+        for note in (*loaded.notes, *paths.lines()):
             console.print(note, highlight=False)
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
@@ -179,6 +181,7 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
             journal=stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=total_steps)),
             store=workplace.store,
         )
+        record_paths(workplace.path, paths)
         if workplace.checkpoint is not None:
             restore_rm(run, workplace.checkpoint)
         yield run

@@ -16,6 +16,7 @@ from burnish.observability.atomic import write_text_atomically
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.interrupt import graceful_stop
+from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult
 from burnish.trainers.rl import run_loop
 from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
@@ -40,11 +41,14 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     settings = config.model if weights is None else config.model.model_copy(update={"path": str(weights), "lora": None})
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config))
-        loaded = load_model(settings, seed=config.seed, plain=config.debug.plain)
+        paths = recorded_paths(Path(config.output))
+        loaded = load_model(settings, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
         for line in (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)):
             console.print(line, highlight=False)
         engine = stack.enter_context(open_rl_engine(config, loaded))
+        for line in paths.lines():
+            console.print(line, highlight=False)
         evaluator = build_evaluator(config, loaded, engine, scorer, console)
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")

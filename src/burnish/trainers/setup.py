@@ -44,6 +44,7 @@ from burnish.trainers.evaluation import Evaluator
 from burnish.trainers.feeds import SampledPrompts, evaluation_prompts, load_prompt_set, shared_columns
 from burnish.trainers.journal import Journal
 from burnish.trainers.objective import Correction, PolicyObjective
+from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.preflight import check_settings
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl import Progress, RlRun, TokenSelection
@@ -96,9 +97,10 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
-        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+        paths = recorded_paths(workplace.path)
+        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
-        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain))
+        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
         _say(console, loaded.notes)
         _say(console, scorer.attach_policy(loaded.tokenizer))
         train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
@@ -109,6 +111,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
         reference = None if config.algorithm.kl_in == "none" else policy.reference()
         engine = stack.enter_context(open_rl_engine(config, loaded))
+        _say(console, paths.lines())
         sampling = build_sampling(config)
         collector = Collector(
             config=config,
@@ -120,6 +123,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
             overlaps=policy.model.device.type != "cpu",
         )
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
+        record_paths(workplace.path, paths)
         run = RlRun(
             config=config,
             policy=policy,
@@ -202,6 +206,7 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel) -> Iterator[RolloutEng
         log=Path(config.output) / ENGINE_LOG,
         plain=loaded.plain,
         kernels=loaded.kernels,
+        paths=loaded.paths,
     )
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine

@@ -29,6 +29,7 @@ from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
 from burnish.trainers.objective import LikelihoodObjective
+from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.setup import STATE_NAME, open_journal, open_workplace
 from burnish.trainers.stopwatch import Stopwatch
@@ -169,10 +170,11 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
     """Everything that the loop talks to."""
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
-        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+        paths = recorded_paths(workplace.path)
+        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
-        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain))
-        for note in loaded.notes:
+        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
+        for note in (*loaded.notes, *paths.lines()):
             console.print(note, highlight=False)
         train = _load_examples(config, loaded, "train", console)
         schedule = Schedule(
@@ -201,6 +203,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
             store=workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
         )
+        record_paths(workplace.path, paths)
         if workplace.checkpoint is not None:
             restore_sft(run, workplace.checkpoint)
         yield run

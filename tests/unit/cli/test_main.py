@@ -69,6 +69,18 @@ def test_plan_shows_the_arithmetic(folder: Path, capsys: pytest.CaptureFixture[s
     assert "is no local model folder" in text
 
 
+def test_plan_warns_where_bfloat16_is_emulated(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warning = "model.dtype is bfloat16: bfloat16 is emulated on this processor, several times slower than float32"
+    monkeypatch.setenv("BURNISH_WITHOUT", "bfloat16")
+    for words, warns in ((["model.dtype=bfloat16", "model.device=cpu"], True), (["model.device=cpu"], False)):
+        assert main(["plan", "run.yaml", *words]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert (warning in text) is warns
+        assert ("set model.dtype: float32" in text) is warns
+
+
 def test_plan_of_a_supervised_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "sft.yaml").write_text("model: m\ndata: {train: train.jsonl}\nsteps: 7\n")
     assert main(["plan", "sft.yaml"]) == 0

@@ -5,7 +5,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from burnish.models import float32
+from burnish.models.fast_paths import FastPaths
 from burnish.models.float32 import fast_float32, rms_error, usual_float32
+from burnish.models.race import Outcome
+from burnish.models.verdicts import VerdictCache
+
+
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is turned off."""
+    monkeypatch.delenv("BURNISH_WITHOUT", raising=False)
 
 
 def build(hidden: int) -> LlamaForCausalLM:
@@ -63,3 +72,29 @@ def test_attention_keeps_the_usual_product(precision: str) -> None:
         assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("medium", "expected"), [(1.0, "medium"), (1.13, "highest")])
+def test_taken_only_where_it_is_faster(medium: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32, "medium_is_accurate", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = Outcome(expected, {"medium": medium, "highest": 1.0 if medium > 1 else 2.0})
+    paths = FastPaths(cache=VerdictCache(None), timed=True, run_race=lambda _: outcome)
+    with fast_float32(build(512), paths=paths):
+        assert torch.get_float32_matmul_precision() == expected
+    assert f"float32 products by {expected}" in paths.lines()[0]
+    if expected == "highest":
+        assert "medium is 13 % slower here" in paths.lines()[0]
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32, "medium_is_accurate", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("BURNISH_WITHOUT", "medium_float32")
+    assert precision_inside(build(512)) == "highest"
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_the_pass_that_is_timed_gives_the_precision_back(precision: str) -> None:
+    float32._linear_pass(precision, 8)
+    assert torch.get_float32_matmul_precision() == "highest"

@@ -15,7 +15,7 @@ from burnish.rollouts.engine import Sampling
 from burnish.rollouts.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.kernel_decoder import KernelDecoder
 from burnish.rollouts.local import LocalEngine
-from burnish.rollouts.packed_weights import packed_product
+from burnish.rollouts.packed_weights import can_pack, joined_product
 from burnish.rollouts.shared_cache import CacheShape, SharedCache
 from burnish.types import RolloutRequest, UseKernels
 
@@ -101,16 +101,19 @@ def test_fused_and_plain_engines_sample_the_same(
         assert one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=1e-5)
 
 
-def test_packed_product_is_that_of_the_layers_side_by_side() -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_joined_product_is_that_of_the_layers_side_by_side(packed: bool) -> None:
+    if packed and not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("this PyTorch has no oneDNN")
     torch.manual_seed(0)
     first, second = torch.nn.Linear(5, 3), torch.nn.Linear(5, 2, bias=False)
     inputs = torch.randn(4, 5)
     with torch.no_grad():
         expected = torch.cat([first(inputs), second(inputs)], dim=1)
-        torch.testing.assert_close(packed_product(first, second)(inputs), expected)
-        torch.testing.assert_close(packed_product(second)(inputs), expected[:, 3:])
+        torch.testing.assert_close(joined_product(first, second, packed=packed)(inputs), expected)
+        torch.testing.assert_close(joined_product(second, packed=packed)(inputs), expected[:, 3:])
     with pytest.raises(TypeError, match="Embedding"):
-        packed_product(torch.nn.Embedding(3, 3))
+        joined_product(torch.nn.Embedding(3, 3), packed=packed)
 
 
 def test_a_row_attends_to_its_prompt_and_itself_as_in_one_softmax() -> None:
@@ -176,13 +179,13 @@ def test_an_engine_without_a_compiler_goes_without_or_refuses(
 ) -> None:
     decode_kernels.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert engine(make_model("llama"), "auto")._make_decoder is FusedDecoder
+    assert engine(make_model("llama"), "auto")._make_decoder.func is FusedDecoder
     with pytest.raises(KernelError, match="no-such-compiler"):
         engine(make_model("llama"), "required")
 
 
 @pytest.mark.compiler
 def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:
-    assert engine(make_model("llama"), "required")._make_decoder is KernelDecoder
+    assert engine(make_model("llama"), "required")._make_decoder.func is KernelDecoder
     with pytest.raises(RolloutError, match=r"model\.kernels is required"):
         engine(make_model("gpt2"), "required")

@@ -100,6 +100,7 @@ def unloaded_model() -> Any:
         context_length=100,
         plain=False,
         kernels="auto",
+        paths=None,
     )
 
 

@@ -1,0 +1,115 @@
+"""What this machine's processor offers beyond the plain way to compute, and the switches that turn it off.
+
+`BURNISH_WITHOUT` names what is to be left alone, separated by commas: tests that stand for another processor set it,
+and so can anyone who suspects a fast path. The C compiler has a switch already: `CC=no-such`. `BURNISH_TIMING=off`
+takes every fast path that computes the same without timing it (`burnish.models.fast_paths`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+from burnish.errors import ConfigError
+
+Capability = Literal["onednn", "onednn_bfloat16", "medium_float32", "bfloat16"]
+"""`onednn`: matrix products with weights in blocks; `onednn_bfloat16`: the same for bfloat16; `medium_float32`:
+float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16."""
+
+WITHOUT, TIMING = "BURNISH_WITHOUT", "BURNISH_TIMING"
+REMEDY = "set model.dtype: float32, unless memory is what you lack"
+_CPU_INFO = Path("/proc/cpuinfo")
+_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
+"""Of x86 and ARM."""
+_LIMITS_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
+"""Values of ONEDNN_MAX_CPU_ISA below the instructions for bfloat16."""
+
+
+def allows(capability: Capability) -> bool:
+    """Whether BURNISH_WITHOUT leaves it on. Raises ConfigError when that names something that there is not."""
+    names = {name.strip() for name in os.environ.get(WITHOUT, "").split(",")} - {""}
+    unknown = sorted(names - set(get_args(Capability)))
+    if unknown:
+        raise ConfigError(
+            f"the environment variable {WITHOUT} names {unknown[0]!r}, which is no capability",
+            remedy=f"use some of {', '.join(get_args(Capability))}, separated by commas",
+        )
+    return capability not in names
+
+
+def times_paths() -> bool:
+    """Whether fast paths are timed. Raises ConfigError for a value of BURNISH_TIMING other than on and off."""
+    value = os.environ.get(TIMING, "on")
+    if value not in ("on", "off"):
+        raise ConfigError(f"the environment variable {TIMING} is {value!r}", remedy="set it to on or off")
+    return value == "on"
+
+
+def has_onednn() -> bool:
+    """Whether PyTorch has oneDNN's products with weights in blocks."""
+    import torch  # here, so that `burnish plan` can ask about bfloat16 without it
+
+    if not allows("onednn") or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        return callable(torch.ops.mkldnn._reorder_linear_weight) and callable(torch.ops.mkldnn._linear_pointwise)
+    except AttributeError:  # a build of PyTorch that registers none of them
+        return False
+
+
+def has_onednn_bfloat16() -> bool:
+    """The same for bfloat16, which asks more of the processor."""
+    import torch
+
+    if not has_onednn() or not allows("onednn_bfloat16"):
+        return False
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):  # as above
+        return False
+
+
+def multiplies_bfloat16() -> bool | None:
+    """Whether the processor has instructions for it, by its own description; None where it gives none. Without them
+    each product is made of float32 ones and of conversions, and takes several times as long."""
+    if not allows("bfloat16"):
+        return False
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _LIMITS_WITHOUT_BFLOAT16:
+        return False
+    described = description()
+    if not described:
+        return None
+    words = {word for line in described for word in line.lower().split(":", 1)[-1].split()}
+    return bool(words & _BFLOAT16_FLAGS)
+
+
+@cache
+def description() -> tuple[str, ...]:
+    """What the system says of its first processor, without its clock and the like; empty where it says nothing."""
+    try:
+        first = _CPU_INFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:  # another system than Linux
+        return ()
+    kept = ("model name", "flags", "features", "cpu implementer", "cpu part", "cpu variant")
+    return tuple(line for line in first if line.lower().startswith(kept))
+
+
+def identity() -> dict[str, str]:
+    """Everything about processor and settings that speed depends on, for a key."""
+    settings = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CC")
+    return {
+        "machine": platform.machine(),
+        "processor": "\n".join(description()) or platform.processor(),
+        **{name: os.environ.get(name, "") for name in settings},
+    }
+
+
+def emulation_note() -> str | None:
+    """What `multiplies_bfloat16` means for a bfloat16 model on this machine's CPU; None where all is well, or nothing
+    is known."""
+    if multiplies_bfloat16() is not False:
+        return None
+    return f"bfloat16 is emulated on this processor, several times slower than float32: {REMEDY}"

@@ -1,0 +1,41 @@
+"""The fast paths that a run began with, in its folder, so that its resumption takes the same ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from burnish.errors import CheckpointError
+from burnish.models.fast_paths import FastPaths
+from burnish.observability.atomic import disk_remedy, write_text_atomically
+
+PATHS_FILE = "paths.json"
+
+
+def recorded_paths(folder: Path) -> FastPaths:
+    """Choices bound by those of the run in this folder, if there is one. Raises CheckpointError for a broken file."""
+    file = folder / PATHS_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        ways = content["ways"]
+        if not all(isinstance(text, str) for entry in ways.items() for text in entry):
+            raise TypeError("its ways are no texts")
+    except FileNotFoundError:
+        return FastPaths()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"cannot read {file}, which holds the fast paths of this run: {error!r}",
+            remedy="remove it: the run then chooses anew, and its numbers may differ in the last bits",
+        ) from error
+    return FastPaths(ways)
+
+
+def record_paths(folder: Path, paths: FastPaths) -> None:
+    """Write what was chosen. Raises CheckpointError when the folder cannot be written."""
+    text = json.dumps({"ways": paths.record()}, indent=2) + "\n"
+    try:
+        write_text_atomically(folder / PATHS_FILE, text)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write to {folder}: {error.strerror}", remedy=disk_remedy(error, folder)
+        ) from error
