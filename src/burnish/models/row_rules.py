@@ -94,14 +94,20 @@ def row_rules(model: PreTrainedModel) -> RowRules:
     return _known[key]
 
 
-def plain_inputs(tokens_BS: Tensor) -> dict[str, Any]:
+def quiet_outputs(model: PreTrainedModel) -> dict[str, bool]:
+    """Arguments that ask for states or logits alone, whatever the model's config asks for besides."""
+    routers = {"output_router_logits": False} if "output_router_logits" in model.config.to_dict() else {}
+    return {"return_dict": True} | routers
+
+
+def plain_inputs(model: PreTrainedModel, tokens_BS: Tensor) -> dict[str, Any]:
     """Arguments for a pass over rows of one length, nothing cached."""
-    return {"input_ids": tokens_BS, "use_cache": False, "return_dict": True}
+    return {"input_ids": tokens_BS, "use_cache": False} | quiet_outputs(model)
 
 
 def padded_inputs(model: PreTrainedModel, tokens_BS: Tensor, mask_BS: Tensor) -> dict[str, Any]:
     """Arguments for a pass over rows padded on the right (mask_BS is 0 there), nothing cached."""
-    inputs = plain_inputs(tokens_BS) | {"attention_mask": mask_BS}
+    inputs = plain_inputs(model, tokens_BS) | {"attention_mask": mask_BS}
     if takes(model, "position_ids"):
         inputs["position_ids"] = position_ids(mask_BS)
     return inputs
@@ -156,14 +162,14 @@ def _try(trunk: PreTrainedModel, texts: list[Tensor], rules: RowRules) -> Beside
     if all(_agrees(trunk, [text for text, _ in rows], [states for _, states in rows]) for rows in side_by_side):
         return "padded"
     pairs = [torch.stack([text, text.flip(0)]) for text in texts]
-    if all(_runs_alike(trunk, plain_inputs(pair), [own]) for pair, own in zip(pairs, alone, strict=True)):
+    if all(_runs_alike(trunk, plain_inputs(trunk, pair), [own]) for pair, own in zip(pairs, alone, strict=True)):
         return "equal"
     return "alone"
 
 
 def _states_alone(trunk: PreTrainedModel, text: Tensor) -> Tensor:
     try:
-        states: Tensor = trunk(**plain_inputs(text[None]))[0][0]
+        states: Tensor = trunk(**plain_inputs(trunk, text[None]))[0][0]
     except Exception as error:  # boundary to a foreign model: anything may come out of it
         raise ModelError(
             f"this {trunk.config.model_type} model cannot run over a text ({type(error).__name__}: {error})",
@@ -196,7 +202,7 @@ def _runs_alike(trunk: PreTrainedModel, inputs: dict[str, Any], wanted: list[Ten
     """Whether the first rows of this pass have the states that they have alone."""
     try:
         found = trunk(**inputs)[0]
-    except Exception:  # boundary to a foreign model: one that cannot take such rows gets others
+    except Exception:  # noqa: BLE001  boundary to a foreign model: one that cannot take such rows gets others
         return False
     return all(is_near(found[row, : len(states)], states) for row, states in enumerate(wanted))
 

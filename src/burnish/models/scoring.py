@@ -19,7 +19,6 @@ from burnish.models.microbatches import (
     FULL_SPEED_TOKENS,
     microbatches_by_groups,
     microbatches_by_tokens,
-    position_ids,
 )
 from burnish.models.packing import pack, pays, prompt_groups
 from burnish.models.roles import TokenScores
@@ -38,7 +37,6 @@ class Layout:
 
     tokens_BS: Tensor
     attention_mask_BS: Tensor
-    position_ids_BS: Tensor
     source_BT: Tensor
 
 
@@ -57,7 +55,7 @@ def lay_out(batch: Batch) -> Layout:
     tokens_BS = torch.where(in_prompt_BS, prompt_BS, response_BS).where(mask_BS, 0)
     columns_T = torch.arange(batch.response_tokens.shape[1], device=batch.device)
     source_BT = (batch.prompt_lengths[:, None] - 1 + columns_T).clamp(max=width - 1)
-    return Layout(tokens_BS, mask_BS.to(torch.int64), position_ids(mask_BS), source_BT)
+    return Layout(tokens_BS, mask_BS.to(torch.int64), source_BT)
 
 
 def response_mask(batch: Batch) -> Tensor:
@@ -169,10 +167,10 @@ class TrunkRunner:
         """`hidden` with each row by itself, padded on the right."""
         layout = lay_out(rows.batch)
         if self._rules.beside != "padded":  # rows of one length: there is no padding
-            inputs = plain_inputs(layout.tokens_BS)
-        elif self._packs(rows.batch):  # causal: no token sees padding on the right, and consecutive positions need no mask
+            inputs = plain_inputs(self._model, layout.tokens_BS)
+        elif self._packs(rows.batch):  # causal: padding on the right is seen by no token and needs no mask
             positions = torch.arange(layout.tokens_BS.shape[1], device=layout.tokens_BS.device)[None]
-            inputs = plain_inputs(layout.tokens_BS) | {"position_ids": positions}
+            inputs = plain_inputs(self._model, layout.tokens_BS) | {"position_ids": positions}
         else:
             inputs = padded_inputs(self._model, layout.tokens_BS, layout.attention_mask_BS)
         outputs_BSX: Tensor = self._model(**inputs)[0]
