@@ -137,11 +137,7 @@ def _find_rules(trunk: PreTrainedModel) -> RowRules:
     )
     if trunk.config.model_type in FAMILIES:  # whose masks transformers makes for padded rows, windows included
         return replace(rules(), tried_up_to=None)
-    if trunk.config.to_dict().get("attention_type") == "block_sparse":
-        raise ModelError(
-            f"the block-sparse attention of this {trunk.config.model_type} model lets a token see the tokens after it",
-            remedy="set attention_type: original_full in the model's config.json",
-        )
+    _check_settings(trunk.config)
     training = [module for module in trunk.modules() if module.training]
     trunk.eval()
     try:
@@ -149,6 +145,23 @@ def _find_rules(trunk: PreTrainedModel) -> RowRules:
     finally:
         for module in training:
             module.training = True
+
+
+def _check_settings(config: Any) -> None:
+    """Refuse what a trial on short texts does not show."""
+    settings, kind = config.to_dict(), config.model_type
+    if settings.get("attention_type") == "block_sparse":
+        raise ModelError(
+            f"the block-sparse attention of this {kind} model lets a token see the tokens after it",
+            remedy="set attention_type: original_full in the model's config.json",
+        )
+    every = settings.get("rescale_every") or 0
+    if 0 < every < settings.get("num_hidden_layers", 0):
+        raise ModelError(
+            f"this {kind} model divides its own weights in evaluation mode (rescale_every: {every}), and they would be "
+            "saved so",
+            remedy="set rescale_every: 0 in the model's config.json",
+        )
 
 
 def _try(trunk: PreTrainedModel, texts: list[Tensor], rules: RowRules) -> Beside:
