@@ -19,6 +19,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
 from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
+from burnish.models.recomputing import recomputing
 from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
@@ -117,18 +118,16 @@ class SeparateCritic:
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> dict[str, Metric]:
         """One optimizer step; denominators are those of the whole batch, rows without a trained token cost nothing."""
-        self.trunk.train(self._gradient_checkpointing)  # checkpointing works in train mode only
-        metrics = _step(
-            self._scorer,
-            self._optimizer,
-            batch,
-            objective,
-            self._tokens_per_microbatch,
-            planned_step=planned_step,
-            train_trunk=True,
-        )
-        self.trunk.eval()
-        return metrics
+        with recomputing(self.trunk, on=self._gradient_checkpointing):
+            return _step(
+                self._scorer,
+                self._optimizer,
+                batch,
+                objective,
+                self._tokens_per_microbatch,
+                planned_step=planned_step,
+                train_trunk=True,
+            )
 
     def save_weights(self, folder: Path) -> None:
         """Write the trunk as `AutoModel.from_pretrained` loads it, and the head beside it."""

@@ -17,6 +17,7 @@ from burnish.models.fast_paths import FastPaths
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.kernel_layers import has_known_layers, uses_layer_kernels
 from burnish.models.packing_probe import keep_faster_layers, use_layer_kernels, use_packed_rows
+from burnish.models.recomputing import allow_recomputing
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.types import UseKernels
 
@@ -155,18 +156,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
-    """Turn every dropout off for good and set `eval` mode (checkpointing needs `train`: the policy sets it in updates).
-
-    With dropout gone the two modes compute the same numbers, so the ratio on the first on-policy minibatch is 1.
-    """
+    """Turn every dropout off for good and set `eval` mode, in which updates run as well (`burnish.models.recomputing`):
+    every stochastic part is off, and the ratio on the first on-policy minibatch is 1."""
     disable_dropout(model)
     model.eval()
     if gradient_checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise ModelError(
-                f"{type(model).__name__} cannot checkpoint gradients", remedy="set model.gradient_checkpointing: false"
-            )
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        allow_recomputing(model)
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from burnish.models.batch import Batch
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.recomputing import recomputing
 from burnish.models.reference import AdapterOffReference, FrozenReference
 from burnish.models.roles import Denominators, Objective, Reference, TokenScores
 from burnish.models.scoring import ResponseScorer
@@ -112,10 +113,9 @@ class LocalPolicy:
         trained = batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
         metrics: dict[str, Metric] = {}
         self._clear_gradients()
-        self.model.train(self.loaded.gradient_checkpointing)  # checkpointing works in train mode only
-        for _, part in self._scorer.split(trained, self._tokens_per_microbatch):
-            merge_into(metrics, self._backward(part.to(self.model.device), objective, denominators))
-        self.model.eval()
+        with recomputing(self.model, on=self.loaded.gradient_checkpointing):
+            for _, part in self._scorer.split(trained, self._tokens_per_microbatch):
+                merge_into(metrics, self._backward(part.to(self.model.device), objective, denominators))
         if not len(trained):
             self._optimizer.zero()
         return metrics | self._step(planned_step)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from burnish.errors import ModelError
-from burnish.models.microbatches import position_ids
 
 ScoreAt = Literal["last", "eos", "last_position"]
 PromptResponse = tuple[Sequence[int], Sequence[int]]
@@ -56,12 +55,11 @@ class Readout:
 class RewardLayout:
     """Right-padded rows (B, S) as the model reads them, and the column that is read, (B,).
 
-    Masks and positions come from lengths alone, so the padding id may be any token, the end of sequence too.
+    The mask comes from lengths alone, so the padding id may be any token, the end of sequence too.
     """
 
     tokens_BS: Tensor
     attention_mask_BS: Tensor
-    position_ids_BS: Tensor
     read_B: Tensor
 
 
@@ -82,6 +80,5 @@ def lay_out_pairs(
     return RewardLayout(
         tokens_BS=torch.tensor(rows, dtype=torch.int64),
         attention_mask_BS=mask_BS.to(torch.int64),
-        position_ids_BS=position_ids(mask_BS),
         read_B=torch.tensor(read, dtype=torch.int64),
     )

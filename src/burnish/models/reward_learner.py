@@ -14,6 +14,7 @@ from torch import Tensor
 from burnish.errors import CheckpointError, DivergenceError
 from burnish.models.microbatches import microbatches_by_tokens
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.recomputing import recomputing
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, read_reward_file
 from burnish.models.roles import ObjectiveValue
@@ -80,13 +81,12 @@ class RewardLearner:
         """
         metrics: dict[str, Metric] = {}
         self._optimizer.clear()
-        self.model.loaded.model.train(self._gradient_checkpointing)  # checkpointing works in train mode only
-        for part in self._parts(comparisons):
-            value = objective(self._compared(part), len(comparisons))
-            self._check_finite("loss", float(value.loss.detach()))
-            value.loss.backward()
-            _merge_into(metrics, value.metrics)
-        self.model.loaded.model.eval()
+        with recomputing(self.model.loaded.model, on=self._gradient_checkpointing):
+            for part in self._parts(comparisons):
+                value = objective(self._compared(part), len(comparisons))
+                self._check_finite("loss", float(value.loss.detach()))
+                value.loss.backward()
+                _merge_into(metrics, value.metrics)
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
         rate = self._optimizer.step(self._version, grad_norm)

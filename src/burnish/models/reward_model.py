@@ -8,13 +8,12 @@ are therefore the same in transformers; absolute rewards differ there by the bia
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +26,7 @@ from burnish.models.loading import NEW_HEAD, LoadedModel, load_model
 from burnish.models.lora import Adapter
 from burnish.models.microbatches import microbatches_by_tokens
 from burnish.models.reward_layout import PromptResponse, Readout, lay_out_pairs
+from burnish.models.row_rules import padded_inputs, plain_inputs, row_rules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,26 +76,31 @@ class RewardModel:
         self.head_name, self.head = score_head(loaded.model)
         self.adapter: Adapter | None = None
         self.gain_bias: GainBias | None = None
-        self._takes_positions = "position_ids" in inspect.signature(loaded.model.base_model.forward).parameters
+        self._rules = row_rules(loaded.model)
 
     def scores(self, pairs: Sequence[PromptResponse]) -> Tensor:
-        """Rewards of the responses in one forward pass, `[B]` float32, differentiable, normalisation included."""
-        device = self.loaded.model.device
-        layout = lay_out_pairs(
-            pairs, self.readout, pad_token_id=self.loaded.pad_token_id, eos_token_ids=self.loaded.eos_token_ids
-        )
-        inputs: dict[str, Any] = {
-            "input_ids": layout.tokens_BS.to(device),
-            "attention_mask": layout.attention_mask_BS.to(device),
-            "use_cache": False,
-        }
-        if self._takes_positions:
-            inputs["position_ids"] = layout.position_ids_BS.to(device)
-        hidden_BSH = self.loaded.model.base_model(**inputs)[0]
-        hidden_BH = hidden_BSH[torch.arange(len(pairs), device=device), layout.read_B.to(device)]
+        """Rewards of the responses, `[B]` float32, differentiable, normalisation included; in one forward pass unless
+        rows would change each other's numbers (`burnish.models.row_rules`)."""
+        companies = self._rules.groups([len(prompt) + len(response) for prompt, response in pairs])
+        hidden = [self._read([pairs[row] for row in company]) for company in companies]
+        order = torch.tensor([row for company in companies for row in company]).argsort()
+        hidden_BH = torch.cat(hidden)[order.to(hidden[0].device)] if len(hidden) > 1 else hidden[0]
         bias = None if self.head.bias is None else self.head.bias.float()
         logits_B = F.linear(hidden_BH.float(), self.head.weight.float(), bias).squeeze(1)
         return logits_B + self.normalization.bias if self.gain_bias is None else self.gain_bias(logits_B)
+
+    def _read(self, pairs: Sequence[PromptResponse]) -> Tensor:
+        """(B, H) hidden states that the head reads, in one forward pass."""
+        trunk, device = self.loaded.model.base_model, self.loaded.model.device
+        layout = lay_out_pairs(
+            pairs, self.readout, pad_token_id=self.loaded.pad_token_id, eos_token_ids=self.loaded.eos_token_ids
+        )
+        tokens_BS, mask_BS = layout.tokens_BS.to(device), layout.attention_mask_BS.to(device)
+        if self._rules.beside != "padded" and bool(mask_BS.all()):
+            inputs = plain_inputs(trunk, tokens_BS)
+        else:
+            inputs = padded_inputs(trunk, tokens_BS, mask_BS)
+        return trunk(**inputs)[0][torch.arange(len(pairs), device=device), layout.read_B.to(device)]
 
     def train_gain_and_bias(self) -> None:
         """From now on gain and bias are parameters of their own (`normalization.trainable`)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from burnish.models.microbatches import (
     FULL_SPEED_TOKENS,
     microbatches_by_groups,
     microbatches_by_tokens,
-    position_ids,
 )
 from burnish.models.packing import pack, pays, prompt_groups
 from burnish.models.roles import TokenScores
+from burnish.models.row_rules import RowRules, padded_inputs, plain_inputs, row_rules, takes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +37,6 @@ class Layout:
 
     tokens_BS: Tensor
     attention_mask_BS: Tensor
-    position_ids_BS: Tensor
     source_BT: Tensor
 
 
@@ -57,7 +55,7 @@ def lay_out(batch: Batch) -> Layout:
     tokens_BS = torch.where(in_prompt_BS, prompt_BS, response_BS).where(mask_BS, 0)
     columns_T = torch.arange(batch.response_tokens.shape[1], device=batch.device)
     source_BT = (batch.prompt_lengths[:, None] - 1 + columns_T).clamp(max=width - 1)
-    return Layout(tokens_BS, mask_BS.to(torch.int64), position_ids(mask_BS), source_BT)
+    return Layout(tokens_BS, mask_BS.to(torch.int64), source_BT)
 
 
 def response_mask(batch: Batch) -> Tensor:
@@ -83,6 +81,11 @@ class ResponseRows:
         rows, columns = chosen_BT.nonzero(as_tuple=True)
         return ResponseRows(batch, rows, columns, chosen_BT, batch.response_tokens[rows, columns])
 
+    def select(self, rows: list[int]) -> ResponseRows:
+        """Some of the rows, in this order, with what is wanted of them."""
+        batch = self.batch.select(rows)
+        return ResponseRows.of(batch, self.chosen_BT[rows, : batch.response_tokens.shape[1]])
+
     def wanted(self, source_BT: Tensor) -> Tensor:
         """(N,): what `source_BT` says about the wanted positions."""
         return source_BT[self.rows_N, self.columns_N]
@@ -96,21 +99,26 @@ class TrunkRunner:
     """Runs a model, with or without output head, over the rows of a batch.
 
     Rows are packed, with each distinct prompt once, where the model can take that and it saves tokens; else each row
-    stands by itself, padded. Both give the same numbers. `plain`: the gradient of the embedding is PyTorch's own.
+    stands by itself, padded. Both give the numbers that a row has alone: rows that change each other's go through the
+    model apart (`burnish.models.row_rules`). `plain`: the gradient of the embedding is PyTorch's own.
+
+    Raises ModelError for models whose rows have no such numbers.
     """
 
     def __init__(self, model: PreTrainedModel, *, plain: bool = False) -> None:
         self._model = model
         self._plain = plain
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.packs = self._takes_positions and packs_rows(model)
+        self._rules: RowRules = row_rules(model)
+        self.packs = takes(model, "position_ids") and packs_rows(model)
         self._shared_tokens = light_tokens(model)
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, those rows) of each micro-batch: rows of one prompt stay together where each distinct prompt of
         a micro-batch is read once."""
-        for rows in self._microbatches(batch, tokens_per_microbatch):
-            yield rows, batch.select(rows)
+        for company in self._rules.groups(batch.sequence_lengths()):
+            for cut in self._microbatches(batch.select(company), tokens_per_microbatch):
+                rows = [company[row] for row in cut]
+                yield rows, batch.select(rows)
 
     def _microbatches(self, batch: Batch, tokens_per_microbatch: int) -> list[list[int]]:
         if not self.packs:
@@ -123,10 +131,25 @@ class TrunkRunner:
     def hidden(self, rows: ResponseRows) -> Tensor:
         """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
         logits (N, V) of a whole model."""
+        batch = rows.batch
+        companies = self._rules.groups(batch.sequence_lengths())
         with nullcontext() if self._plain else embedding_gradient_in_place(self._model):
-            if self.packs and pays(rows.batch, prompt_groups(rows.batch)):
-                return self.packed(rows)
-            return self.padded(rows)
+            if len(companies) == 1:
+                return self._pass(rows)
+            parts = [self._pass(rows.select(company)) for company in companies]
+        row_of_part = [torch.isin(rows.rows_N, torch.tensor(company, device=batch.device)) for company in companies]
+        places = torch.cat([is_there.nonzero()[:, 0] for is_there in row_of_part])
+        return torch.cat(parts).index_select(0, places.argsort())
+
+    def _pass(self, rows: ResponseRows) -> Tensor:
+        if self._packs(rows.batch) and pays(rows.batch, prompt_groups(rows.batch)):
+            return self.packed(rows)
+        return self.padded(rows)
+
+    def _packs(self, batch: Batch) -> bool:
+        """Whether no row is long enough to know of a window, which neither packed rows nor rows without a mask have."""
+        limit = self._rules.packed_up_to
+        return self.packs and (limit is None or max(batch.sequence_lengths()) <= limit)
 
     def packed(self, rows: ResponseRows) -> Tensor:
         """`hidden` with all rows in one, whether that pays or not; the model must have been set to packed attention."""
@@ -143,13 +166,13 @@ class TrunkRunner:
     def padded(self, rows: ResponseRows) -> Tensor:
         """`hidden` with each row by itself, padded on the right."""
         layout = lay_out(rows.batch)
-        inputs = {"input_ids": layout.tokens_BS, "use_cache": False}
-        if self.packs:  # causal, and padded on the right: no token sees padding, and consecutive positions need no mask
-            inputs["position_ids"] = torch.arange(layout.tokens_BS.shape[1], device=layout.tokens_BS.device)[None]
+        if self._rules.beside != "padded":  # rows of one length: there is no padding
+            inputs = plain_inputs(self._model, layout.tokens_BS)
+        elif self._packs(rows.batch):  # causal: padding on the right is seen by no token and needs no mask
+            positions = torch.arange(layout.tokens_BS.shape[1], device=layout.tokens_BS.device)[None]
+            inputs = plain_inputs(self._model, layout.tokens_BS) | {"position_ids": positions}
         else:
-            inputs["attention_mask"] = layout.attention_mask_BS
-            if self._takes_positions:
-                inputs["position_ids"] = layout.position_ids_BS
+            inputs = padded_inputs(self._model, layout.tokens_BS, layout.attention_mask_BS)
         outputs_BSX: Tensor = self._model(**inputs)[0]
         return outputs_BSX[rows.rows_N, rows.wanted(layout.source_BT)]
 

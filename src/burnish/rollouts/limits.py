@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from burnish.errors import RolloutError
+from burnish.models.boundaries import Boundaries
 from burnish.rollouts.engine import Sampling
 from burnish.types import RolloutRequest
 
@@ -29,3 +32,17 @@ def response_limit(request: RolloutRequest, sampling: Sampling, context_length: 
             remedy="lower rollout.max_prompt_tokens or rollout.max_response_tokens",
         )
     return min(sampling.max_response_tokens, room)
+
+
+def check_rotation(config: Any, reach: int) -> None:
+    """Raise RolloutError where texts of up to `reach` tokens can cross the length beyond which the model turns all its
+    positions by other angles: a token sampled before has other log-probabilities when the whole text is trained on."""
+    boundaries = Boundaries.of(config)
+    limit = boundaries.rotation if boundaries.stretch is None else boundaries.stretch
+    if limit is not None and reach > limit:
+        raise RolloutError(
+            f"this run's texts have up to {reach} tokens, but this {config.model_type} model turns all positions of a "
+            f"text by other angles as soon as it is longer than {limit} tokens (its rope_parameters), so that the "
+            "log-probabilities of tokens sampled before would differ from those in training",
+            remedy=f"keep rollout.max_prompt_tokens + rollout.max_response_tokens at or below {limit}",
+        )

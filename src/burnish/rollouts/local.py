@@ -21,14 +21,17 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
+from burnish.models.boundaries import Boundaries
 from burnish.models.fast_paths import FastPaths
 from burnish.models.roles import Policy
 from burnish.rollouts.cache import PrefilledPrompts
-from burnish.rollouts.decoders import Decoder, MakeDecoder, ModelDecoder
+from burnish.rollouts.choice import MakeAnyDecoder, choose_way
+from burnish.rollouts.decoders import Decoder, ModelDecoder
 from burnish.rollouts.decoding_ways import choose_decoder, no_kernels
 from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.rollouts.limits import response_limit
+from burnish.rollouts.limits import check_rotation, response_limit
 from burnish.rollouts.noise import sample_key, uniforms
+from burnish.rollouts.own_ways import TextDecoder
 from burnish.rollouts.prefill import Prefiller, attention_kind
 from burnish.rollouts.sampling import check_sampling, sample
 from burnish.rollouts.stop import StopConditions
@@ -71,7 +74,9 @@ class LocalEngine:
     plain: decode through the model's own forward pass also where `burnish.rollouts.fused` could.
     kernels: whether fused decoding goes through code in C (`burnish.kernels`).
     paths: chooses among the ways to decode that give the same, and keeps the choice.
-    `version` is the policy's version as of the last `sync`.
+    `version` is the policy's version as of the last `sync`; `notes` are sentences for the user.
+
+    Raises RolloutError for models that it cannot sample from as they score (`burnish.rollouts.choice`).
     """
 
     def __init__(
@@ -96,14 +101,19 @@ class LocalEngine:
         self._pad_token_id = pad_token_id
         self._context_length = context_length
         self._max_batch_rows = max_batch_rows
-        self._attention = attention_kind(model.config, context_length)
+        check_rotation(model.config, context_length)
         self._device = next(model.parameters()).device
-        self._make_decoder: MakeDecoder = partial(ModelDecoder, attention=self._attention)
-        if not plain:
-            with _evaluation_mode(model):
-                self._make_decoder = choose_decoder(model, self._make_decoder, kernels, paths or FastPaths())
-        elif kernels == "required":
-            raise no_kernels()
+        attention = attention_kind(model.config)
+        with _evaluation_mode(model):
+            way = choose_way(model, attention, context_length)
+            self.notes = () if way.note is None else (way.note,)
+            self._make_decoder: MakeAnyDecoder = way.make
+            sees_all = not Boundaries.of(model.config).crossed_by(context_length)
+            if sees_all and way.note is None and not plain:
+                own = partial(ModelDecoder, attention=attention)
+                self._make_decoder = choose_decoder(model, own, kernels, paths or FastPaths())
+            elif kernels == "required":
+                raise no_kernels()
         self._spent = _Seconds()
 
     def sync(self, policy: Policy) -> None:
@@ -180,6 +190,10 @@ class LocalEngine:
 
     def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
         """Give the rows their prompts' caches and let them join; `waiting` is the next row that stays outside."""
+        if decoding.reads_texts:  # with the first token, so that their time counts as decoding
+            decoding.join_texts(joining)
+            self._spent.prefilled_tokens += sum(len(row.request.prompt_tokens) - 1 for row in joining)
+            return
         started = time.perf_counter()
         later = waiting.request.prompt_tokens if waiting else None
         prompts = [row.request.prompt_tokens for row in joining]
@@ -206,7 +220,7 @@ class LocalEngine:
 class _Decoding:
     """The rows being decoded, and their state on the device: newest token, its position, noise key, token count."""
 
-    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder | TextDecoder, device: torch.device) -> None:
         self.rows: list[_Row] = []
         self._decoder = decoder
         self._device = device
@@ -215,9 +229,24 @@ class _Decoding:
         self._keys = torch.empty(0, dtype=torch.int64, device=self._device)
         self._counts = torch.empty(0, dtype=torch.int64, device=self._device)
 
+    @property
+    def reads_texts(self) -> bool:
+        """Whether rows enter with `join_texts`."""
+        return isinstance(self._decoder, TextDecoder)
+
     def join(self, rows: list[_Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """Rows enter, their next input being the last token of their prompt."""
+        assert not isinstance(self._decoder, TextDecoder)
         self._decoder.join([len(row.request.prompt_tokens) for row in rows], prompts, sources)
+        self._enter(rows)
+
+    def join_texts(self, rows: list[_Row]) -> None:
+        """As `join`, where the decoder reads prompts itself."""
+        assert isinstance(self._decoder, TextDecoder)
+        self._decoder.join_texts([row.request.prompt_tokens for row in rows])
+        self._enter(rows)
+
+    def _enter(self, rows: list[_Row]) -> None:
         self.rows += rows
         newest = [row.request.prompt_tokens[-1] for row in rows]
         self._tokens = self._extended(self._tokens, newest)

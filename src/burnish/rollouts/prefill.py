@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from burnish.errors import RolloutError
 from burnish.models.attention import ATTENTION
+from burnish.models.row_rules import quiet_outputs
 from burnish.rollouts.cache import PrefilledPrompts
 
 _TOKENS_PER_FORWARD = {"cpu": 2_048}
@@ -20,28 +21,13 @@ _TOKENS_PER_FORWARD_ELSEWHERE = 16_384
 Tokens = tuple[int, ...]
 
 
-def attention_kind(config: Any, context_length: int) -> str:
-    """`sdpa` or `eager`; RolloutError for models whose cache or attention masks the local engine cannot serve."""
+def attention_kind(config: Any) -> str:
+    """`sdpa` or `eager`; RolloutError for models loaded with an attention that takes no mask of ours."""
     kind = str(config._attn_implementation)
     if kind not in ("sdpa", "eager", ATTENTION):
         raise RolloutError(
             f"the local engine cannot drive attention implementation {kind!r}",
             remedy="load the model with attention implementation 'sdpa' or 'eager'",
-        )
-    settings = config.to_dict()
-    layer_types = set(settings.get("layer_types") or ())
-    foreign = layer_types - {"full_attention", "sliding_attention"}
-    if foreign:
-        raise RolloutError(
-            f"the local engine keeps keys and values only, but this {config.model_type} model has layers of type "
-            f"{', '.join(sorted(foreign))}",
-            remedy="choose another engine in rollout.engine",
-        )
-    window = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
-    if window and window < context_length and layer_types != {"full_attention"}:
-        raise RolloutError(
-            f"the model attends to a window of {window} tokens, shorter than the context of {context_length}",
-            remedy=f"limit the context length to {window} tokens, or choose another engine in rollout.engine",
         )
     return "sdpa" if kind == ATTENTION else kind
 
@@ -113,6 +99,7 @@ class Prefiller:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **quiet_outputs(self._model),
         )
         self._tokens += sum(len(prompt) - 1 for prompt in chunk)
         return PrefilledPrompts([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])

@@ -46,7 +46,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         keep_freed_memory(loaded.model.device.type)
         for line in (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)):
             console.print(line, highlight=False)
-        engine = stack.enter_context(open_rl_engine(config, loaded))
+        engine = stack.enter_context(open_rl_engine(config, loaded, console))
         for line in paths.lines():
             console.print(line, highlight=False)
         evaluator = build_evaluator(config, loaded, engine, scorer, console)

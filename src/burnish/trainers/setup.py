@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
@@ -32,6 +32,7 @@ from burnish.observability.recorder import RolloutRecorder
 from burnish.observability.sinks import build_sinks
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.collection import Collector
 from burnish.trainers.critic_setup import (
@@ -49,6 +50,9 @@ from burnish.trainers.preflight import check_settings
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl import Progress, RlRun, TokenSelection
 from burnish.types import Rollout
+
+if TYPE_CHECKING:
+    from burnish.rollouts.local import LocalEngine
 
 STATE_NAME = "training_state"
 ENGINE_LOG = "vllm.log"
@@ -103,6 +107,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
         _say(console, loaded.notes)
         _say(console, scorer.attach_policy(loaded.tokenizer))
+        check_rotation(loaded.model.config, longest_text(config, loaded))
         train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
         _say(console, train.lines())
         scorer.check_columns(shared_columns(train.prompts))
@@ -110,7 +115,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         policy = build_policy(config, loaded)
         critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
         reference = None if config.algorithm.kl_in == "none" else policy.reference()
-        engine = stack.enter_context(open_rl_engine(config, loaded))
+        engine = stack.enter_context(open_rl_engine(config, loaded, console))
         _say(console, paths.lines())
         sampling = build_sampling(config)
         collector = Collector(
@@ -189,18 +194,17 @@ def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
 
 
 @contextmanager
-def open_rl_engine(config: RlConfig, loaded: LoadedModel) -> Iterator[RolloutEngine]:
-    """The engine of the run file; what it holds is let go at the end."""
-    rollout, context_length = config.rollout, loaded.context_length
-    if rollout.engine == "vllm":  # it sets memory aside for the longest context that it is told
-        context_length = min(context_length, rollout.max_prompt_tokens + rollout.max_response_tokens)
+def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> Iterator[RolloutEngine]:
+    """The engine of the run file, told the longest texts that this run can have: vLLM sets memory aside for them, and
+    windows that they fit into concern nobody. What it holds is let go at the end."""
+    rollout = config.rollout
     engine = build_engine(
         rollout.engine,
         loaded.model,
         tokenizer=loaded.tokenizer,
         eos_token_ids=loaded.eos_token_ids,
         pad_token_id=loaded.pad_token_id,
-        context_length=context_length,
+        context_length=longest_text(config, loaded),
         max_batch_rows=rollout.max_batch_rows,
         vllm=rollout.vllm,
         log=Path(config.output) / ENGINE_LOG,
@@ -208,8 +212,15 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel) -> Iterator[RolloutEng
         kernels=loaded.kernels,
         paths=loaded.paths,
     )
+    if rollout.engine == "local":
+        _say(console, cast("LocalEngine", engine).notes)
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
+
+
+def longest_text(config: RlConfig, loaded: LoadedModel) -> int:
+    """Tokens that prompt and response can have together in this run."""
+    return min(loaded.context_length, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
 
 
 def build_sampling(config: RlConfig) -> Sampling:

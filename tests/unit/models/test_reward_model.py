@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMH
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import DivergenceError, ModelError
 from burnish.models.characters import character_tokenizer
+from burnish.models.microbatches import position_ids
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_layout import Readout, lay_out_pairs
 from burnish.models.reward_learner import ComparedScores, Comparison, RewardLearner
@@ -48,7 +49,7 @@ def test_layout_reads_where_it_is_told() -> None:
     layout = lay_out_pairs(PAIRS[:1], Readout("last_position", 5), pad_token_id=0, eos_token_ids=())
     assert layout.tokens_BS.tolist() == [[3, 4, 5, 6, 2, 0, 0]]
     assert layout.attention_mask_BS.tolist() == [[1, 1, 1, 1, 1, 0, 0]]
-    assert layout.position_ids_BS.tolist() == [[0, 1, 2, 3, 4, 5, 5]]
+    assert position_ids(layout.attention_mask_BS).tolist() == [[0, 1, 2, 3, 4, 5, 5]]
     with pytest.raises(ModelError, match="4 tokens, but the reward model scores at position 3"):
         read(Readout("last_position", 3))
     with pytest.raises(ValueError, match="empty response"):

@@ -112,7 +112,7 @@ def test_layout_golden(batch):
     )
     layout = lay_out(row)
     assert layout.tokens_BS.tolist() == [[5, 6, 7, 8, 1]]
-    assert layout.position_ids_BS.tolist() == [[0, 1, 2, 3, 4]]
+    assert position_ids(layout.attention_mask_BS).tolist() == [[0, 1, 2, 3, 4]]
     assert layout.source_BT[0, :3].tolist() == [1, 2, 3]
 
 

@@ -277,17 +277,15 @@ def test_models_that_the_cache_cannot_serve_are_refused(make_model: Callable[...
         make_engine(make_model("llama"), max_batch_rows=0)
 
 
-def test_a_sliding_window_shorter_than_the_context_is_refused(make_engine: Make) -> None:
+def test_rows_see_their_own_window_whatever_stands_beside_them(make_engine: Make) -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-    model = MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=32))
-    with pytest.raises(RolloutError, match="window of 32 tokens"):
-        make_engine(model)
-    prompts = random_prompts([3, 9])
-    rollouts = make_engine(model, context_length=32).generate(
-        requests_for(prompts), Sampling(9, greedy=True), seed=0, step=0
-    )
+    model = MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=8, initializer_range=0.2))
+    prompts = random_prompts([3, 30, 9, 1])
+    rollouts = make_engine(model).generate(requests_for(prompts), Sampling(20, greedy=True), seed=0, step=0)
     for prompt, rollout in zip(prompts, rollouts, strict=True):
-        assert list(rollout.response_tokens) == reference_greedy(model, prompt, 9)
+        assert list(rollout.response_tokens) == reference_greedy(model, prompt, 20)
+        expected = unpadded_logprobs(model, rollout)
+        assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=1e-5)

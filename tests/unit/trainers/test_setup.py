@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig, VllmConfig
@@ -110,7 +111,7 @@ class Held:
     held = False
 
     def __init__(self, model: Any, **arguments: Any) -> None:
-        assert arguments["context_length"] == 100
+        assert arguments["context_length"] == 50
 
     def __enter__(self) -> Held:
         Held.held = True
@@ -131,11 +132,12 @@ def test_an_engine_that_holds_something_is_let_go_however_the_run_ends(monkeypat
     vars(made).update(Held=Held)
     monkeypatch.setitem(sys.modules, "engines_of_mine", made)
     config = config_of("grpo")
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engine": "engines_of_mine:Held"})})
+    rollout = {"engine": "engines_of_mine:Held", "max_prompt_tokens": 20, "max_response_tokens": 30}
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
     loaded = unloaded_model()
 
     def fail() -> None:
-        with open_rl_engine(config, loaded):
+        with open_rl_engine(config, loaded, Console()):
             assert Held.held
             raise ZeroDivisionError
 
@@ -154,7 +156,7 @@ def test_vllm_is_told_the_longest_context_that_the_run_needs(tmp_path: Path) -> 
     loaded = unloaded_model()
     request = RolloutRequest("p", 0, (1,) * 60, (0,))
     with (
-        open_rl_engine(config, loaded) as engine,
+        open_rl_engine(config, loaded, Console()) as engine,
         pytest.raises(RolloutError, match="context of 50"),
     ):
         engine.generate([request], Sampling(4), seed=0, step=0)

@@ -1,0 +1,73 @@
+"""Activations recomputed in the backward pass (gradient checkpointing) while the model stays in evaluation mode.
+
+`transformers` checkpoints the layers whose `training` flag is up. In train mode as a whole, models also drop layers,
+shake the inputs of routers and drop activations wherever a function reads that flag, so that scores in an update were
+not those of the pass before. Here the flag of the checkpointed layers is up only while they decide to be checkpointed;
+inside them, as everywhere else, it is down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from burnish.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def allow_recomputing(model: PreTrainedModel) -> None:
+    """Prepare the model for `recomputing`. ModelError for models that have no layers to checkpoint."""
+    remedy = "set model.gradient_checkpointing: false"
+    if not model.supports_gradient_checkpointing:
+        raise ModelError(f"{type(model).__name__} cannot checkpoint gradients", remedy=remedy)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    layers = list(_checkpointed(model))
+    if not layers:
+        raise ModelError(f"{type(model).__name__} has no layers that checkpoint gradients one by one", remedy=remedy)
+    for layer in layers:
+        layer._gradient_checkpointing_func = _Recomputed(layer)
+
+
+@contextmanager
+def recomputing(model: nn.Module, *, on: bool) -> Iterator[None]:
+    """Evaluation mode, in which layers prepared by `allow_recomputing` recompute their activations if `on`."""
+    model.eval()
+    layers = list(_checkpointed(model)) if on else []
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+
+
+class _Recomputed:
+    """What a layer calls instead of its own forward pass."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+
+    def __call__(self, forward: Callable[..., Any], *given: Any) -> Any:
+        return checkpoint(self._quietly, forward, *given, use_reentrant=False)
+
+    def _quietly(self, forward: Callable[..., Any], *given: Any) -> Any:
+        before, self._layer.training = self._layer.training, False
+        try:
+            return forward(*given)
+        finally:
+            self._layer.training = before
+
+
+def _checkpointed(model: nn.Module) -> Iterator[Any]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+            yield module
