@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import names
+from burnish.config.checks_evaluation import judging_reward, unused_by_losses
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
 
@@ -31,6 +32,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
         *_scoring(config.scoring),
         *_endings(config),
         *_labels(config),
+        *judging_reward(config),
         *_critic(config),
         *held_out(config.data),
         *known_sinks(config),
@@ -39,7 +41,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
 
 def check_sft(config: SftConfig) -> list[Problem]:
     """Everything that contradicts itself in a run file of `burnish sft`."""
-    problems = [*held_out(config.data), *known_sinks(config)]
+    problems = [*held_out(config.data), *unused_by_losses(config.evaluation), *known_sinks(config)]
     if config.data.query is not None:
         message = "is set, but supervised fine-tuning learns whole documents"
         problems.append(Problem("data.query", message, "remove it"))
@@ -314,7 +316,7 @@ def _endings(config: RlConfig) -> Iterator[Problem]:
 def _labels(config: RlConfig) -> Iterator[Problem]:
     seen: dict[str, int] = {}
     for index, reward in enumerate(config.rewards):
-        label = reward.label or reward.name
+        label = reward.label or names.short_reward_name(reward.name)
         if label in seen:
             message = f"{label!r} is also reward {seen[label]}, so the logs could not tell them apart"
             yield Problem(f"rewards.{index}.label", message, "give each its own label")

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from burnish.config import checks
 from burnish.config.schema_data import DataConfig, ModelConfig
+from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.section import Fraction, NonNegativeInt, PositiveInt, Section, as_list, path_shorthand, refuse
 
 
@@ -266,23 +267,6 @@ class CriticConfig(Section):
     def loss_weight(self) -> float:
         """The `coef` that is used."""
         return self.coef if self.coef is not None else {"shared": 0.1, "separate": 1.0}[self.kind]
-
-
-class EvaluationConfig(Section):
-    """Held-out evaluation."""
-
-    every_steps: PositiveInt | None = 10
-    """Evaluate after every so many steps (and after the last); none is never."""
-    at_start: bool = True
-    """Evaluate the untrained model first, so that a curve has its beginning."""
-    samples: NonNegativeInt = 0
-    """Samples per prompt beside the greedy response (for pass@k and maj@k)."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of those samples."""
-    max_prompts: PositiveInt | None = 256
-    """Evaluate at most so many prompts, always the same ones; none takes all."""
-    success_score: float = 1.0
-    """A response counts as solved from this reward on (pass@k, accuracy)."""
 
 
 class CheckpointConfig(Section):

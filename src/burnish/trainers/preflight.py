@@ -23,6 +23,7 @@ from burnish.observability.sinks import find_sinks
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import success_of
 from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm_process import has_vllm
 from burnish.trainers.credit import estimator_numbers
@@ -162,6 +163,7 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
     if not functions:
         return
     with ProcessRewardScorer(functions, config.scoring) as scorer:
+        success_of(config.rewards, scorer.answer_labels, config.evaluation)
         for prompts in prompt_sets:
             scorer.check_columns(shared_columns(prompts))
 

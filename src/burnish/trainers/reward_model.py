@@ -81,7 +81,7 @@ def run_rm_loop(run: RmRun, stop: StopRequest) -> None:
     config = run.config
     if run.step == 0:
         _normalise(run, before=True)
-        if config.evaluation.at_start and run.heldout:
+        if config.evaluation.begins and run.heldout:
             run.journal.write(0, evaluate_rm(run))
     saved_at = run.step if run.step else None
     while run.step < run.total_steps and not stop:
@@ -89,7 +89,7 @@ def run_rm_loop(run: RmRun, stop: StopRequest) -> None:
         last = run.step == run.total_steps
         if last:
             _normalise(run, before=False)
-        if last or _due(run.step, config.evaluation.every_steps):
+        if config.evaluation.due(run.step, last=last):
             row |= evaluate_rm(run)
         run.journal.write(run.step, row)
         if last or _due(run.step, config.checkpoint.every_steps):

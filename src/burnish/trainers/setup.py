@@ -31,6 +31,7 @@ from burnish.observability.console import Display
 from burnish.observability.recorder import RolloutRecorder
 from burnish.observability.sinks import build_sinks
 from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import success_of, why_not_measured
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.collection import Collector
@@ -126,7 +127,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
             reference=reference,
             engine=engine,
             collector=collector,
-            evaluator=build_evaluator(config, loaded, engine, scorer, console) if _evaluates(config) else None,
+            evaluator=build_evaluator(config, loaded, engine, scorer, console) if config.evaluation.happens else None,
             estimator=estimator,
             objective=partial(build_objective, config, loss, numbers),
             select_tokens=_selection(loss, numbers),
@@ -227,6 +228,9 @@ def build_evaluator(
     prompts = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "eval")
     _say(console, prompts.lines())
     scorer.check_columns(shared_columns(prompts.prompts))
+    success = success_of(config.rewards, scorer.answer_labels, settings)
+    if success is None:
+        _say(console, (why_not_measured(settings),))
     return Evaluator(
         prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
         engine=engine,
@@ -234,7 +238,7 @@ def build_evaluator(
         sampling=build_sampling(config),
         samples=settings.samples,
         temperature=settings.temperature,
-        success_score=settings.success_score,
+        success=success,
         seed=config.seed,
         vote_key=vote_key(config) if settings.samples else _by_text,
     )
@@ -259,6 +263,7 @@ def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
     """The rewards of the run file, loaded now, so that a wrong name or option stops the run before a model loads."""
     scorer = ProcessRewardScorer(config.rewards, config.scoring)
     try:
+        success_of(config.rewards, scorer.answer_labels, config.evaluation)  # refuses a threshold out of reach
         yield scorer
     finally:
         scorer.close()
@@ -339,10 +344,6 @@ def restore(run: RlRun, policy: LocalPolicy, checkpoint: Checkpoint) -> None:
     run.journal.alarms.load_state(state["alarms"])
     run.progress = Progress(step=state["step"], position=state["position"], saved_step=state["step"])
     run.engine.sync(policy)
-
-
-def _evaluates(config: RlConfig) -> bool:
-    return config.evaluation.at_start or config.evaluation.every_steps is not None
 
 
 def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:

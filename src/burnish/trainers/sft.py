@@ -90,12 +90,12 @@ def run_sft_loop(run: SftRun, stop: StopRequest) -> None:
     """Train to the last step, or until asked to stop; always leaves a checkpoint."""
     config = run.config
     # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
-    if run.saved_step is None and config.evaluation.at_start and run.heldout is not None:
+    if run.saved_step is None and config.evaluation.begins and run.heldout is not None:
         run.journal.write(0, evaluate_sft(run))
     while run.step < run.total_steps and not stop:
         row = sft_step(run)
         last = run.step == run.total_steps
-        if last or _due(run.step, config.evaluation.every_steps):
+        if config.evaluation.due(run.step, last=last):
             row |= evaluate_sft(run)
         run.journal.write(run.step, row)
         if last or _due(run.step, config.checkpoint.every_steps):
@@ -174,6 +174,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
         for note in loaded.notes:
             console.print(note, highlight=False)
         train = _load_examples(config, loaded, "train", console)
+        evaluates = bool(config.data.eval) and config.evaluation.happens
         schedule = Schedule(
             train.lengths(),
             config.optimization.tokens_per_batch,
@@ -192,7 +193,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
             config=config,
             policy=policy,
             train=train,
-            heldout=_load_examples(config, loaded, "eval", console) if config.data.eval else None,
+            heldout=_load_examples(config, loaded, "eval", console) if evaluates else None,
             schedule=schedule,
             total_steps=total_steps,
             pad_token_id=loaded.pad_token_id,

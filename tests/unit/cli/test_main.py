@@ -104,6 +104,35 @@ def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(
     assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in capsys.readouterr().out
 
 
+def test_check_judges_each_reward_and_says_when_none_can_count_as_solved(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "own.py").write_text(
+        "def half(response, answer):\n    return 0.5\n\n\ndef double(response, answer):\n    return 2.0\n"
+    )
+    mixed = "rewards=[own.py:half,own.py:double]"
+    assert main(["check", "run.yaml", mixed]) == 1  # 2.5 in all, but half stays below its best
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 of 8 gold answers reach the top score 1 (judged by: half, double)" in said
+    assert "half 0.5, below 1" in said
+    assert "no gold answer counts as solved (half at least 1 and double at least 1), so accuracy" in said
+    words = ["evaluation.success=half", "evaluation.success_score=0.5"]
+    assert main(["check", "run.yaml", mixed, *words]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "8 of 8 gold answers count as solved (half at least 0.5)" in said
+    assert main(["check", "run.yaml", "evaluation.success_score=2"]) == 2
+    assert "which 'exact' cannot reach: it gives at most 1" in capsys.readouterr().err
+
+
+def test_success_names_a_reward_or_the_nearest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "run.yaml", "evaluation.success=exakt"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "evaluation.success is 'exakt', which is not the label of a reward" in said
+    assert "did you mean 'exact'?" in said
+    assert main(["check", "run.yaml", "rewards=model:rm", "evaluation.success=model"]) == 2
+    assert "evaluation.success_score is not set" in " ".join(capsys.readouterr().err.split())
+
+
 def test_check_needs_the_tokenizer_for_a_judged_reward_that_reads_tokens(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
