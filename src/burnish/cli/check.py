@@ -59,7 +59,11 @@ def check_rewards(
         return _list_rewards(console)
     if file is None:
         raise ConfigError("no run file is named", remedy="burnish check FILE, or burnish check --list")
-    config = load_run_file(file, overrides or (), "rl").rl
+    from burnish.trainers.chaining import pinned
+
+    config, chained = pinned(load_run_file(file, overrides or (), "rl").rl)
+    for line in chained:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     failing = 0
     for name, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if sources:

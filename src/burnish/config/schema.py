@@ -30,7 +30,7 @@ class RewardConfig(Section):
 
     name: str
     """Built-in name (`burnish check --list`), `path/to/file.py:function`, `package.module:function`, or `model:PATH`
-    for a reward model (options: device, dtype, tokens_per_microbatch)."""
+    for a reward model, a folder or a run (`model:runs/rm@best`; options: device, dtype, tokens_per_microbatch)."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -248,8 +248,9 @@ class CriticConfig(Section):
     """A model of its own, all of whose weights train, or a value head on the policy's trunk (one backward for both)."""
     init: str = "policy"
     """Start of a separate critic: `policy` (a copy of its trunk and a new head), the folder of a sequence classifier
-    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, or `reward_model`, the folder of the
-    run's one `model:PATH` reward (2020 style, https://arxiv.org/abs/2009.01325)."""
+    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, a run (`runs/rm`, `runs/ppo@500`: its
+    reward model, or the separate critic that it trained), or `reward_model`, the folder of the run's one `model:PATH`
+    reward (2020 style, https://arxiv.org/abs/2009.01325)."""
     head_init_std: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of a new head's weights. 0 makes all first values 0 (2019 style)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = 1e-5

@@ -39,8 +39,8 @@ class GoldPart:
 
 @dataclass(frozen=True, slots=True)
 class GoldReport:
-    """Result of a gold check. `without_gold` names the rows that have nothing to check; `solved` counts the answers that
-    the run would count as solved, where that was asked."""
+    """Result of a gold check. `without_gold` names the rows that have nothing to check; `solved` counts the answers
+    that the run would count as solved, where that was asked."""
 
     checked: int
     top_score: float

@@ -34,6 +34,7 @@ from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of, why_not_measured
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import build_engine
+from burnish.trainers.chaining import pinned
 from burnish.trainers.collection import Collector
 from burnish.trainers.critic_setup import (
     build_separate_critic,
@@ -94,6 +95,8 @@ def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
 def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
     """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
     estimator, loss, numbers = check_settings(config)
+    config, chained = pinned(config)
+    _say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
