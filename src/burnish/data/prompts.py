@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.data.chat import Chat, encode_prompt
 from burnish.data.conversations import prompt_of, without_last_answer
+from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
 from burnish.data.queries import cut_query
 from burnish.data.rows import Row, describe, value_at
 from burnish.data.samplers import PromptSampler
@@ -17,7 +18,7 @@ from burnish.data.schemas import Purpose, Reading, recognise
 from burnish.data.sources import Table, default_domain, read_table, source_names
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
-from burnish.types import Prompt
+from burnish.types import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 OverLong = Literal["drop", "truncate", "error"]
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
+_SHARED = "comparisons asked by what chosen and rejected both begin with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ def _source_prompts(
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
-        prompt = _prompt(loaded, row_id, row, changed)
+        prompt = _prompt(loaded, row_id, row, changed, chat)
         if cuts is not None:
             cut = _query(prompt, cuts, tokenizer, max_prompt_tokens, chat)
             if cut is None:
@@ -232,9 +234,9 @@ def _between(query: QueryConfig) -> str:
     return f"between {start} and {query.end_text!r}"
 
 
-def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str]) -> Prompt:
-    source, roles = loaded.source, loaded.reading.roles
-    asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
+def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: Chat) -> Prompt:
+    roles = loaded.reading.roles
+    asked = _asked(loaded, row, changed, chat)
     answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
     domain = loaded.domain_of(row)
     if isinstance(asked, str):
@@ -245,6 +247,20 @@ def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str]) 
     if len(messages) != len(asked):
         changed[_ANSWER_CUT] += 1
     return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values)
+
+
+def _asked(loaded: LoadedSource, row: Row, changed: Counter[str], chat: Chat) -> str | tuple[Message, ...]:
+    """What the row asks; of a comparison what `burnish rm` takes for its prompt, as turns where that does."""
+    source = loaded.source
+    if loaded.reading.schema != "preference":
+        return prompt_of(row, loaded.reading.roles, template=source.prompt_template, system_prompt=source.system_prompt)
+    try:
+        asked = shared_prompt(loaded, row)
+    except BadRow as error:
+        raise DataError(error.message, remedy="mend or remove the row") from error
+    if "prompt" not in loaded.reading.roles and source.prompt_template is None:
+        changed[_SHARED] += 1
+    return transcript_messages(asked) if chat == "always" and isinstance(asked, str) and is_transcript(asked) else asked
 
 
 def _cut_note(over_long: OverLong) -> str:
@@ -292,7 +308,7 @@ def read_prompts(sources: Sequence[DataSource]) -> tuple[list[Prompt], list[Unde
     understandings = []
     for loaded in load_sources(sources, "prompts"):
         changed: Counter[str] = Counter()
-        rows = [_prompt(loaded, row_id, row, changed) for row_id, row in loaded.rows_with_ids()]
+        rows = [_prompt(loaded, row_id, row, changed, "auto") for row_id, row in loaded.rows_with_ids()]
         prompts += rows
         understandings.append(loaded.understanding(kept=len(rows), skipped=Counter(), changed=changed))
     return prompts, understandings
