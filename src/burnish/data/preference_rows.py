@@ -296,7 +296,7 @@ def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
 def _nothing_common(where: str) -> NoReturn:
     raise DataError(
         f"{where}: chosen and rejected have no beginning in common that could be the prompt",
-        remedy="chosen, rejected name no prompt by themselves: name its column (columns: {prompt: ...}), or mend the row",
+        remedy="as chosen, rejected name no prompt, name its column (columns: {prompt: ...}), or mend the row",
     )
 
 

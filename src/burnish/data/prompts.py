@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.data.chat import Chat, encode_prompt
 from burnish.data.conversations import prompt_of, without_last_answer
+from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
 from burnish.data.queries import cut_query
 from burnish.data.rows import Row, describe, value_at
@@ -47,6 +48,10 @@ class PromptSet:
     def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
         """The resumable order in which prompts are drawn (indices into `prompts`)."""
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
+
+    def asked(self) -> list[Asked]:
+        """What each prompt asks, as the policy is given it."""
+        return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.prompt_tokens, strict=True)]
 
     def lines(self) -> list[str]:
         """What was understood, for the command line to print."""

@@ -16,6 +16,7 @@ from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema_data import Sources
 from burnish.config.schema_rm import RmConfig
+from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
@@ -167,6 +168,8 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
             console.print(note, highlight=False)
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
+        for line in find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines():
+            console.print(line, highlight=False)
         size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
         total_steps = config.steps or -(-epochs * len(train) // size)
         learner = RewardLearner(

@@ -19,6 +19,8 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
+from burnish.data.overlap import find_overlap
+from burnish.data.prompts import PromptSet
 from burnish.errors import CheckpointError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
@@ -123,6 +125,11 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
             needs_greedy=estimator.needs_greedy,
             overlaps=policy.model.device.type != "cpu",
         )
+        evaluator = None
+        if config.evaluation.happens:
+            evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
+        if evaluator is None:
+            _say(console, find_overlap(train.asked()).lines())
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
         run = RlRun(
             config=config,
@@ -130,7 +137,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
             reference=reference,
             engine=engine,
             collector=collector,
-            evaluator=build_evaluator(config, loaded, engine, scorer, console) if config.evaluation.happens else None,
+            evaluator=evaluator,
             estimator=estimator,
             objective=partial(build_objective, config, loss, numbers),
             select_tokens=_selection(loss, numbers),
@@ -222,14 +229,21 @@ def build_sampling(config: RlConfig) -> Sampling:
 
 
 def build_evaluator(
-    config: RlConfig, loaded: LoadedModel, engine: RolloutEngine, scorer: ProcessRewardScorer, console: Console
+    config: RlConfig,
+    loaded: LoadedModel,
+    engine: RolloutEngine,
+    scorer: ProcessRewardScorer,
+    console: Console,
+    *,
+    train: PromptSet | None = None,
 ) -> Evaluator | None:
-    """None without held-out data."""
+    """None without held-out data. Says which of its prompts are in `train` too."""
     settings = config.evaluation
     if not config.data.eval:
         return None
     prompts = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "eval")
     _say(console, prompts.lines())
+    _say(console, find_overlap(() if train is None else train.asked(), prompts.asked()).lines())
     scorer.check_columns(shared_columns(prompts.prompts))
     success = success_of(config.rewards, scorer.answer_labels, settings)
     if success is None:

@@ -17,6 +17,7 @@ from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import SftConfig
 from burnish.data.batching import next_batch
+from burnish.data.overlap import find_overlap
 from burnish.data.samplers import PromptSampler
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.errors import ConfigError
@@ -215,6 +216,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
         if config.data.eval and config.evaluation.happens:
             heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
             _say(console, heldout.lines())
+        _say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         schedule = Schedule(
             train.lengths(),
             config.optimization.tokens_per_batch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,63 @@ def test_plan_of_a_supervised_run(folder: Path, capsys: pytest.CaptureFixture[st
     text = " ".join(capsys.readouterr().out.split())
     assert "optimizer steps │ 7 │ steps" in text
     assert "examples │ 8 │" in text
+
+
+PAIRS = [{"prompt": f"{n}?", "chosen": "right", "rejected": "wrong"} for n in range(6)]
+TORN = {"prompt": "6?", "chosen": "same", "rejected": "same"}
+
+
+@pytest.fixture(params=["model here", "model elsewhere"])
+def rm_model(request: pytest.FixtureRequest, save_tiny_llama: Callable[..., Path]) -> str:
+    """A local model, whose tokenizer encodes the rows, or the name of one that would be downloaded."""
+    return str(save_tiny_llama("0123456789?rightwons amelx")) if request.param == "model here" else "m"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "message"),
+    [
+        ([*PAIRS, TORN], [], "pairs.jsonl:7: chosen and rejected are identical"),
+        ([*PAIRS, {"chosen": "x"}], [], "pairs.jsonl:7"),
+        ([*PAIRS, {**PAIRS[0], "tie": True}], [], "pairs.jsonl:7: the responses are tied"),
+        (PAIRS, ["data.train=missing.jsonl"], "missing.jsonl"),
+        (PAIRS, ["logging.sinks=[wandbb]"], "wandbb"),
+        (PAIRS, ["model=./nowhere"], "model.path './nowhere' does not exist"),
+    ],
+)
+def test_plan_refuses_what_rm_refuses(
+    folder: Path, rm_model: str, capsys: pytest.CaptureFixture[str], rows: list[dict], words: list[str], message: str
+) -> None:
+    if "tie" in rows[-1]:
+        rows = [{**row, "tie": "tie" in row} for row in rows]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rm.yaml").write_text(f"model: {rm_model}\ndata: {{train: pairs.jsonl}}\nloss: bradley_terry\n")
+    assert main(["plan", "rm.yaml", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_plan_of_rm_counts_what_is_left(folder: Path, rm_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*PAIRS, TORN]))
+    (folder / "rm.yaml").write_text(f"model: {rm_model}\ndata: {{train: pairs.jsonl}}\nloss: bradley_terry\n")
+    assert main(["plan", "rm.yaml", "bad_rows=drop"]) == 0
+    assert "comparisons │ 6 │ data.train" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft", "rm"])
+def test_plan_counts_and_names_prompts_that_come_twice(
+    folder: Path, save_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    model = save_tiny_llama("0123456789?ab")
+    asked = {"train": ["1?", "2?", "1?", "3?"], "eval": ["3?", "9?"]}
+    for name, prompts in asked.items():
+        told = {"chosen": "a", "rejected": "b"} if kind == "rm" else {"completion": "a"}
+        rows = [{"prompt": prompt, "answer": "a", **told} for prompt in prompts]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"rl": "rewards: exact", "sft": "max_tokens: 16", "rm": "loss: bradley_terry"}[kind]
+    (folder / "both.yaml").write_text(f"model: {model}\ndata: {{train: train.jsonl, eval: eval.jsonl}}\n{own}\n")
+    assert main(["plan", "both.yaml"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 held-out prompts are training prompts too: eval:0 is train:3" in said
+    assert "1 of 4 training prompts repeat an earlier one: train:2 repeats train:0" in said
 
 
 def test_check_passes_gold_answers_and_shows_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
