@@ -254,6 +254,42 @@ def test_a_bonus_does_not_solve_and_a_learned_reward_has_no_accuracy(tiny_run: T
     assert said.getvalue().count("accuracy, pass@k and maj@k are not measured") == 1
 
 
+OWN_PARTS = """
+from burnish.algorithms.advantages import Groups
+from burnish.algorithms.policy_losses.weighted import reinforce
+
+
+def centred(scores_B, group_ids_B, *, scale=1.0):
+    return scale * (scores_B - Groups.of(group_ids_B).mean(scores_B))
+
+
+def plain(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
+    return reinforce(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+
+
+class Lines:
+    def __init__(self, run_dir, *, project, config, resume_step):
+        self.file = open(run_dir / "lines.txt", "a")
+
+    def write(self, step, row):
+        self.file.write(f"{step}\\n")
+
+    def close(self):
+        self.file.close()
+"""
+
+
+def test_estimator_loss_and_sink_from_a_file(tiny_run: TinyRun, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(OWN_PARTS)
+    own = f"{tmp_path}/parts.py"
+    algorithm = {"estimator": f"{own}:centred", "estimator_options": {"scale": 2.0}, "loss": f"{own}:plain"}
+    config = tiny_run("steps=2", algorithm=algorithm, logging={"sinks": [f"{own}:Lines"]})
+    assert all(row["policy/grad_norm"] > 0 for row in trained(config))
+    for line in rollouts(config):
+        assert line["advantage"] is None or abs(line["advantage"]) <= 2.0
+    assert (Path(config.output) / "lines.txt").read_text() == "1\n2\n"
+
+
 @pytest.mark.parametrize(
     ("at_start", "steps_evaluated"), [(None, set()), (True, {0}), (False, set())], ids=["unsaid", "at_start", "not"]
 )

@@ -83,13 +83,15 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         if value not in known and not outside:
             remedy = names.suggestion(value, known)
             if field != "preset":
-                remedy += ", or package.module:function"
+                remedy += ", or package.module:function, or path/to/file.py:function"
             yield Problem(f"algorithm.{field}", f"{value!r} is not known", remedy)
 
 
 def _is_function_name(value: str) -> bool:
-    module, colon, function = value.partition(":")
-    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    """Whether the value may be `package.module:name` or `path/to/file.py:name`."""
+    place, colon, name = value.rpartition(":")
+    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return bool(colon) and name.isidentifier() and is_place
 
 
 def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
@@ -337,7 +339,7 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
     """Sinks that are neither ours nor the name of a class."""
     for index, name in enumerate(config.logging.sinks):
         if name not in names.SINK_NAMES and not _is_function_name(name):
-            remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class"
+            remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
             yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is no sink", remedy)
 
 

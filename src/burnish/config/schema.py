@@ -73,11 +73,11 @@ class AlgorithmConfig(Section):
     preset: str = "grpo"
     """Name of the algorithm (`burnish algorithms` lists them)."""
     estimator: str = "grpo"
-    """Advantage estimator: built-in name or `package.module:function`."""
+    """Advantage estimator: built-in name, `package.module:function` or `path/to/file.py:function`."""
     estimator_options: dict[str, Any] = Field(default_factory=dict)
     """Further numbers of the estimator, by parameter name."""
     loss: str = "ppo_clip"
-    """Policy loss: built-in name or `package.module:function`."""
+    """Policy loss: built-in name, `package.module:function` or `path/to/file.py:function`."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Further numbers of the loss, by parameter name (for example `dual_clip: 3.0`)."""
     clip_low: Annotated[float, Field(gt=0)] | None = 0.2
@@ -187,7 +187,7 @@ class RolloutConfig(Section):
     (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
     engine: str = "local"
     """`local` (the training weights themselves), `vllm` (a process of its own, see docs/engines.md) or
-    `package.module:Class`."""
+    `package.module:Class` (or `path/to/file.py:Class`)."""
     max_batch_rows: PositiveInt = 256
     """Responses decoded side by side; more wait their turn."""
     vllm: VllmConfig = VllmConfig()
@@ -283,7 +283,8 @@ class LoggingConfig(Section):
     """What is shown and written (metrics.jsonl is always written)."""
 
     sinks: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("tensorboard",)
-    """Further sinks for the metrics: `tensorboard`, `wandb`, `mlflow` or `package.module:Class`."""
+    """Further sinks for the metrics: `tensorboard`, `wandb`, `mlflow`, `package.module:Class` or
+    `path/to/file.py:Class`."""
     record_rollouts: bool = True
     """Write every rollout, before any filter, to rollouts/step-*.jsonl."""
     project: str = "burnish"
