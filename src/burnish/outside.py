@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import signal
+import sys
 import sysconfig
 import traceback
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -61,13 +64,47 @@ def import_named(module_name: str, wanted: str) -> ModuleType:
         ) from error
 
 
+def import_place(place: str, wanted: str) -> ModuleType:
+    """The module behind `package.module` or `path/to/file.py` (counted from the folder in which the command was
+    started; the file may import its neighbours). A file is run once in a process, like a module.
+
+    ConfigError, beginning with `wanted`, when it is not there or fails while it is imported.
+    """
+    if not place.endswith(".py"):
+        return import_named(place, wanted)
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{wanted}, but there is no file {place!r}", remedy=f"it was looked for from {Path.cwd()}")
+    path = path.resolve()
+    name = f"burnish_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    return sys.modules[name] if name in sys.modules else _run_file(path, name, wanted)
+
+
+def _run_file(path: Path, name: str, wanted: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{wanted}, but {path} cannot be imported", remedy="name a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, so that nothing beside the file hides an installed package
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # boundary: a file from outside may raise anything, and half of it must not stay
+        del sys.modules[name]
+        if isinstance(error, BurnishError) or not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise ConfigError(f"{wanted}, but its file fails: {describe_failure(error)}", remedy=MEND) from error
+    return module
+
+
 def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) -> type:
-    """The class that `package.module:Class` names, checked to have the methods of the protocol.
+    """The class that `package.module:Class` or `file.py:Class` names, checked to have the methods of the protocol.
 
     `field` is where the run file names it. Raises ConfigError saying which part cannot be found or is missing.
     """
-    module_name, _, class_name = name.partition(":")
-    members = vars(import_named(module_name, f"{field} is {name!r}"))
+    module_name, _, class_name = name.rpartition(":")
+    members = vars(import_place(module_name, f"{field} is {name!r}"))
     if class_name not in members:
         near = difflib.get_close_matches(class_name, members, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "check the spelling"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -222,7 +223,7 @@ def test_dapo_says_when_refills_run_out(tiny_run: TinyRun, tmp_path: Path) -> No
 
 
 def test_evaluation_with_samples(tiny_run: TinyRun) -> None:
-    config = tiny_run("evaluation.samples=4", "evaluation.success_score=0.5")
+    config = tiny_run("evaluation.samples=4", "evaluation.success=digits", "evaluation.success_score=0.5")
     report = evaluate_run(config, console=Console(quiet=True))
     lines = [json.loads(line) for line in report.rollouts_file.read_text().splitlines()]
     sampled: dict[int, list[dict[str, Any]]] = {}
@@ -236,6 +237,65 @@ def test_evaluation_with_samples(tiny_run: TinyRun) -> None:
     assert 0 < report.metrics["eval/pass@1"] < report.metrics["eval/pass@4"]
     voted = [most_voted(group)["reward"] >= 0.5 for group in sampled.values()]
     assert report.metrics["eval/maj@4"] == pytest.approx(sum(voted) / 20)
+
+
+def test_a_bonus_does_not_solve_and_a_learned_reward_has_no_accuracy(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """A bonus of 1 for every response: weighted sums of 1 and more, and yet nothing is solved by it."""
+    (tmp_path / "bonus.py").write_text("def bonus(response):\n    return 1.0\n")
+    bonus = {"name": f"{tmp_path}/bonus.py:bonus"}
+    with_bonus = tiny_run(rewards=["exact", bonus])
+    report = evaluate_run(with_bonus, console=Console(quiet=True))
+    assert report.metrics["eval/reward_mean"] >= 1.0
+    assert report.metrics["eval/accuracy"] == report.metrics["eval/part/exact"] < 1.0
+    said = io.StringIO()
+    alone = tiny_run("evaluation.samples=2", rewards=[bonus])
+    report = evaluate_run(alone, console=Console(file=said, width=200))
+    assert not {"eval/accuracy", "eval/pass@1", "eval/maj@2"} & report.metrics.keys()
+    assert said.getvalue().count("accuracy, pass@k and maj@k are not measured") == 1
+
+
+OWN_PARTS = """
+from burnish.algorithms.advantages import Groups
+from burnish.algorithms.policy_losses.weighted import reinforce
+
+
+def centred(scores_B, group_ids_B, *, scale=1.0):
+    return scale * (scores_B - Groups.of(group_ids_B).mean(scores_B))
+
+
+def plain(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
+    return reinforce(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+
+
+class Lines:
+    def __init__(self, run_dir, *, project, config, resume_step):
+        self.file = open(run_dir / "lines.txt", "a")
+
+    def write(self, step, row):
+        self.file.write(f"{step}\\n")
+
+    def close(self):
+        self.file.close()
+"""
+
+
+def test_estimator_loss_and_sink_from_a_file(tiny_run: TinyRun, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(OWN_PARTS)
+    own = f"{tmp_path}/parts.py"
+    algorithm = {"estimator": f"{own}:centred", "estimator_options": {"scale": 2.0}, "loss": f"{own}:plain"}
+    config = tiny_run("steps=2", algorithm=algorithm, logging={"sinks": [f"{own}:Lines"]})
+    assert all(row["policy/grad_norm"] > 0 for row in trained(config))
+    for line in rollouts(config):
+        assert line["advantage"] is None or abs(line["advantage"]) <= 2.0
+    assert (Path(config.output) / "lines.txt").read_text() == "1\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("at_start", "steps_evaluated"), [(None, set()), (True, {0}), (False, set())], ids=["unsaid", "at_start", "not"]
+)
+def test_every_steps_null_is_never(tiny_run: TinyRun, at_start: bool | None, steps_evaluated: set[int]) -> None:
+    config = tiny_run("steps=1", evaluation={"every_steps": None, "at_start": at_start})
+    assert {int(row["step"]) for row in trained(config) if "eval/reward_mean" in row} == steps_evaluated
 
 
 def most_voted(group: list[dict[str, Any]]) -> dict[str, Any]:

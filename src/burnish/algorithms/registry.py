@@ -1,7 +1,7 @@
 """Rows of the literal tables (estimators, losses, aggregations, KL estimators) and how a name in a run file finds one.
 
-A row holds a pure function and what there is to know about it. A name is either a key of a table or
-`package.module:function`; nothing registers itself on import.
+A row holds a pure function and what there is to know about it. A name is either a key of a table or a
+function from outside, `package.module:function` or `path/to/file.py:function`; nothing registers itself on import.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from burnish.errors import ConfigError
-from burnish.outside import import_named
+from burnish.outside import import_place
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,13 @@ def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:
 
 
 def load_function(name: str, kind: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names. Raises ConfigError saying which part cannot be found."""
-    module_name, _, function_name = name.partition(":")
+    """The function that `package.module:function` or `path/to/file.py:function` names. Raises ConfigError saying which
+    part cannot be found."""
+    module_name, _, function_name = name.rpartition(":")
     if not module_name or not function_name:
-        raise ConfigError(f"{kind} {name!r} is incomplete", remedy="write it as package.module:function")
-    module = import_named(module_name, f"{kind} is {name!r}")
+        remedy = "write it as path/to/file.py:function or package.module:function"
+        raise ConfigError(f"{kind} {name!r} is incomplete", remedy=remedy)
+    module = import_place(module_name, f"{kind} is {name!r}")
     functions = {key: value for key, value in vars(module).items() if inspect.isroutine(value)}
     if function_name not in functions:
         raise ConfigError(

@@ -73,6 +73,10 @@ class CheckpointStore:
         names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir())
         return sorted(int(match[1]) for match in names if match)
 
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of a step, whole or not (`steps` says of which there is one)."""
+        return Checkpoint(step, self._path(step))
+
     def latest_valid(self) -> Found:
         """The newest checkpoint whose files are all there and unchanged. No checkpoint at all is not an error."""
         problems: list[str] = []

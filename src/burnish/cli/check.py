@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from burnish.config.schema_data import DataSource
     from burnish.rewards import GoldReport, ProcessRewardScorer
     from burnish.rewards.gold import Encode
+    from burnish.rewards.success import Success
     from burnish.types import Prompt
 
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
 ListRewards = Annotated[bool, typer.Option("--list", help="List the built-in rewards and their options.")]
-TopScore = Annotated[float | None, typer.Option(help="What a gold answer must reach (default: the rewards' best).")]
+TopScore = Annotated[
+    float | None, typer.Option(help="What a gold answer must reach in all (default: the best of each).")
+]
 Show = Annotated[int, typer.Option(help="Failing rows to show.", min=0)]
 
 EXIT_FOUND_SOMETHING = 1
@@ -56,7 +59,11 @@ def check_rewards(
         return _list_rewards(console)
     if file is None:
         raise ConfigError("no run file is named", remedy="burnish check FILE, or burnish check --list")
-    config = load_run_file(file, overrides or (), "rl").rl
+    from burnish.trainers.chaining import pinned
+
+    config, chained = pinned(load_run_file(file, overrides or (), "rl").rl)
+    for line in chained:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     failing = 0
     for name, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if sources:
@@ -72,6 +79,7 @@ def _check_sources(
     """Print what was understood and what failed; returns the number of failures."""
     from burnish.data.prompts import read_prompts
     from burnish.rewards import ProcessRewardScorer, check_gold
+    from burnish.rewards.success import full_marks, success_of
 
     prompts, understandings = read_prompts(sources)
     console.print(f"[bold]{name}[/]")
@@ -79,16 +87,43 @@ def _check_sources(
         for line in understanding.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
-    scorer = ProcessRewardScorer(config.rewards, scoring, columns=_columns(prompts))
-    try:
-        labels = scorer.answer_labels
-        best = _best(config, scorer.labels, labels) if top_score is None else top_score
-        encode = _encoder(config, scorer, console)
-        report = check_gold(prompts, scorer, top_score=best, labels=labels, encode=encode)
-    finally:
-        scorer.close()
-    _show_report(report, labels, show, console)
-    return len(report.failures)
+    with ProcessRewardScorer(config.rewards, scoring, columns=_columns(prompts)) as scorer:
+        judge = full_marks(config.rewards, scorer.answer_labels) if top_score is None else None
+        success = success_of(config.rewards, scorer.answer_labels, config.evaluation)
+        report = check_gold(
+            prompts,
+            scorer,
+            top_score=-math.inf if top_score is None else top_score,  # without a judge all that can be scored pass
+            labels=scorer.answer_labels,
+            encode=_encoder(config, scorer, console),
+            judge=judge,
+            success=success,
+        )
+        labels = scorer.answer_labels if judge is None else tuple(judge.thresholds)
+    _show_report(report, judge, labels, show, console)
+    unreached = success is not None and report.checked > 0 and report.solved == 0
+    if success is not None:
+        _show_success(report, success, explicit=_says_success(config), console=console)
+    return len(report.failures) + unreached
+
+
+def _says_success(config: RlConfig) -> bool:
+    return config.evaluation.success is not None or config.evaluation.success_score is not None
+
+
+def _show_success(report: GoldReport, success: Success, *, explicit: bool, console: Console) -> None:
+    """What the run will count as solved, and whether gold answers are."""
+    if report.checked and not report.solved:
+        said = (
+            f"no gold answer counts as solved ({success}), so accuracy, pass@k and maj@k can never rise above 0: "
+            "mend the rewards, or set evaluation.success and evaluation.success_score"
+        )
+    elif explicit:
+        said = f"{report.solved:,} of {report.checked:,} gold answers count as solved ({success})"
+    else:
+        return
+    console.print(said, markup=False, soft_wrap=True)
+    console.print()
 
 
 def _encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) -> Encode | None:
@@ -122,23 +157,16 @@ def _columns(prompts: Sequence[Prompt]) -> set[str]:
     return set(prompts[0].columns) if prompts else set()
 
 
-def _best(config: RlConfig, labels: Sequence[str], judged: Sequence[str]) -> float:
-    """Best sum of the judged rewards, one of the user's own counting as 1; without any, all that can be scored pass."""
-    if not judged:
-        return -math.inf
-    from burnish.rewards import BUILT_INS
-
-    names = {label: reward.name for label, reward in zip(labels, config.rewards, strict=True)}
-    built_in = {label: BUILT_INS[names[label]].top_score for label in judged if names[label] in BUILT_INS}
-    return sum(built_in.get(label, 1.0) for label in judged)
-
-
-def _show_report(report: GoldReport, labels: Sequence[str], show: int, console: Console) -> None:
+def _show_report(report: GoldReport, judge: Success | None, labels: Sequence[str], show: int, console: Console) -> None:
     from rich.table import Table
 
     judged = ", ".join(labels) or "the total"
     passed = f"{report.checked - len(report.failures):,} of {report.checked:,} gold answers"
-    if math.isinf(report.top_score):
+    if judge is not None:
+        best = set(judge.thresholds.values())
+        top = f"the top score {best.pop():g}" if len(best) == 1 else "the top scores"
+        said = f"{passed} reach {top} (judged by: {judged})"
+    elif math.isinf(report.top_score):
         said = f"no reward compares with an answer (--top-score judges the total); {passed} can be scored"
     else:
         said = f"{passed} reach the top score {report.top_score:g} (judged by: {judged})"

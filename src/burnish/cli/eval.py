@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from burnish.cli.arguments import Overrides
+from burnish.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
+
+    from burnish.config.schema import RunConfig
+    from burnish.trainers.result import EvalReport
 
 Target = Annotated[str, typer.Argument(metavar="FILE|RUN", help="Run file, or folder of a run.", show_default=False)]
 Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this step (default: the newest).")]
@@ -20,35 +25,66 @@ Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this 
 def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> None:
     """Measure a model on the held-out data, in all and by domain.
 
-    Greedy responses, and with evaluation.samples also pass@k and maj@k. A run file
-    evaluates the model it names, a run folder its newest checkpoint.
+    Of `rl` greedy responses, and with evaluation.samples also pass@k and maj@k; of
+    `sft` loss and perplexity; of `rm` accuracy with its interval. A run file measures
+    the model it names, a run folder its newest checkpoint. Each evaluation has a
+    folder of its own, RUN/eval/NNN; earlier ones stay.
 
     [bold]Examples[/bold]
     burnish eval run.yaml evaluation.samples=8
     burnish eval runs/first
-    burnish eval runs/first --step 50 evaluation.max_prompts=null
+    burnish eval runs/first@best evaluation.max_prompts=null
+    burnish eval runs/rm --step 50 data.eval=other_pairs.jsonl
     """
     from rich.console import Console
 
-    from burnish.cli.folders import checkpoint_weights, load_run
+    from burnish.checkpointing.chaining import find_checkpoint
+    from burnish.cli.folders import load_run
     from burnish.cli.silence import silence_transformers
+    from burnish.config.kinds import kind_of_file
     from burnish.config.loading import load_run_file
 
     console, weights = Console(), None
-    if Path(target).is_dir():
-        loaded = load_run(Path(target), overrides or [])
-        number, weights = checkpoint_weights(Path(target), step)
-        console.print(f"checkpoint of step {number}: {weights}", markup=False)
+    name = target if step is None else f"{target}@{step}"
+    if Path(target).is_dir() or ("@" in target and not Path(target).is_file()):
+        chosen = find_checkpoint(name, field="the run to evaluate")
+        if chosen is None:
+            raise CheckpointError(
+                f"{target} is no run: it has no config.yaml",
+                remedy="give a run file, or the folder that `output` of a run file names",
+            )
+        from burnish.trainers.result import WEIGHTS_FOLDER
+
+        loaded = load_run(chosen.run, overrides or [])
+        weights = chosen.checkpoint.folder / WEIGHTS_FOLDER
+        console.print(str(chosen), markup=False, soft_wrap=True)
     elif step is not None:
         raise typer.BadParameter("only a run folder has checkpoints", param_hint="--step")
     else:
-        loaded = load_run_file(target, overrides or (), "rl")
+        loaded = load_run_file(target, overrides or (), kind_of_file(target, overrides or ()))
+    silence_transformers()
+    report = _measured(loaded.config, console, weights)
+    console.print(metrics_table(report.metrics))
+    console.print(f"metrics    {report.metrics_file}", markup=False, soft_wrap=True)
+    if report.rollouts_file is not None:
+        console.print(f"responses  {report.rollouts_file}", markup=False, soft_wrap=True)
+
+
+def _measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
+    from burnish.config.schema import RlConfig, SftConfig
+    from burnish.config.schema_rm import RmConfig
+    from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
     from burnish.trainers.run import evaluate_run
 
-    silence_transformers()
-    report = evaluate_run(loaded.rl, console=console, weights=weights)
-    console.print(metrics_table(report.metrics))
-    console.print(f"metrics    {report.metrics_file}\nresponses  {report.rollouts_file}", markup=False, soft_wrap=True)
+    match config:
+        case RlConfig():
+            return evaluate_run(config, console=console, weights=weights)
+        case SftConfig():
+            return evaluate_sft_run(config, console=console, weights=weights)
+        case RmConfig():
+            return evaluate_rm_run(config, console=console, weights=weights)
+        case _:
+            raise TypeError(f"no evaluation for {type(config).__name__}")
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:

@@ -30,8 +30,12 @@ def move_aside(output: str, console: Console) -> None:
 
 
 def load_run(folder: Path, overrides: list[str]) -> LoadedConfig:
-    """The configuration that a run was started with. Its `output` is where the folder lies now."""
+    """The configuration that a run of any kind was started with. Its `output` is where the folder lies now.
+
+    Overrides that name held-out comparisons take the place of the part that `held_out_fraction` held out.
+    """
     from burnish.checkpointing.run import RunDirectory
+    from burnish.config.kinds import kind_of_data
 
     run = RunDirectory(folder)
     if not run.begun():
@@ -40,21 +44,7 @@ def load_run(folder: Path, overrides: list[str]) -> LoadedConfig:
             remedy="give a run file, or the folder that `output` of a run file names",
         )
     data = {**run.read_config(), "output": str(folder)}
-    return load_run_data(data, overrides, "rl", source=str(run.config_file))
-
-
-def checkpoint_weights(folder: Path, step: int | None) -> tuple[int, Path]:
-    """Step and weights folder of a checkpoint of a run: that of `step`, or the newest whole one."""
-    from burnish.checkpointing.store import CheckpointStore
-    from burnish.trainers.result import WEIGHTS_FOLDER
-
-    store = CheckpointStore(folder)
-    if step is None:
-        found = store.latest_valid().checkpoint
-        if found is None:
-            raise CheckpointError(f"{folder} has no whole checkpoint", remedy="train first, or give the run file")
-        return found.step, found.folder / WEIGHTS_FOLDER
-    if step not in store.steps():
-        known = ", ".join(map(str, store.steps())) or "none"
-        raise CheckpointError(f"{folder} has no checkpoint of step {step}", remedy=f"there is: {known}")
-    return step, folder / "checkpoints" / f"step-{step:06d}" / WEIGHTS_FOLDER
+    kind = kind_of_data(data)
+    if kind == "rm" and any(override.lstrip("-").startswith("data.eval") for override in overrides):
+        data["held_out_fraction"] = 0.0
+    return load_run_data(data, overrides, kind, source=str(run.config_file))

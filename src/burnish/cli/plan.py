@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from burnish.cli.arguments import Overrides, RunFile
 from burnish.config.loading import LoadedConfig
-from burnish.errors import BurnishError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from burnish.config.model_facts import ModelFacts
     from burnish.config.plan import Plan
     from burnish.config.schema import RlConfig, RunConfig, SftConfig
-    from burnish.config.schema_data import DataSource
     from burnish.config.schema_rm import RmConfig
 
-Counts = TypeVar("Counts")
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, defaults too.")]
 
 
@@ -31,7 +28,7 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
     Prompts, rollouts, minibatches, optimizer steps, models and memory, and where
     each value came from. Nothing is downloaded and no weights are loaded: sizes
     come from the model's config.json. Local data and rewards are read, and what
-    burnish rl would refuse is refused here too.
+    burnish rl, sft or rm would refuse is refused here too.
 
     [bold]Examples[/bold]
     burnish plan run.yaml
@@ -56,10 +53,12 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
 
 def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     from burnish.config.model_facts import read_model_facts
-    from burnish.config.schema import RlConfig
+    from burnish.config.schema import RlConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
+    from burnish.trainers.chaining import pinned
 
-    config = loaded.config
+    config, chained = pinned(loaded.config)
+    notes.extend(chained)
     facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
     if facts is None:
         notes.append(f"model.path {config.model.path!r} is no local model folder, so its sizes and memory are unknown")
@@ -68,7 +67,9 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
         return _rl_plan(config, facts, notes)
     if isinstance(config, RmConfig):
         return _rm_plan(config, facts, notes)
-    return _sft_plan(loaded.sft, facts, notes)
+    if isinstance(config, SftConfig):
+        return _sft_plan(config, facts, notes)
+    raise TypeError(f"no plan for {type(config).__name__}")
 
 
 def _slow_number_type(config: RunConfig) -> Iterator[str]:
@@ -101,78 +102,21 @@ def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """With a local model its tokenizer tells how many comparisons fit, and so how many steps there will be."""
     from burnish.config.plan_rm import plan_rm
+    from burnish.trainers.preview import preview_rm
 
-    rows = _num_rows(config.data.train, "comparisons", notes)
-    counts = None
-    if rows is not None and facts is not None:
-        limit = min(config.max_tokens, facts.context_tokens or config.max_tokens)
-        counts = _or_note(lambda: _count_comparisons(config, limit), notes)
-    if counts is None:
-        return plan_rm(config, num_comparisons=rows, facts=facts)
-    return plan_rm(config, num_comparisons=counts[0], num_tokens=counts[1], facts=facts)
-
-
-def _count_comparisons(config: RmConfig, limit: int) -> tuple[int, int]:
-    """Comparisons to train on, and tokens of all of them."""
-    from rich.console import Console
-
-    from burnish.models.tokenizers import load_tokenizer
-    from burnish.trainers.reward_model import comparisons_of, load_comparisons
-
-    train, _ = load_comparisons(config, load_tokenizer(config.model), limit, Console(quiet=True))
-    return len(train), sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
+    found = preview_rm(config, None if facts is None else facts.context_tokens)
+    notes.extend(found.notes)
+    return plan_rm(config, num_comparisons=found.rows, num_tokens=found.tokens, facts=facts)
 
 
 def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """With a local model its tokenizer tells how long the examples are, and so how many steps there will be."""
     from burnish.config.plan import plan_sft
+    from burnish.trainers.preview import preview_sft
 
-    rows = _num_rows(config.data.train, "examples", notes)
-    counts = None if rows is None or facts is None else _or_note(lambda: _count_examples(config), notes)
-    if counts is None:
-        return plan_sft(config, num_examples=rows, facts=facts)
-    examples, tokens, steps = counts
-    return plan_sft(config, num_examples=examples, num_tokens=tokens, num_steps=steps, facts=facts)
-
-
-def _count_examples(config: SftConfig) -> tuple[int, int, int]:
-    """Examples, tokens of all of them, and the optimizer steps of `optimization.epochs` passes."""
-    from burnish.data.sft import load_sft_examples
-    from burnish.data.template import ChatFormat
-    from burnish.models.tokenizers import load_tokenizer
-    from burnish.trainers.sft import Schedule
-
-    examples = load_sft_examples(
-        config.data.train,
-        tokenizer=load_tokenizer(config.model),
-        max_tokens=config.max_tokens,
-        over_long=config.data.over_long,
-        chat=ChatFormat.of(config.data),
-    )
-    lengths = examples.lengths()
-    sampler = examples.sampler(seed=config.seed, shuffle=config.data.shuffle)
-    steps = Schedule(lengths, config.optimization.tokens_per_batch, sampler).count(config.optimization.epochs)
-    return len(examples), sum(lengths), steps
-
-
-def _num_rows(sources: Sequence[DataSource], what: str, notes: list[str]) -> int | None:
-    """Rows of local files; None when one is no local file (a hub data set would have to be downloaded)."""
-    missing = [source.path for source in sources if not Path(source.path).expanduser().exists()]
-    if missing:
-        notes.append(f"{missing[0]!r} is no local file, so the number of {what} is unknown")
-        return None
-    from burnish.data.sources import read_table
-
-    return _or_note(lambda: sum(len(read_table(source).rows) for source in sources), notes)
-
-
-def _or_note(count: Callable[[], Counts], notes: list[str]) -> Counts | None:
-    """What `count` gives; when it fails a note says why, since the arithmetic is worth showing all the same."""
-    try:
-        return count()
-    except BurnishError as error:
-        notes.append(error.message)
-        return None
+    found = preview_sft(config, None if facts is None else facts.context_tokens)
+    notes.extend(found.notes)
+    return plan_sft(config, num_examples=found.rows, num_tokens=found.tokens, num_steps=found.steps, facts=facts)
 
 
 def _show_lines(plan: Plan, console: Console) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import names
+from burnish.config.checks_evaluation import judging_reward, unused_by_losses
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
 
@@ -31,6 +32,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
         *_scoring(config.scoring),
         *_endings(config),
         *_labels(config),
+        *judging_reward(config),
         *_critic(config),
         *held_out(config.data),
         *known_sinks(config),
@@ -39,7 +41,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
 
 def check_sft(config: SftConfig) -> list[Problem]:
     """Everything that contradicts itself in a run file of `burnish sft`."""
-    problems = [*held_out(config.data), *known_sinks(config)]
+    problems = [*held_out(config.data), *unused_by_losses(config.evaluation), *known_sinks(config)]
     if config.data.query is not None:
         message = "is set, but supervised fine-tuning learns whole documents"
         problems.append(Problem("data.query", message, "remove it"))
@@ -81,13 +83,15 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         if value not in known and not outside:
             remedy = names.suggestion(value, known)
             if field != "preset":
-                remedy += ", or package.module:function"
+                remedy += ", or package.module:function, or path/to/file.py:function"
             yield Problem(f"algorithm.{field}", f"{value!r} is not known", remedy)
 
 
 def _is_function_name(value: str) -> bool:
-    module, colon, function = value.partition(":")
-    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    """Whether the value may be `package.module:name` or `path/to/file.py:name`."""
+    place, colon, name = value.rpartition(":")
+    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return bool(colon) and name.isidentifier() and is_place
 
 
 def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
@@ -315,7 +319,7 @@ def _endings(config: RlConfig) -> Iterator[Problem]:
 def _labels(config: RlConfig) -> Iterator[Problem]:
     seen: dict[str, int] = {}
     for index, reward in enumerate(config.rewards):
-        label = reward.label or reward.name
+        label = reward.label or names.short_reward_name(reward.name)
         if label in seen:
             message = f"{label!r} is also reward {seen[label]}, so the logs could not tell them apart"
             yield Problem(f"rewards.{index}.label", message, "give each its own label")
@@ -336,7 +340,7 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
     """Sinks that are neither ours nor the name of a class."""
     for index, name in enumerate(config.logging.sinks):
         if name not in names.SINK_NAMES and not _is_function_name(name):
-            remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class"
+            remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
             yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is no sink", remedy)
 
 

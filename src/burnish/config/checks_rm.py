@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from burnish.config import names
 from burnish.config.checks import held_out, known_sinks, warmup_too_long
+from burnish.config.checks_evaluation import unused_by_losses
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
 
@@ -19,6 +20,7 @@ def check_rm(config: RmConfig) -> list[Problem]:
     problems = [
         *_preset(config),
         *held_out(config.data),
+        *unused_by_losses(config.evaluation),
         *_pairs_only(config),
         *_score_place(config),
         *known_sinks(config),

@@ -155,6 +155,12 @@ VLLM_RESERVED = {
 """Arguments of `vllm.LLM` that a run file cannot set, with the reason."""
 
 
+def short_reward_name(name: str) -> str:
+    """Label of a reward that has none of its own: of a reward model `model`, of a function its name, else the
+    built-in's name."""
+    return "model" if name.startswith(MODEL_REWARD) else name.rpartition(":")[2]
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word most like this one, if any is alike."""
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)

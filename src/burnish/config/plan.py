@@ -135,8 +135,8 @@ def num_evaluations(config: RlConfig) -> int:
     if not config.data.eval:
         return 0
     every = config.evaluation.every_steps
-    after = {config.steps} if every is None else {*range(every, config.steps + 1, every), config.steps}
-    return len(after) + int(config.evaluation.at_start)
+    after = set() if every is None else {*range(every, config.steps + 1, every), config.steps}
+    return len(after) + int(config.evaluation.begins)
 
 
 def _models(config: RlConfig) -> Iterator[ModelRole]:
@@ -252,15 +252,20 @@ def _learning_rate(config: RlConfig, total: int) -> str:
 
 
 def _other_lines(config: RlConfig, evaluations: int) -> Iterator[PlanLine]:
-    every = config.evaluation.every_steps
-    start = "before the first step, " if config.evaluation.at_start else ""
-    regular = f"every {every} steps and " if every is not None else ""
-    because = f"{start}{regular}after the last" if config.data.eval else "data.eval is empty"
-    yield PlanLine("whole run", "evaluations", str(evaluations), because)
+    yield PlanLine("whole run", "evaluations", str(evaluations), _when_evaluated(config))
     every = config.checkpoint.every_steps
     saves = -(-config.steps // every) if every is not None else 1
     because = f"every {every} steps and after the last" if every is not None else "after the last step"
     yield PlanLine("whole run", "checkpoints", str(saves), f"{because}; the newest {config.checkpoint.keep} stay")
+
+
+def _when_evaluated(config: RlConfig) -> str:
+    if not config.data.eval:
+        return "data.eval is empty"
+    every = config.evaluation.every_steps
+    times = ["before the first step"] if config.evaluation.begins else []
+    times += [] if every is None else [f"every {every} steps and after the last"]
+    return ", ".join(times) or "evaluation.every_steps is null"
 
 
 def _warnings(config: RlConfig, num_prompts: int | None, facts: ModelFacts | None) -> Iterator[str]:

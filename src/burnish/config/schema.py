@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from burnish.config import checks
 from burnish.config.schema_data import DataConfig, ModelConfig
+from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.section import Fraction, NonNegativeInt, PositiveInt, Section, as_list, path_shorthand, refuse
 
 
@@ -29,7 +30,7 @@ class RewardConfig(Section):
 
     name: str
     """Built-in name (`burnish check --list`), `path/to/file.py:function`, `package.module:function`, or `model:PATH`
-    for a reward model (options: device, dtype, tokens_per_microbatch)."""
+    for a reward model, a folder or a run (`model:runs/rm@best`; options: device, dtype, tokens_per_microbatch)."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -72,11 +73,11 @@ class AlgorithmConfig(Section):
     preset: str = "grpo"
     """Name of the algorithm (`burnish algorithms` lists them)."""
     estimator: str = "grpo"
-    """Advantage estimator: built-in name or `package.module:function`."""
+    """Advantage estimator: built-in name, `package.module:function` or `path/to/file.py:function`."""
     estimator_options: dict[str, Any] = Field(default_factory=dict)
     """Further numbers of the estimator, by parameter name."""
     loss: str = "ppo_clip"
-    """Policy loss: built-in name or `package.module:function`."""
+    """Policy loss: built-in name, `package.module:function` or `path/to/file.py:function`."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Further numbers of the loss, by parameter name (for example `dual_clip: 3.0`)."""
     clip_low: Annotated[float, Field(gt=0)] | None = 0.2
@@ -195,7 +196,7 @@ class RolloutConfig(Section):
     (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
     engine: str = "local"
     """`local` (the training weights themselves), `vllm` (a process of its own, see docs/engines.md) or
-    `package.module:Class`."""
+    `package.module:Class` (or `path/to/file.py:Class`)."""
     max_batch_rows: PositiveInt = 256
     """Responses decoded side by side; more wait their turn."""
     vllm: VllmConfig = VllmConfig()
@@ -258,8 +259,9 @@ class CriticConfig(Section):
     """A model of its own, all of whose weights train, or a value head on the policy's trunk (one backward for both)."""
     init: str = "policy"
     """Start of a separate critic: `policy` (a copy of its trunk and a new head), the folder of a sequence classifier
-    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, or `reward_model`, the folder of the
-    run's one `model:PATH` reward (2020 style, https://arxiv.org/abs/2009.01325)."""
+    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, a run (`runs/rm`, `runs/ppo@500`: its
+    reward model, or the separate critic that it trained), or `reward_model`, the folder of the run's one `model:PATH`
+    reward (2020 style, https://arxiv.org/abs/2009.01325)."""
     head_init_std: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of a new head's weights. 0 makes all first values 0 (2019 style)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = 1e-5
@@ -279,23 +281,6 @@ class CriticConfig(Section):
         return self.coef if self.coef is not None else {"shared": 0.1, "separate": 1.0}[self.kind]
 
 
-class EvaluationConfig(Section):
-    """Held-out evaluation."""
-
-    every_steps: PositiveInt | None = 10
-    """Evaluate after every so many steps (and after the last); none is never."""
-    at_start: bool = True
-    """Evaluate the untrained model first, so that a curve has its beginning."""
-    samples: NonNegativeInt = 0
-    """Samples per prompt beside the greedy response (for pass@k and maj@k)."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of those samples."""
-    max_prompts: PositiveInt | None = 256
-    """Evaluate at most so many prompts, always the same ones; none takes all."""
-    success_score: float = 1.0
-    """A response counts as solved from this reward on (pass@k, accuracy)."""
-
-
 class CheckpointConfig(Section):
     """What is saved."""
 
@@ -309,7 +294,8 @@ class LoggingConfig(Section):
     """What is shown and written (metrics.jsonl is always written)."""
 
     sinks: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("tensorboard",)
-    """Further sinks for the metrics: `tensorboard`, `wandb`, `mlflow` or `package.module:Class`."""
+    """Further sinks for the metrics: `tensorboard`, `wandb`, `mlflow`, `package.module:Class` or
+    `path/to/file.py:Class`."""
     record_rollouts: bool = True
     """Write every rollout, before any filter, to rollouts/step-*.jsonl."""
     project: str = "burnish"

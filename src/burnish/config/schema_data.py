@@ -25,7 +25,8 @@ class ModelConfig(Section):
     """Which model is trained, and how its weights are held."""
 
     path: str
-    """Local folder in the Hugging Face layout (safetensors) or a hub name."""
+    """Local folder in the Hugging Face layout (safetensors), a hub name, or a run: `runs/sft` is its newest checkpoint,
+    `runs/sft@500` that of step 500, `runs/sft@best` and `runs/sft@best:eval/loss` the best one that it has kept."""
     tokenizer: str | None = None
     """Folder or hub name of the tokenizer, when it does not lie beside the weights."""
     revision: str | None = None

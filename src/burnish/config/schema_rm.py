@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from burnish.config import checks_rm
-from burnish.config.schema import EvaluationConfig, OptimizationConfig, RunConfig
+from burnish.config.schema import OptimizationConfig, RunConfig
 from burnish.config.schema_data import Sources
+from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.section import NonNegativeInt, PositiveInt, Section, refuse
 
 
@@ -34,8 +35,19 @@ class RmEvaluationConfig(EvaluationConfig):
 
     every_steps: PositiveInt | None = 50
     """Evaluate after every so many steps (and after the last); none is only at the start and the end."""
+    at_start: bool | None = None
+    """Evaluate the untrained model first, so that a curve has its beginning; none is yes."""
     max_prompts: PositiveInt | None = None
     """Evaluate at most so many comparisons, always the same ones; none takes all."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether the untrained model is evaluated."""
+        return self.at_start is not False
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether to evaluate after this step: always after the last one."""
+        return last or super().due(step, last=last)
 
 
 class NormalizationConfig(Section):

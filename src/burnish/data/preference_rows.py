@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from burnish.data.chat import plain_messages
 from burnish.data.conversations import checked_messages, fill_template, tools_at, with_system
-from burnish.data.prompts import LoadedSource
 from burnish.data.rows import Row, describe, lookup, value_at
 from burnish.errors import DataError
 from burnish.types import Message, Preference, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from burnish.data.prompts import LoadedSource
 
 Tokens = tuple[int, ...]
 Text = str | tuple[Message, ...]
@@ -96,21 +97,47 @@ def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> Pr
 
 
 def _pair(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
+    chosen, rejected = _both(loaded, row)
+    if chosen == rejected:
+        raise BadRow(row.where, "chosen and rejected are identical", "with identical responses")
+    return _row(loaded, row_id, row, *_asked_and_answered(loaded, row, chosen, rejected), 0)
+
+
+def shared_prompt(loaded: LoadedSource, row: Row) -> Text:
+    """What a row of the layout `preference` asks, exactly as its comparison is read; the responses may be empty or
+    equal, as nothing is learned from them. DataError where there is no prompt."""
+    chosen, rejected = _both(loaded, row)
+    if chosen == rejected and isinstance(chosen, str) and _ASSISTANT not in chosen and not _has_prompt(loaded):
+        raise DataError(
+            f"{row.where}: chosen and rejected are the same text, so where its prompt ends cannot be told",
+            remedy="remove the row, or name the prompt's column (columns: {prompt: ...})",
+        )
+    return _asked_and_answered(loaded, row, chosen, rejected)[0]
+
+
+def _both(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
     roles = loaded.reading.roles
     chosen, rejected = (_text_or_messages(row, roles[role], role) for role in ("chosen", "rejected"))
     if isinstance(chosen, str) is not isinstance(rejected, str):
         raise DataError(
             f"{row.where}: chosen is {_kind(chosen)}, rejected is {_kind(rejected)}", remedy="write both the same way"
         )
-    if chosen == rejected:
-        raise BadRow(row.where, "chosen and rejected are identical", "with identical responses")
-    prompt = _explicit_prompt(loaded, row, roles)
+    return chosen, rejected
+
+
+def _has_prompt(loaded: LoadedSource) -> bool:
+    return loaded.source.prompt_template is not None or "prompt" in loaded.reading.roles
+
+
+def _asked_and_answered(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) -> tuple[Text, tuple[Text, Text]]:
+    """The prompt, and the two responses without it."""
+    prompt = _explicit_prompt(loaded, row, loaded.reading.roles)
     if not isinstance(chosen, str) and chosen[0].role != "assistant":
         prompt = None  # both conversations hold the prompt themselves
     if prompt is None:
         prompt, chosen, rejected = _common_prompt(chosen, rejected, row.where)
         prompt = _with_system(prompt, loaded.source.system_prompt)
-    return _row(loaded, row_id, row, prompt, (chosen, rejected), 0)
+    return prompt, (chosen, rejected)
 
 
 def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
@@ -273,7 +300,7 @@ def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
 def _nothing_common(where: str) -> NoReturn:
     raise DataError(
         f"{where}: chosen and rejected have no beginning in common that could be the prompt",
-        remedy="name the prompt's column (columns: {prompt: ...}), or mend the row",
+        remedy="as chosen, rejected name no prompt, name its column (columns: {prompt: ...}), or mend the row",
     )
 
 

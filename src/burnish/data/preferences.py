@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.chat import AUTO
+from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
@@ -41,6 +42,10 @@ class PreferenceSet:
     def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
         """The resumable order in which comparisons are drawn (indices into `examples`)."""
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
+
+    def asked(self) -> list[Asked]:
+        """The prompt of each comparison."""
+        return [(example.id, example.prompt_tokens) for example in self.examples]
 
     def lines(self) -> list[str]:
         """What was understood, for the command line to print."""
@@ -116,6 +121,28 @@ def read_preferences(sources: Sequence[DataSource], *, candidates: int | None = 
         for row_id, row in loaded.rows_with_ids():
             found.append(read_row(loaded, row_id, row, rules).preference())
     return found
+
+
+def count_comparisons(
+    sources: Sequence[DataSource], *, candidates: int | None = None, ties: Ties = "error", bad_rows: BadRows = "error"
+) -> int:
+    """Comparisons that `load_preferences` would find, and its errors, as far as no tokenizer is needed to know them."""
+    count = 0
+    for loaded in load_sources(sources, "preferences"):
+        rules = RowRules(candidates=candidates)
+        for row_id, row in loaded.rows_with_ids():
+            try:
+                read = read_row(loaded, row_id, row, rules)
+            except BadRow:
+                if bad_rows == "error":
+                    raise
+                continue
+            rules = rules.after(read)
+            if read.tie and ties != "half":
+                _check_tie(read, ties)
+                continue
+            count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.data.chat import AUTO, encode_prompt, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
+from burnish.data.overlap import Asked
+from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
 from burnish.data.queries import cut_query
 from burnish.data.rows import Row, describe, value_at
 from burnish.data.samplers import PromptSampler
@@ -18,7 +20,7 @@ from burnish.data.sources import Table, default_domain, read_table, source_names
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
-from burnish.types import Prompt
+from burnish.types import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 OverLong = Literal["drop", "truncate", "error"]
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
+_SHARED = "comparisons asked by what chosen and rejected both begin with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,10 @@ class PromptSet:
     def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
         """The resumable order in which prompts are drawn (indices into `prompts`)."""
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
+
+    def asked(self) -> list[Asked]:
+        """What each prompt asks, as the policy is given it."""
+        return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.prompt_tokens, strict=True)]
 
     def lines(self) -> list[str]:
         """What was understood, for the command line to print."""
@@ -187,7 +194,7 @@ def _source_prompts(
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
-        prompt = _prompt(loaded, row_id, row, changed)
+        prompt = _prompt(loaded, row_id, row, changed, chat)
         if cuts is not None:
             cut = _query(prompt, cuts, tokenizer, max_prompt_tokens, chat)
             if cut is None:
@@ -235,9 +242,9 @@ def _between(query: QueryConfig) -> str:
     return f"between {start} and {query.end_text!r}"
 
 
-def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str]) -> Prompt:
-    source, roles = loaded.source, loaded.reading.roles
-    asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
+def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
+    roles = loaded.reading.roles
+    asked = _asked(loaded, row, changed, chat)
     answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
     domain, tools = loaded.domain_of(row), tools_at(row, roles)
     if isinstance(asked, str):
@@ -248,6 +255,24 @@ def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str]) 
     if len(messages) != len(asked):
         changed[_ANSWER_CUT] += 1
     return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values, tools=tools)
+
+
+def _asked(loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat) -> str | tuple[Message, ...]:
+    """What the row asks; of a comparison what `burnish rm` takes for its prompt, as turns where that does."""
+    source = loaded.source
+    if loaded.reading.schema != "preference":
+        return prompt_of(row, loaded.reading.roles, template=source.prompt_template, system_prompt=source.system_prompt)
+    try:
+        asked = shared_prompt(loaded, row)
+    except BadRow as error:
+        raise DataError(error.message, remedy="mend or remove the row") from error
+    if "prompt" not in loaded.reading.roles and source.prompt_template is None:
+        changed[_SHARED] += 1
+    return (
+        transcript_messages(asked)
+        if chat.chat == "always" and isinstance(asked, str) and is_transcript(asked)
+        else asked
+    )
 
 
 def _cut_note(over_long: OverLong) -> str:
@@ -295,7 +320,7 @@ def read_prompts(sources: Sequence[DataSource]) -> tuple[list[Prompt], list[Unde
     understandings = []
     for loaded in load_sources(sources, "prompts"):
         changed: Counter[str] = Counter()
-        rows = [_prompt(loaded, row_id, row, changed) for row_id, row in loaded.rows_with_ids()]
+        rows = [_prompt(loaded, row_id, row, changed, AUTO) for row_id, row in loaded.rows_with_ids()]
         prompts += rows
         understandings.append(loaded.understanding(kept=len(rows), skipped=Counter(), changed=changed))
     return prompts, understandings

@@ -297,6 +297,7 @@ def _check_purpose(schema: str, roles: Mapping[str, str], columns: _Columns) -> 
             remedy="set schema_name to preference, candidates or token_labels",
         )
     has_prompt = source.prompt_template is not None or any(role in roles for role in _PROMPT_ROLES)
+    has_prompt = has_prompt or schema == "preference"  # both responses begin with it where there is no column
     if columns.purpose == "prompts" and not has_prompt:
         raise DataError(
             f"{source.path}: rows of layout {schema} name no prompt; the columns are {', '.join(columns.names)}",

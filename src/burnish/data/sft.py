@@ -21,6 +21,7 @@ from burnish.data.chat import (
     uses_template,
 )
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
+from burnish.data.overlap import Asked
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
 from burnish.data.rows import Row, text_at, value_at
 from burnish.data.samplers import PromptSampler
@@ -65,6 +66,13 @@ class SftSet:
     def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
         """The resumable order in which examples are drawn (indices into `examples`)."""
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
+
+    def asked(self) -> list[Asked]:
+        """The tokens before the first trained one of each example; of a document, which asks nothing, all of them."""
+        firsts = [example.loss_mask.index(True) for example in self.examples]
+        return [
+            (e.id, e.tokens[:first] if first > 1 else e.tokens) for e, first in zip(self.examples, firsts, strict=True)
+        ]
 
     def lines(self) -> list[str]:
         """What was understood, for the command line to print."""

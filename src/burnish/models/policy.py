@@ -205,8 +205,9 @@ def copy_weights(folder: Path, model: PreTrainedModel) -> None:
     """Read the folder through `from_pretrained`, which knows how its architecture is laid out on disk, and copy."""
     saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
     own, found = dict(model.named_parameters()), dict(saved.named_parameters())
-    if info["missing_keys"] or own.keys() != found.keys():
-        odd = sorted(set(info["missing_keys"]) | (own.keys() ^ found.keys()))
+    unlike = {name for name in own.keys() & found.keys() if own[name].shape != found[name].shape}
+    if info["missing_keys"] or own.keys() != found.keys() or unlike:
+        odd = sorted(set(info["missing_keys"]) | (own.keys() ^ found.keys()) | unlike)
         raise CheckpointError(
             f"weights in {folder} do not fit the model: {_some(odd)}", remedy="resume with the model it was made with"
         )

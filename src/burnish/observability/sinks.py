@@ -201,7 +201,7 @@ def find_sinks(names: Sequence[str]) -> None:
                 raise _missing_package(name)
             continue
         if ":" not in name:
-            known = f"{', '.join(SINK_NAMES)} and package.module:Class"
+            known = f"{', '.join(SINK_NAMES)} and package.module:Class (or path/to/file.py:Class)"
             raise ConfigError(f"{_FIELD}: {name!r} is no sink", remedy=f"choose among {known}")
         _sink_class(name)
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from burnish.rewards.protocol import RewardScorer
+from burnish.rewards.success import TOLERANCE, Success
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
 
 BATCH_SIZE = 512
 TOTAL = "(total)"
 """What stands for the weighted sum among the parts."""
-TOLERANCE = 1e-6
-"""Token rewards of a hundred tokens add up to a little less than their sum on paper."""
-
 Encode = Callable[[Prompt, str], Sequence[int]]
 
 
@@ -41,13 +39,15 @@ class GoldPart:
 
 @dataclass(frozen=True, slots=True)
 class GoldReport:
-    """Result of a gold check. `without_gold` names the rows that have nothing to check."""
+    """Result of a gold check. `without_gold` names the rows that have nothing to check; `solved` counts the answers
+    that the run would count as solved, where that was asked."""
 
     checked: int
     top_score: float
     failures: tuple[GoldFailure, ...]
     without_gold: tuple[str, ...]
     parts: tuple[GoldPart, ...] = ()
+    solved: int = 0
 
     @property
     def passed_fraction(self) -> float:
@@ -74,11 +74,15 @@ def check_gold(
     labels: Sequence[str] = (),
     response: Callable[[Prompt], str | None] = gold_response,
     encode: Encode | None = None,
+    judge: Success | None = None,
+    success: Success | None = None,
 ) -> GoldReport:
     """Scores the gold response of every prompt and reports those below `top_score`.
 
     `labels` judges by the sum of these parts of the reward instead of all of it (`ProcessRewardScorer.answer_labels`
-    are those that look at the answer, which leaves out length or format). `encode` gives the tokens that a policy would
+    are those that look at the answer, which leaves out length or format). `judge` judges each of some rewards by a
+    threshold of its own instead (`full_marks` is what `burnish check` takes), and `success` is what a run would count
+    as solved. `encode` gives the tokens that a policy would
     have sampled to say the gold response, for rewards that read tokens; without it words stand in for them. Give the
     scorer a `max_failure_fraction` of 1, or it stops at the first bad batch instead of reporting all of it.
     """
@@ -86,17 +90,19 @@ def check_gold(
     without: list[str] = []
     readings: dict[str, list[float]] = {}
     batch: list[tuple[Prompt, str]] = []
-    checked = 0
+    checked = solved = 0
 
     def flush() -> None:
+        nonlocal solved
         scored = scorer.score([(prompt, _as_rollout(prompt, gold, encode)) for prompt, gold in batch])
         for (prompt, gold), rollout in zip(batch, scored, strict=True):
             _note(rollout, readings)
-            score = _judged(rollout, labels)
-            if score is None or score < top_score - TOLERANCE:
-                failures.append(
-                    GoldFailure(prompt.id, prompt.domain, gold, score, rollout.status, rollout.status_detail)
-                )
+            solved += success is not None and success.solved(rollout) is True
+            score = _judged(rollout, labels if judge is None else tuple(judge.thresholds))
+            passed = score is not None and score >= top_score - TOLERANCE if judge is None else judge.solved(rollout)
+            if not passed:
+                detail = rollout.status_detail or ("" if judge is None else "; ".join(judge.shortfalls(rollout)))
+                failures.append(GoldFailure(prompt.id, prompt.domain, gold, score, rollout.status, detail))
         batch.clear()
 
     for prompt in prompts:
@@ -110,7 +116,7 @@ def check_gold(
             flush()
     flush()
     parts = tuple(GoldPart(name, sum(v) / len(v), min(v), len(v)) for name, v in sorted(readings.items()))
-    return GoldReport(checked, top_score, tuple(failures), tuple(without), parts)
+    return GoldReport(checked, top_score, tuple(failures), tuple(without), parts, solved)
 
 
 def _note(rollout: Rollout, readings: dict[str, list[float]]) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from burnish.config.names import MODEL_REWARD
+from burnish.config.names import short_reward_name
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.calling import Caller
 from burnish.rewards.combining import Weighted, combine
@@ -300,14 +300,9 @@ def _failed(rollout: Rollout) -> bool:
     return rollout.status is not RewardStatus.OK
 
 
-def _short_name(name: str) -> str:
-    """Of a reward model `model`, of a function its name, of a built-in the name itself."""
-    return "model" if name.startswith(MODEL_REWARD) else name.rpartition(":")[2]
-
-
 def _specs(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
     """Plain specifications with a label each: the given one, the built-in's name, the function's name, or `model`."""
-    labels = [reward.label or _short_name(reward.name) for reward in rewards]
+    labels = [reward.label or short_reward_name(reward.name) for reward in rewards]
     for label, count in Counter(labels).items():
         if count > 1:
             raise ConfigError(

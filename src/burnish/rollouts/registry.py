@@ -63,13 +63,13 @@ def find_engine(name: str) -> type:
         from burnish.rollouts.vllm_engine import VllmEngine  # imports torch, so only when it is needed
 
         return VllmEngine
-    module_name, colon, class_name = name.partition(":")
+    module_name, colon, class_name = name.rpartition(":")
     if not (colon and module_name and class_name):
         near = difflib.get_close_matches(name.lower(), [_LOCAL, _VLLM], cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
             f"{_FIELD} is {name!r}, which is no engine",
-            remedy=f"{hint}Use {_LOCAL!r}, {_VLLM!r} or 'package.module:Class'",
+            remedy=f"{hint}Use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'",
         )
     return find_class(
         name, field=_FIELD, methods=("generate", "sync", "metrics"), protocol="burnish.rollouts.engine.RolloutEngine"

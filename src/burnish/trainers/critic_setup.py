@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig
+from burnish.config.schema_data import ModelConfig
+from burnish.errors import ModelError
 from burnish.models.batch import Batch
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, ValueObjective
-from burnish.models.value_head import init_value_head
+from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
+from burnish.models.value_head import HEAD_FILE, init_value_head
+from burnish.trainers.result import WEIGHTS_FOLDER
 from burnish.trainers.value_objective import ActorCriticObjective, ClippedValueObjective
 
 
@@ -52,7 +58,30 @@ def build_separate_critic(config: RlConfig, loaded: LoadedModel) -> SeparateCrit
         init_value_head(built.head, std=critic.head_init_std, seed=config.seed)
         return built
     folder = reward_model_folder(config) if critic.init == "reward_model" else critic.init
+    if (Path(folder) / HEAD_FILE).is_file():
+        return _critic_of_a_run(Path(folder), loaded, settings, budget)
     return SeparateCritic.from_folder(folder, loaded, settings, field="critic.init", tokens_per_microbatch=budget)
+
+
+def _critic_of_a_run(folder: Path, loaded: LoadedModel, settings: OptimizerSettings, budget: int) -> SeparateCritic:
+    """A critic that goes on from the one that another run of `burnish rl` saved in a checkpoint, of the same
+    architecture and vocabulary. A head alone (critic.kind shared) has no trunk to begin with: ModelError."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"critic.init {str(folder)!r} holds a value head without a trunk: that run's critic.kind was shared",
+            remedy="use critic.init: policy, a reward model, or a run whose critic.kind was separate",
+        )
+    theirs = load_tokenizer(ModelConfig(path=str(folder.parent / WEIGHTS_FOLDER)))
+    difference = vocabulary_difference(theirs, loaded.tokenizer)
+    if difference is not None:
+        raise ModelError(
+            f"critic.init {str(folder)!r} has another tokenizer than the policy, whose token ids it would read: "
+            f"{difference}",
+            remedy="use a critic of a run on the same model, or critic.init: policy",
+        )
+    critic = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget)
+    critic.load_weights(folder)
+    return critic
 
 
 def reward_model_folder(config: RlConfig) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from burnish.observability.metrics import mean_of
 from burnish.rewards.protocol import RewardScorer
+from burnish.rewards.success import Success
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.trainers.collection import GREEDY_SAMPLE, EncodedPrompt, mean_parts
 from burnish.types import FinishReason, Metric, Rollout, RolloutGroup, RolloutRequest
@@ -17,13 +18,13 @@ from burnish.types import FinishReason, Metric, Rollout, RolloutGroup, RolloutRe
 EVALUATION_STEP = -1
 """Stands in for the step in the sampling noise: every evaluation of a run draws with the same noise."""
 
-SUCCESS_TOLERANCE = 1e-6
-"""A weighted sum such as .7 + .2 + .1 stays a little below 1 in floating point, and is a full score all the same."""
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates whatever policy the engine holds on a fixed list of prompts."""
+    """Evaluates whatever policy the engine holds on a fixed list of prompts.
+
+    success: what counts as solved; without it accuracy, pass@k and maj@k are not measured.
+    """
 
     prompts: Sequence[EncodedPrompt]
     engine: RolloutEngine
@@ -31,7 +32,7 @@ class Evaluator:
     sampling: Sampling
     samples: int
     temperature: float
-    success_score: float
+    success: Success | None
     seed: int
     vote_key: Callable[[Rollout], str]
 
@@ -48,6 +49,8 @@ class Evaluator:
             asked = [dataclasses.replace(request, sample_indices=indices) for request in requests]
             plain = dataclasses.replace(self.sampling, temperature=self.temperature, top_k=0, top_p=1.0, min_p=0.0)
             sampled = self._generate(asked, plain)
+        if self.success is not None:
+            self.success.check_parts([*greedy, *sampled])
         groups = self._groups(greedy, sampled)
         return self.describe(groups), groups
 
@@ -77,7 +80,7 @@ class Evaluator:
         rewards = [r.reward for r in greedy if r.reward is not None]
         metrics = {
             "reward_mean": mean_of(rewards),
-            "accuracy": mean_of([self._solved(r) for r in greedy if r.reward is not None]),
+            **self._accuracy(greedy),
             "response_tokens_mean": mean_of([len(r.response_tokens) for r in greedy]),
             "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in greedy]),
             "failed_fraction": mean_of([r.reward is None for r in greedy]),
@@ -85,20 +88,27 @@ class Evaluator:
         }
         return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
 
+    def _accuracy(self, greedy: Sequence[Rollout]) -> dict[str, Metric]:
+        """Over the responses that can be judged."""
+        if self.success is None:
+            return {}
+        judged = [self.success.solved(rollout) for rollout in greedy]
+        return {"accuracy": mean_of([solved for solved in judged if solved is not None])}
+
     def _of_samples(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         if not self.samples:
             return {}
-        scored = [[r for r in g.rollouts if r.reward is not None] for g in groups]
-        complete = [rollouts for rollouts in scored if len(rollouts) == self.samples]
-        metrics = {"sampled_reward_mean": mean_of([r.reward or 0.0 for rollouts in scored for r in rollouts])}
+        rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
+        metrics = {"sampled_reward_mean": mean_of(rewards)}
+        if self.success is None:
+            return metrics
+        verdicts = [(g.rollouts, [self.success.solved(r) for r in g.rollouts]) for g in groups]
+        complete = [(rs, solved) for rs, solved in verdicts if len(rs) == self.samples and None not in solved]
         for k in powers_up_to(self.samples):
-            solved = [pass_at_k(len(rs), sum(map(self._solved, rs)), k) for rs in complete]
-            metrics[f"pass@{k}"] = mean_of(solved)
-        metrics[f"maj@{self.samples}"] = mean_of([self._solved(majority(rs, self.vote_key)) for rs in complete])
+            metrics[f"pass@{k}"] = mean_of([pass_at_k(len(rs), solved.count(True), k) for rs, solved in complete])
+        winners = [majority(rs, self.vote_key) for rs, _ in complete]
+        metrics[f"maj@{self.samples}"] = mean_of([bool(self.success.solved(winner)) for winner in winners])
         return metrics
-
-    def _solved(self, rollout: Rollout) -> bool:
-        return rollout.reward is not None and rollout.reward >= self.success_score - SUCCESS_TOLERANCE
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -19,7 +20,11 @@ from burnish.models.loading import LoadedModel, load_model
 from burnish.models.reward_layout import PromptResponse
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.registry import build_engine
+from burnish.trainers.chaining import with_weights
 from burnish.types import RolloutRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Tokens = tuple[int, ...]
 
@@ -45,17 +50,31 @@ def measured_pairs(
     training, after it and in a resumed run."""
     if config.normalization.on == "policy":
         return _policy_responses(config, loaded, train, console)
-    return _references(config, loaded, train)
+    return _references(config, loaded.tokenizer, loaded.context_length, train)
 
 
-def _references(config: RmConfig, loaded: LoadedModel, train: PreferenceSet) -> list[PromptResponse]:
+def check_measured(
+    config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
+) -> None:
+    """Raises what reading the data that rewards are normalised on would raise; samples nothing."""
+    if config.normalization.kind == "none":
+        return
+    if config.normalization.on == "policy":
+        _prompts(config, tokenizer, context_length, train)
+    else:
+        _references(config, tokenizer, context_length, train)
+
+
+def _references(
+    config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
+) -> list[PromptResponse]:
     """Completions of `normalization.references`, else the best responses of the training comparisons."""
     settings = config.normalization
     if settings.references:
         examples = load_sft_examples(
             settings.references,
-            tokenizer=loaded.tokenizer,
-            max_tokens=min(config.max_tokens, loaded.context_length),
+            tokenizer=tokenizer,
+            max_tokens=min(config.max_tokens, context_length),
             over_long=config.data.over_long,
             chat=ChatFormat.of(config.data),
         ).examples
@@ -70,9 +89,10 @@ def _policy_responses(
     config: RmConfig, loaded: LoadedModel, train: PreferenceSet, console: Console
 ) -> list[PromptResponse]:
     settings = config.normalization
-    prompts = _prompts(config, loaded, train)
+    prompts = _prompts(config, loaded.tokenizer, loaded.context_length, train)
     path = settings.policy or config.model.path
-    settings_of_policy = config.model.model_copy(update={"path": path, "lora": None})
+    own = config.model.model_copy(update={"lora": None})
+    settings_of_policy = own if settings.policy is None else with_weights(own, settings.policy)
     policy = load_model(settings_of_policy, seed=config.seed, plain=config.debug.plain)
     if policy.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
@@ -107,14 +127,16 @@ def _policy_responses(
     return [(rollout.prompt_tokens, rollout.response_tokens) for rollout in rollouts]
 
 
-def _prompts(config: RmConfig, loaded: LoadedModel, train: PreferenceSet) -> Sequence[Tokens]:
+def _prompts(
+    config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
+) -> Sequence[Tokens]:
     """Prompts that leave room for a response."""
     settings = config.normalization
-    room = min(config.max_tokens, loaded.context_length) - settings.max_response_tokens
+    room = min(config.max_tokens, context_length) - settings.max_response_tokens
     if settings.prompts:
         found: Sequence[Tokens] = load_prompts(
             settings.prompts,
-            tokenizer=loaded.tokenizer,
+            tokenizer=tokenizer,
             max_prompt_tokens=max(room, 1),
             over_long=config.data.over_long,
             chat=ChatFormat.of(config.data),

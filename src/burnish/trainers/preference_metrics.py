@@ -135,8 +135,8 @@ def margin_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
     return {f"{margin:g}": accuracy(members) for margin, members in sorted(by_margin.items())}
 
 
-def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule) -> dict[str, float]:
-    """All numbers of an evaluation, named `eval/...`."""
+def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule | None) -> dict[str, float]:
+    """All numbers of an evaluation, named `eval/...`; without a rule nothing is said about it."""
     share = accuracy(comparisons)
     low, high = wilson_interval(share, len(comparisons))
     scores = np.array([score for c in comparisons for score in c.scores])
@@ -147,11 +147,12 @@ def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule) -> dict[
         "eval/accuracy_low": low,
         "eval/accuracy_high": high,
         "eval/calibration_error": calibration_error(comparisons),
-        "eval/length_rule_accuracy": rule.accuracy(comparisons),
         "eval/score_mean": float(scores.mean()),
         "eval/score_std": float(scores.std()),
         "eval/score_gap": math.fsum(c.scores[c.best] - _best_other(c) for c in comparisons) / len(comparisons),
     }
+    if rule is not None:
+        row["eval/length_rule_accuracy"] = rule.accuracy(comparisons)
     correlation = length_correlation(comparisons)
     if correlation is not None:
         row["eval/length_correlation"] = correlation

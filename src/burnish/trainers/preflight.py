@@ -11,8 +11,9 @@ from burnish.algorithms.advantages import Estimator, resolve_estimator
 from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import AlgorithmConfig, RlConfig, VllmConfig
-from burnish.config.schema_data import DataSource
+from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, VllmConfig
+from burnish.config.schema_data import DataSource, ModelConfig
+from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import PromptSet, read_prompts
 from burnish.data.sources import needs_download
 from burnish.errors import CheckpointError, ConfigError, ModelError
@@ -23,6 +24,7 @@ from burnish.observability.sinks import find_sinks
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import success_of
 from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm_process import has_vllm
 from burnish.trainers.credit import estimator_numbers, reads_responses_alone
@@ -60,13 +62,13 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     weights and downloads nothing: what only they can tell is left to the run. `context_tokens`: of the model, if known.
     """
     check_settings(config)
-    source = resolve_source(config.model.path, field="model.path")
-    check_model_folder(source, needs_weights=not config.model.from_scratch)
-    tokenizer = _local_tokenizer(config)
+    check_model_source(config.model)
+    tokenizer = local_tokenizer(config)
     train = _local_prompts(config, config.data.train, "train", tokenizer, context_tokens)
     heldout = _local_prompts(config, config.data.eval, "eval", tokenizer, context_tokens)
-    _check_rewards(config, [prompts for prompts in (train, heldout) if prompts])
-    return (None if train is None else len(train)), _notes(config)
+    _check_rewards(config, [_prompts_of(found) for found in (train, heldout) if found])
+    twice = find_overlap(() if train is None else _asked(train), () if heldout is None else _asked(heldout))
+    return (None if train is None else len(train)), [*twice.lines(), *notes_on(config)]
 
 
 def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
@@ -138,7 +140,12 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
             )
 
 
-def _local_tokenizer(config: RlConfig) -> PreTrainedTokenizerBase | None:
+def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None:
+    """ModelError for a folder that is not there, or is no model that could be loaded."""
+    check_model_folder(resolve_source(model.path, field=field), needs_weights=not model.from_scratch)
+
+
+def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
     """None when it would have to be downloaded."""
     folder = Path(config.model.tokenizer or config.model.path).expanduser()
     return load_tokenizer(config.model) if folder.exists() else None
@@ -150,14 +157,24 @@ def _local_prompts(
     split: str,
     tokenizer: PreTrainedTokenizerBase | None,
     context_tokens: int | None,
-) -> Sequence[Prompt] | None:
+) -> PromptSet | Sequence[Prompt] | None:
     """Prompts as the run would have them; without a tokenizer none is too long. None when they are not all here."""
     if not sources or any(needs_download(source) for source in sources):
         return None
     if tokenizer is None:
         return read_prompts(sources)[0]
-    found: PromptSet = load_prompt_set(config, tokenizer, context_tokens, split)
-    return found.prompts
+    return load_prompt_set(config, tokenizer, context_tokens, split)
+
+
+def _prompts_of(found: PromptSet | Sequence[Prompt]) -> Sequence[Prompt]:
+    return found.prompts if isinstance(found, PromptSet) else found
+
+
+def _asked(found: PromptSet | Sequence[Prompt]) -> list[Asked]:
+    """What the prompts ask: their tokens, or without a tokenizer their text."""
+    if isinstance(found, PromptSet):
+        return found.asked()
+    return [(prompt.id, repr(prompt.messages or prompt.text)) for prompt in found]
 
 
 def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) -> None:
@@ -168,11 +185,12 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
     if not functions:
         return
     with ProcessRewardScorer(functions, config.scoring) as scorer:
+        success_of(config.rewards, scorer.answer_labels, config.evaluation)
         for prompts in prompt_sets:
             scorer.check_columns(shared_columns(prompts))
 
 
-def _notes(config: RlConfig) -> list[str]:
+def notes_on(config: RunConfig) -> list[str]:
     """What another machine, or `--fresh`, would put right."""
     notes = []
     try:
@@ -182,5 +200,5 @@ def _notes(config: RlConfig) -> list[str]:
     try:
         RunDirectory(Path(config.output)).admit(config)
     except CheckpointError as error:
-        notes.append(f"{error.message}\n`burnish rl` would refuse to go on with it; --fresh would start over")
+        notes.append(f"{error.message}\nthe run would refuse to go on with it; --fresh would start over")
     return notes

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from burnish.checkpointing.run import CONFIG_FILE, dump_config
+from burnish.config.schema import RunConfig
+from burnish.observability.atomic import write_text_atomically
 
 WEIGHTS_FOLDER = "policy"
 """Name of the folder inside a checkpoint that `from_pretrained` loads."""
@@ -29,8 +35,33 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Numbers of an evaluation by name (`eval/...`), and the files that hold them and the responses."""
+    """Numbers of an evaluation by name (`eval/...`), and the files that hold them and, where there are any, the
+    responses."""
 
     metrics: Mapping[str, float]
     metrics_file: Path
-    rollouts_file: Path
+    rollouts_file: Path | None = None
+
+
+def new_eval_folder(run_dir: Path) -> Path:
+    """`eval/001` in the folder of a run, or the next number that is free: earlier results stay."""
+    place = run_dir / "eval"
+    place.mkdir(parents=True, exist_ok=True)
+    taken = [int(entry.name) for entry in place.iterdir() if entry.name.isdecimal()]
+    for number in itertools.count(max(taken, default=0) + 1):
+        folder = place / f"{number:03d}"
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another evaluation took it just now
+            continue
+        return folder
+    raise AssertionError("itertools.count has no end")
+
+
+def write_eval_metrics(folder: Path, config: RunConfig, metrics: Mapping[str, float]) -> Path:
+    """`metrics.json`, and beside it the configuration that they were measured with (its `model.path` is what was
+    measured). Returns the path of the metrics."""
+    write_text_atomically(folder / CONFIG_FILE, dump_config(config))
+    file = folder / "metrics.json"
+    write_text_atomically(file, json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    return file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +16,7 @@ from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema_data import Sources
 from burnish.config.schema_rm import RmConfig
+from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
@@ -31,6 +32,7 @@ from burnish.models.reward_model import new_reward_model
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.metrics import MetricStore
 from burnish.observability.report import HISTOGRAM_FILE
+from burnish.trainers.chaining import pinned
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
 from burnish.trainers.normalization import Measure, measured_pairs
@@ -53,7 +55,7 @@ class RmRun:
     config: RmConfig
     learner: RewardLearner
     train: tuple[Comparison, ...]
-    heldout: tuple[Comparison, ...]
+    heldout: tuple[PreferenceExample, ...]
     sampler: PromptSampler
     objective: PreferenceLoss
     length_rule: LengthRule
@@ -83,7 +85,7 @@ def run_rm_loop(run: RmRun, stop: StopRequest) -> None:
     config = run.config
     if run.step == 0:
         _normalise(run, before=True)
-        if config.evaluation.at_start and run.heldout:
+        if config.evaluation.begins and run.heldout:
             run.journal.write(0, evaluate_rm(run))
     saved_at = run.step if run.step else None
     while run.step < run.total_steps and not stop:
@@ -91,7 +93,7 @@ def run_rm_loop(run: RmRun, stop: StopRequest) -> None:
         last = run.step == run.total_steps
         if last:
             _normalise(run, before=False)
-        if last or _due(run.step, config.evaluation.every_steps):
+        if config.evaluation.due(run.step, last=last):
             row |= evaluate_rm(run)
         run.journal.write(run.step, row)
         if last or _due(run.step, config.checkpoint.every_steps):
@@ -128,19 +130,29 @@ def evaluate_rm(run: RmRun) -> dict[str, float]:
         return {}
     stopwatch = Stopwatch()
     with stopwatch.phase("evaluate"):
-        scores = run.learner.compare(run.heldout)
-    scored = [
-        ScoredComparison(tuple(row), tuple(len(response) for response in c.responses), c.best, c.margin)
-        for c, row in zip(run.heldout, scores, strict=True)
-    ]
+        scores = run.learner.compare([_comparison(example) for example in run.heldout])
+    scored = scored_comparisons(run.heldout, scores)
     content = {"step": run.step, **histogram(scored)}
     write_text_atomically(Path(run.config.output) / HISTOGRAM_FILE, json.dumps(content) + "\n")
     return describe(scored, run.length_rule) | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
 
+def scored_comparisons(
+    examples: Sequence[PreferenceExample], scores: Sequence[Sequence[float]]
+) -> list[ScoredComparison]:
+    """Examples with the scores of their candidates, as evaluations are worked out from them."""
+    return [
+        ScoredComparison(tuple(row), tuple(len(tokens) for tokens in e.responses_tokens), e.best, e.margin)
+        for e, row in zip(examples, scores, strict=True)
+    ]
+
+
 @contextmanager
 def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
     """Everything that the loop talks to."""
+    config, chained = pinned(config)
+    for line in chained:
+        console.print(line, markup=False, highlight=False)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         model = new_reward_model(
@@ -159,6 +171,8 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
             console.print(note, highlight=False)
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
+        for line in find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines():
+            console.print(line, highlight=False)
         size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
         total_steps = config.steps or -(-epochs * len(train) // size)
         learner = RewardLearner(
@@ -174,7 +188,7 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
             heldout=_evaluated(config, heldout),
             sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
             objective=PreferenceLoss.from_config(config),
-            length_rule=_length_rule(train),
+            length_rule=length_rule(train),
             measure=_measure(config, loaded, train, console),
             total_steps=total_steps,
             last_position=None if config.steps else epochs * len(train),
@@ -193,9 +207,9 @@ def load_comparisons(
     """Training and held-out comparisons: two data sets, or one split by conversation."""
     if not config.data.train:
         raise ConfigError("data.train is empty", remedy="name at least one data set in data.train")
-    train = _load(config, config.data.train, tokenizer, max_tokens, console)
+    train = load_set(config, config.data.train, tokenizer, max_tokens, console)
     if config.data.eval:
-        return train, _load(config, config.data.eval, tokenizer, max_tokens, console)
+        return train, load_set(config, config.data.eval, tokenizer, max_tokens, console)
     if config.held_out_fraction == 0:
         return train, None
     train, heldout = train.split(config.held_out_fraction, seed=config.seed)
@@ -205,9 +219,10 @@ def load_comparisons(
     return train, heldout
 
 
-def _load(
+def load_set(
     config: RmConfig, sources: Sources, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
 ) -> PreferenceSet:
+    """The comparisons of some sources, read as the run file says. DataError or ConfigError for any that do not fit."""
     found = load_preferences(
         sources,
         tokenizer=tokenizer,
@@ -243,18 +258,23 @@ def _check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
 
 def comparisons_of(examples: tuple[PreferenceExample, ...]) -> tuple[Comparison, ...]:
     """Examples as the model takes them."""
-    return tuple(Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie) for e in examples)
+    return tuple(_comparison(example) for example in examples)
 
 
-def _evaluated(config: RmConfig, heldout: PreferenceSet | None) -> tuple[Comparison, ...]:
+def _comparison(e: PreferenceExample) -> Comparison:
+    return Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie)
+
+
+def _evaluated(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
     """Held-out comparisons that have a best one, at most `evaluation.max_prompts`."""
     if heldout is None:
         return ()
-    decided = tuple(c for c in comparisons_of(heldout.examples) if not c.tie)
+    decided = tuple(example for example in heldout.examples if not example.tie)
     return decided[: config.evaluation.max_prompts]
 
 
-def _length_rule(train: PreferenceSet) -> LengthRule:
+def length_rule(train: PreferenceSet) -> LengthRule:
+    """Whether the longer or the shorter responses are the better ones in the training comparisons."""
     return LengthRule.learned(
         [([len(response) for response in e.responses_tokens], e.best) for e in train.examples if not e.tie]
     )

@@ -83,12 +83,12 @@ def run_loop(run: RlRun, stop: StopRequest) -> None:
     """Train from where `run.progress` stands to the last step, or until asked to stop; always leaves a checkpoint."""
     config, progress = run.config, run.progress
     # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
-    if progress.saved_step is None and config.evaluation.at_start and run.evaluator is not None:
+    if progress.saved_step is None and config.evaluation.begins and run.evaluator is not None:
         run.journal.write(0, evaluate(run))
     while progress.step < config.steps and not stop:
         row = train_step(run)
         last = progress.step == config.steps
-        if last or _due(progress.step, config.evaluation.every_steps):
+        if config.evaluation.due(progress.step, last=last):
             row |= evaluate(run)
         run.journal.write(progress.step, row)
         if last or _due(progress.step, config.checkpoint.every_steps):

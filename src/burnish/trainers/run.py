@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,12 +11,12 @@ from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.loading import load_model
-from burnish.observability.atomic import write_text_atomically
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
+from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.interrupt import graceful_stop
 from burnish.trainers.path_record import recorded_paths
-from burnish.trainers.result import EvalReport, RunResult
+from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl import run_loop
 from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
 
@@ -35,14 +34,18 @@ def train_rl(config: RlConfig, *, console: Console) -> RunResult:
 def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
     """Evaluate the model of the run file (or the weights of a checkpoint) on the held-out data.
 
-    Writes `eval/metrics.json` and `eval/rollouts/eval-000000.jsonl` into the run's folder. Raises ConfigError when
-    the run file names no held-out data.
+    Writes `metrics.json`, `config.yaml` and `rollouts/eval-000000.jsonl` into a fresh folder `eval/NNN` of the run's.
+    Raises ConfigError when the run file names no held-out data.
     """
-    settings = config.model if weights is None else config.model.model_copy(update={"path": str(weights), "lora": None})
+    if weights is not None:
+        config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
+    config, chained = pinned(config)
+    for line in chained:
+        console.print(line, markup=False, highlight=False)
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(Path(config.output))
-        loaded = load_model(settings, seed=config.seed, plain=config.debug.plain, paths=paths)
+        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
         for line in (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)):
             console.print(line, highlight=False)
@@ -53,10 +56,9 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
         measured, groups = evaluator.evaluate()
-    folder = Path(config.output) / "eval"
     store = MetricStore()
     store.merge(measured)
-    metrics, metrics_file = store.row(), folder / "metrics.json"
-    write_text_atomically(metrics_file, json.dumps(metrics, indent=2, sort_keys=True) + "\n")
+    metrics, folder = store.row(), new_eval_folder(Path(config.output))
     recorder = RolloutRecorder(folder / "rollouts", token_texts(loaded))
-    return EvalReport(metrics, metrics_file, recorder.record_evaluation(0, groups))
+    rollouts_file = recorder.record_evaluation(0, groups)
+    return EvalReport(metrics, write_eval_metrics(folder, config, metrics), rollouts_file)

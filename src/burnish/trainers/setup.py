@@ -19,6 +19,8 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
+from burnish.data.overlap import find_overlap
+from burnish.data.prompts import PromptSet
 from burnish.errors import CheckpointError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
@@ -31,9 +33,11 @@ from burnish.observability.console import Display
 from burnish.observability.recorder import RolloutRecorder
 from burnish.observability.sinks import build_sinks
 from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import success_of, why_not_measured
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.registry import build_engine
+from burnish.trainers.chaining import pinned
 from burnish.trainers.collection import Collector
 from burnish.trainers.critic_setup import (
     build_separate_critic,
@@ -98,6 +102,8 @@ def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
 def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
     """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
     estimator, loss, numbers = check_settings(config)
+    config, chained = pinned(config)
+    _say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
@@ -127,6 +133,11 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
             needs_greedy=estimator.needs_greedy,
             overlaps=policy.model.device.type != "cpu",
         )
+        evaluator = None
+        if config.evaluation.happens:
+            evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
+        if evaluator is None:
+            _say(console, find_overlap(train.asked()).lines())
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
         record_paths(workplace.path, paths)
         run = RlRun(
@@ -135,7 +146,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
             reference=reference,
             engine=engine,
             collector=collector,
-            evaluator=build_evaluator(config, loaded, engine, scorer, console) if _evaluates(config) else None,
+            evaluator=evaluator,
             estimator=estimator,
             objective=partial(build_objective, config, loss, numbers),
             select_tokens=_selection(loss, numbers),
@@ -238,15 +249,25 @@ def build_sampling(config: RlConfig) -> Sampling:
 
 
 def build_evaluator(
-    config: RlConfig, loaded: LoadedModel, engine: RolloutEngine, scorer: ProcessRewardScorer, console: Console
+    config: RlConfig,
+    loaded: LoadedModel,
+    engine: RolloutEngine,
+    scorer: ProcessRewardScorer,
+    console: Console,
+    *,
+    train: PromptSet | None = None,
 ) -> Evaluator | None:
-    """None without held-out data."""
+    """None without held-out data. Says which of its prompts are in `train` too."""
     settings = config.evaluation
     if not config.data.eval:
         return None
     prompts = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "eval")
     _say(console, prompts.lines())
+    _say(console, find_overlap(() if train is None else train.asked(), prompts.asked()).lines())
     scorer.check_columns(shared_columns(prompts.prompts))
+    success = success_of(config.rewards, scorer.answer_labels, settings)
+    if success is None:
+        _say(console, (why_not_measured(settings),))
     return Evaluator(
         prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
         engine=engine,
@@ -254,7 +275,7 @@ def build_evaluator(
         sampling=build_sampling(config),
         samples=settings.samples,
         temperature=settings.temperature,
-        success_score=settings.success_score,
+        success=success,
         seed=config.seed,
         vote_key=vote_key(config) if settings.samples else _by_text,
     )
@@ -279,6 +300,7 @@ def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
     """The rewards of the run file, loaded now, so that a wrong name or option stops the run before a model loads."""
     scorer = ProcessRewardScorer(config.rewards, config.scoring)
     try:
+        success_of(config.rewards, scorer.answer_labels, config.evaluation)  # refuses a threshold out of reach
         yield scorer
     finally:
         scorer.close()
@@ -359,10 +381,6 @@ def restore(run: RlRun, policy: LocalPolicy, checkpoint: Checkpoint) -> None:
     run.journal.alarms.load_state(state["alarms"])
     run.progress = Progress(step=state["step"], position=state["position"], saved_step=state["step"])
     run.engine.sync(policy)
-
-
-def _evaluates(config: RlConfig) -> bool:
-    return config.evaluation.at_start or config.evaluation.every_steps is not None
 
 
 def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:

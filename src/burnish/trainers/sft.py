@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -14,6 +17,7 @@ from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import SftConfig
 from burnish.data.batching import next_batch
+from burnish.data.overlap import find_overlap
 from burnish.data.samplers import PromptSampler
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
@@ -21,10 +25,12 @@ from burnish.errors import ConfigError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.batch import Batch
 from burnish.models.float32 import fast_float32
-from burnish.models.loading import LoadedModel, load_model
+from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.roles import TokenScores
 from burnish.observability.metrics import MetricStore, mean
+from burnish.trainers.chaining import pinned
 from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
@@ -34,6 +40,14 @@ from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.setup import STATE_NAME, open_journal, open_workplace
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EVALUATION_ROWS = 64
+"""Examples scored at once when the loss on held-out ones is measured."""
+LARGEST_EXPONENT = 700.0
+"""Above it the perplexity has no float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +106,12 @@ def run_sft_loop(run: SftRun, stop: StopRequest) -> None:
     """Train to the last step, or until asked to stop; always leaves a checkpoint."""
     config = run.config
     # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
-    if run.saved_step is None and config.evaluation.at_start and run.heldout is not None:
+    if run.saved_step is None and config.evaluation.begins and run.heldout is not None:
         run.journal.write(0, evaluate_sft(run))
     while run.step < run.total_steps and not stop:
         row = sft_step(run)
         last = run.step == run.total_steps
-        if last or _due(run.step, config.evaluation.every_steps):
+        if config.evaluation.due(run.step, last=last):
             row |= evaluate_sft(run)
         run.journal.write(run.step, row)
         if last or _due(run.step, config.checkpoint.every_steps):
@@ -124,21 +138,43 @@ def sft_step(run: SftRun) -> dict[str, float]:
 
 
 def evaluate_sft(run: SftRun) -> dict[str, float]:
-    """Held-out loss in nats per trained token, and the share of those tokens that the model finds likeliest."""
+    """What `held_out_loss` says of the policy as it is now, and how long it took."""
     if run.heldout is None:
         return {}
-    stopwatch, metrics = Stopwatch(), MetricStore()
+    stopwatch = Stopwatch()
     examples = heldout_examples(run.heldout, run.config.evaluation.max_prompts, seed=run.config.seed)
     with stopwatch.phase("evaluate"):
-        for start in range(0, len(examples), 64):
-            batch = build_sft_batch(examples[start : start + 64], pad_token_id=run.pad_token_id)
-            scores = run.policy.logprobs(batch, correct=True)
-            mask, count = batch.loss_mask, batch.loss_mask.sum()
-            metrics.add("eval/loss", mean(-scores.logprobs_BT.cpu()[mask].sum(), count))
-            if scores.correct_BT is not None:
-                metrics.add("eval/token_accuracy", mean(scores.correct_BT.cpu()[mask].sum(), count))
-    metrics.add("time/evaluate_seconds", Metric(Reduction.SUM, stopwatch.seconds("evaluate")))
-    return metrics.row()
+        row = held_out_loss(partial(run.policy.logprobs, correct=True), examples, pad_token_id=run.pad_token_id)
+    return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+
+
+def held_out_loss(
+    score: Callable[[Batch], TokenScores], examples: Sequence[SftExample], *, pad_token_id: int
+) -> dict[str, float]:
+    """Loss in nats per trained token, its exponential (perplexity), and the share of those tokens that the model finds
+    likeliest; by domain as well where there are several.
+
+    `score` gives the log-probabilities of a batch's response tokens, and which of them are the likeliest.
+    """
+    metrics = MetricStore()
+    domains = {example.domain for example in examples}
+    for start in range(0, len(examples), EVALUATION_ROWS):
+        part = examples[start : start + EVALUATION_ROWS]
+        batch = build_sft_batch(part, pad_token_id=pad_token_id)
+        scores = score(batch)
+        loss_B = -scores.logprobs_BT.cpu().double().where(batch.loss_mask, 0.0).sum(dim=1)
+        right_B = None if scores.correct_BT is None else (scores.correct_BT.cpu() & batch.loss_mask).sum(dim=1)
+        for row, (example, count) in enumerate(zip(part, batch.loss_mask.sum(dim=1).tolist(), strict=True)):
+            for prefix in ("eval", *([f"eval/domain/{example.domain}"] if len(domains) > 1 else [])):
+                metrics.add(f"{prefix}/loss", mean(loss_B[row], count))
+                if right_B is not None:
+                    metrics.add(f"{prefix}/token_accuracy", mean(right_B[row], count))
+    row_of = metrics.row()
+    return row_of | {
+        f"{name.removesuffix('loss')}perplexity": math.exp(loss)
+        for name, loss in row_of.items()
+        if name.endswith("/loss") and loss < LARGEST_EXPONENT
+    }
 
 
 def heldout_examples(heldout: SftSet, limit: int | None, *, seed: int) -> list[SftExample]:
@@ -168,15 +204,22 @@ def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Bat
 @contextmanager
 def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
     """Everything that the loop talks to."""
+    config, chained = pinned(config)
+    _say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         paths = recorded_paths(workplace.path)
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
-        for note in (*loaded.notes, *paths.lines()):
-            console.print(note, highlight=False)
-        train = _load_examples(config, loaded, "train", console)
+        _say(console, (*loaded.notes, *paths.lines()))
+        train = load_examples(config, loaded.tokenizer, loaded.context_length, "train")
+        _say(console, train.lines())
+        heldout = None
+        if config.data.eval and config.evaluation.happens:
+            heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
+            _say(console, heldout.lines())
+        _say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         schedule = Schedule(
             train.lengths(),
             config.optimization.tokens_per_batch,
@@ -195,7 +238,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
             config=config,
             policy=policy,
             train=train,
-            heldout=_load_examples(config, loaded, "eval", console) if config.data.eval else None,
+            heldout=heldout,
             schedule=schedule,
             total_steps=total_steps,
             pad_token_id=loaded.pad_token_id,
@@ -235,21 +278,27 @@ def restore_sft(run: SftRun, checkpoint: Checkpoint) -> None:
     run.step, run.position, run.saved_step = state["step"], state["position"], state["step"]
 
 
-def _load_examples(config: SftConfig, loaded: LoadedModel, split: str, console: Console) -> SftSet:
+def load_examples(
+    config: SftConfig, tokenizer: PreTrainedTokenizerBase, context_length: int | None, split: str
+) -> SftSet:
+    """The examples of data.train or data.eval (`split`), within the limits of the run. `context_length`: of the model,
+    if known."""
     sources = config.data.train if split == "train" else config.data.eval
     if not sources:
         raise ConfigError(f"data.{split} is empty", remedy=f"name at least one data set in data.{split}")
-    limit = min(config.max_tokens, loaded.context_length, config.optimization.tokens_per_batch)
-    examples = load_sft_examples(
+    limits = (config.max_tokens, config.optimization.tokens_per_batch, context_length)
+    return load_sft_examples(
         sources,
-        tokenizer=loaded.tokenizer,
-        max_tokens=limit,
+        tokenizer=tokenizer,
+        max_tokens=min(limit for limit in limits if limit is not None),
         over_long=config.data.over_long,
         chat=ChatFormat.of(config.data),
     )
-    for line in examples.lines():
+
+
+def _say(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
         console.print(line, highlight=False)
-    return examples
 
 
 def _trained_span(example: SftExample) -> tuple[int, int]:

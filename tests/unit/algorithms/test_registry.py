@@ -115,3 +115,59 @@ def test_names_that_lead_nowhere_say_why(resolve, name, words):
     with pytest.raises(ConfigError) as caught:
         resolve(name)
     assert words in str(caught.value)
+
+
+PARTS = """
+from neighbour import FACTOR
+import torch
+from burnish.algorithms.policy_losses import PolicyLoss
+
+ran = []
+
+
+def scaled(scores_B, *, factor=FACTOR):
+    return scores_B * factor
+
+
+def constant(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
+    return PolicyLoss(torch.full_like(logprobs_BT, 2.0), {})
+"""
+
+
+@pytest.fixture
+def parts_file(tmp_path, monkeypatch):
+    (tmp_path / "neighbour.py").write_text("FACTOR = 3.0\n")
+    (tmp_path / "parts.py").write_text(PARTS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return "parts.py"
+
+
+def test_a_file_gives_estimators_and_losses(parts_file, tmp_path):
+    estimator = resolve_estimator(f"{parts_file}:scaled")
+    assert estimator({"scores_B": torch.tensor([2.0])}, estimator.options).tolist() == [6.0]
+    loss = resolve_policy_loss(f"./{parts_file}:constant")  # the same file by another name: run once all the same
+    assert loss.function.__module__ == estimator.function.__module__
+    assert resolve_estimator(f"{tmp_path}/{parts_file}:scaled").function is estimator.function
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("part.py:scaled", "there is no file 'part.py'"),
+        ("parts.py:scale", "did you mean 'scaled'"),
+        ("parts.py:", "path/to/file.py:function"),
+        ("broken.py:scaled", "its file fails: ZeroDivisionError: division by zero"),
+        ("torn.py:scaled", "its file fails: SyntaxError"),
+        ("leaving.py:scaled", "its file fails: SystemExit"),
+    ],
+)
+def test_files_that_lead_nowhere_say_why(parts_file, tmp_path, place, words):
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "torn.py").write_text("def scaled(\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
+    for _ in range(2):  # a file that failed has left nothing behind
+        with pytest.raises(ConfigError) as caught:
+            resolve_estimator(place)
+        assert words in str(caught.value)
+        assert "advantage estimator" in str(caught.value)

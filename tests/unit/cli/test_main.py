@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,63 @@ def test_plan_of_a_supervised_run(folder: Path, capsys: pytest.CaptureFixture[st
     assert "examples │ 8 │" in text
 
 
+PAIRS = [{"prompt": f"{n}?", "chosen": "right", "rejected": "wrong"} for n in range(6)]
+TORN = {"prompt": "6?", "chosen": "same", "rejected": "same"}
+
+
+@pytest.fixture(params=["model here", "model elsewhere"])
+def rm_model(request: pytest.FixtureRequest, save_tiny_llama: Callable[..., Path]) -> str:
+    """A local model, whose tokenizer encodes the rows, or the name of one that would be downloaded."""
+    return str(save_tiny_llama("0123456789?rightwons amelx")) if request.param == "model here" else "m"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "message"),
+    [
+        ([*PAIRS, TORN], [], "pairs.jsonl:7: chosen and rejected are identical"),
+        ([*PAIRS, {"chosen": "x"}], [], "pairs.jsonl:7"),
+        ([*PAIRS, {**PAIRS[0], "tie": True}], [], "pairs.jsonl:7: the responses are tied"),
+        (PAIRS, ["data.train=missing.jsonl"], "missing.jsonl"),
+        (PAIRS, ["logging.sinks=[wandbb]"], "wandbb"),
+        (PAIRS, ["model=./nowhere"], "model.path './nowhere' does not exist"),
+    ],
+)
+def test_plan_refuses_what_rm_refuses(
+    folder: Path, rm_model: str, capsys: pytest.CaptureFixture[str], rows: list[dict], words: list[str], message: str
+) -> None:
+    if "tie" in rows[-1]:
+        rows = [{**row, "tie": "tie" in row} for row in rows]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rm.yaml").write_text(f"model: {rm_model}\ndata: {{train: pairs.jsonl}}\nloss: bradley_terry\n")
+    assert main(["plan", "rm.yaml", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_plan_of_rm_counts_what_is_left(folder: Path, rm_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*PAIRS, TORN]))
+    (folder / "rm.yaml").write_text(f"model: {rm_model}\ndata: {{train: pairs.jsonl}}\nloss: bradley_terry\n")
+    assert main(["plan", "rm.yaml", "bad_rows=drop"]) == 0
+    assert "comparisons │ 6 │ data.train" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft", "rm"])
+def test_plan_counts_and_names_prompts_that_come_twice(
+    folder: Path, save_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    model = save_tiny_llama("0123456789?ab")
+    asked = {"train": ["1?", "2?", "1?", "3?"], "eval": ["3?", "9?"]}
+    for name, prompts in asked.items():
+        told = {"chosen": "a", "rejected": "b"} if kind == "rm" else {"completion": "a"}
+        rows = [{"prompt": prompt, "answer": "a", **told} for prompt in prompts]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"rl": "rewards: exact", "sft": "max_tokens: 16", "rm": "loss: bradley_terry"}[kind]
+    (folder / "both.yaml").write_text(f"model: {model}\ndata: {{train: train.jsonl, eval: eval.jsonl}}\n{own}\n")
+    assert main(["plan", "both.yaml"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 held-out prompts are training prompts too: eval:0 is train:3" in said
+    assert "1 of 4 training prompts repeat an earlier one: train:2 repeats train:0" in said
+
+
 def test_check_passes_gold_answers_and_shows_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "run.yaml"]) == 0
     text = capsys.readouterr().out
@@ -114,6 +172,35 @@ def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(
     assert "short │ 0.75 │ 0.75 │ 8 │" in said
     assert main(["check", "run.yaml", "rewards=own.py:short", "--top-score", "1"]) == 1
     assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in capsys.readouterr().out
+
+
+def test_check_judges_each_reward_and_says_when_none_can_count_as_solved(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "own.py").write_text(
+        "def half(response, answer):\n    return 0.5\n\n\ndef double(response, answer):\n    return 2.0\n"
+    )
+    mixed = "rewards=[own.py:half,own.py:double]"
+    assert main(["check", "run.yaml", mixed]) == 1  # 2.5 in all, but half stays below its best
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 of 8 gold answers reach the top score 1 (judged by: half, double)" in said
+    assert "half 0.5, below 1" in said
+    assert "no gold answer counts as solved (half at least 1 and double at least 1), so accuracy" in said
+    words = ["evaluation.success=half", "evaluation.success_score=0.5"]
+    assert main(["check", "run.yaml", mixed, *words]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "8 of 8 gold answers count as solved (half at least 0.5)" in said
+    assert main(["check", "run.yaml", "evaluation.success_score=2"]) == 2
+    assert "which 'exact' cannot reach: it gives at most 1" in capsys.readouterr().err
+
+
+def test_success_names_a_reward_or_the_nearest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "run.yaml", "evaluation.success=exakt"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "evaluation.success is 'exakt', which is not the label of a reward" in said
+    assert "did you mean 'exact'?" in said
+    assert main(["check", "run.yaml", "rewards=model:rm", "evaluation.success=model"]) == 2
+    assert "evaluation.success_score is not set" in " ".join(capsys.readouterr().err.split())
 
 
 def test_check_needs_the_tokenizer_for_a_judged_reward_that_reads_tokens(

@@ -68,9 +68,17 @@ def test_vllm_samples_from_a_copy_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "every", "at_start", "expected"), [(10, 5, True, 3), (10, 4, False, 3), (3, None, True, 2)]
+    ("steps", "every", "at_start", "expected"),
+    [
+        (10, 5, True, 3),
+        (10, 5, None, 3),
+        (10, 4, False, 3),
+        (3, None, True, 1),
+        (3, None, None, 0),
+        (3, None, False, 0),
+    ],
 )
-def test_evaluations_are_counted(steps: int, every: int | None, at_start: bool, expected: int) -> None:
+def test_evaluations_are_counted(steps: int, every: int | None, at_start: bool | None, expected: int) -> None:
     config = rl(steps=steps, data={"train": "a", "eval": "b"}, evaluation={"every_steps": every, "at_start": at_start})
     assert num_evaluations(config) == expected
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burnish.rewards.success import Success
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.evaluation import Evaluator, majority, pass_at_k, powers_up_to
 from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
@@ -56,7 +57,7 @@ def judged(text: str, reward: float | None, *, tokens: int = 1, cut: bool = Fals
     reason = FinishReason.LENGTH if cut else FinishReason.STOP
     return dataclasses.replace(
         answer(text, 0), reward=reward, response_tokens=(2,) * tokens, rollout_logprobs=(0.0,) * tokens,
-        finish_reason=reason,
+        finish_reason=reason, reward_parts={} if reward is None else {"exact": reward},
     )  # fmt: skip
 
 
@@ -64,7 +65,10 @@ def group_of(greedy: Rollout, *sampled: Rollout, domain: str = "a") -> RolloutGr
     return RolloutGroup(Prompt("p", text="x", domain=domain), 0, sampled, greedy)
 
 
-def described(groups: list[RolloutGroup], samples: int = 0, success_score: float = 1.0) -> dict[str, float | None]:
+EXACT = Success({"exact": 1.0})
+
+
+def described(groups: list[RolloutGroup], samples: int = 0, success: Success | None = EXACT) -> dict[str, float | None]:
     evaluator = Evaluator(
         prompts=[],
         engine=None,  # type: ignore[arg-type]
@@ -72,7 +76,7 @@ def described(groups: list[RolloutGroup], samples: int = 0, success_score: float
         sampling=Sampling(max_response_tokens=8),
         samples=samples,
         temperature=1.0,
-        success_score=success_score,
+        success=success,
         seed=0,
         vote_key=lambda rollout: rollout.response,
     )
@@ -123,6 +127,32 @@ def test_domains_are_measured_apart_when_there_are_two() -> None:
     assert row["eval/accuracy"] == 0.5
     assert row["eval/domain/a/accuracy"] == 1.0
     assert row["eval/domain/b/accuracy"] == 0.0
+
+
+def weighed(reward: float, **parts: float) -> Rollout:
+    return dataclasses.replace(judged("x", reward), reward_parts=parts)
+
+
+def test_a_bonus_makes_nothing_solved_and_a_penalty_spoils_nothing() -> None:
+    """Weighted sums of 1.14 (wrong, with a bonus of 1) and 0.8 (right, with a penalty): one of two is solved."""
+    groups = [group_of(weighed(1.14, exact=0.14, bonus=1.0)), group_of(weighed(0.8, exact=1.0, brief=-0.2))]
+    assert described(groups)["eval/accuracy"] == 0.5
+
+
+def test_each_judging_reward_must_reach_its_own_threshold() -> None:
+    success = Success({"exact": 1.0, "overlap": 0.5})
+    groups = [
+        group_of(weighed(3.0, exact=2.0, overlap=0.4)),
+        group_of(weighed(1.5, exact=1.0, overlap=0.5)),
+    ]
+    assert described(groups, success=success)["eval/accuracy"] == 0.5
+
+
+def test_without_a_judge_there_is_no_accuracy_and_no_pass_at_k() -> None:
+    groups = [group_of(judged("x", 3.0), judged("a", 3.0), judged("b", 4.0))]
+    row = described(groups, samples=2, success=None)
+    assert row["eval/sampled_reward_mean"] == 3.5
+    assert not [name for name in row if "accuracy" in name or "@" in name]
 
 
 def test_a_full_score_that_rounding_left_below_one_is_solved() -> None:

@@ -155,7 +155,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def resolve_estimator(name: str) -> Estimator:
-    """The estimator called `name`: a key of `ESTIMATORS`, or `package.module:function`.
+    """The estimator called `name`: a key of `ESTIMATORS`, `package.module:function` or `path/to/file.py:function`.
 
     A function from outside names its tensors as in `ESTIMATOR_INPUTS`, takes numbers after a bare `*`, and returns
     `advantages_B`, or `(advantages_BT, returns_BT)` when it asks for `token_rewards_BT`. ConfigError otherwise.

@@ -145,7 +145,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
 
 
 def resolve_policy_loss(name: str) -> PolicyLossSpec:
-    """The loss called `name`: a key of `POLICY_LOSSES`, or `package.module:function`.
+    """The loss called `name`: a key of `POLICY_LOSSES`, `package.module:function` or `path/to/file.py:function`.
 
     A function from outside takes the four tensors of `LOSS_INPUTS` and numbers after a bare `*`, and returns a
     `PolicyLoss`. ConfigError otherwise.

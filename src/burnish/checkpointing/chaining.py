@@ -1,0 +1,168 @@
+"""Which checkpoint a model path means when it names a run: `runs/sft`, `runs/sft@500`, `runs/sft@best:eval/loss`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from burnish.checkpointing.manifest import verify
+from burnish.checkpointing.run import CONFIG_FILE, RunDirectory
+from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.kinds import kind_of_data
+from burnish.config.names import suggestion
+from burnish.errors import CheckpointError
+from burnish.observability.history import read_history
+
+BEST = "best"
+DEFAULT_METRICS = {
+    "rl": ("eval/accuracy", "eval/reward_mean"),
+    "sft": ("eval/loss",),
+    "rm": ("eval/accuracy",),
+}
+"""By kind of run, what `@best` compares: the first of these that the run has measured."""
+LOWER_IS_BETTER = ("loss", "perplexity", "error", "truncated", "failed")
+"""Words in the names of metrics whose lowest value is the best; of all others it is the highest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A checkpoint of a run, and in words why this one."""
+
+    run: Path
+    checkpoint: Checkpoint
+    reason: str
+
+    def __str__(self) -> str:
+        return f"checkpoint of step {self.checkpoint.step} of {self.run} ({self.reason})"
+
+
+def find_checkpoint(path: str, *, field: str) -> Chosen | None:
+    """The checkpoint that `RUN` (the newest whole one), `RUN@STEP`, `RUN@best` or `RUN@best:METRIC` means.
+
+    None for a path that names no run (a model folder, a hub name). `field` is where the run file names it. Raises
+    CheckpointError, with what there is, for a run without a whole checkpoint, a step that has none, and a metric that
+    was not measured at any of the kept checkpoints.
+    """
+    folder, choice = _split(path)
+    if not is_run(folder):
+        if choice is None:
+            return None
+        raise CheckpointError(
+            f"{field} is {path!r}, but {folder} is not the folder of a run (it has no {CONFIG_FILE})",
+            remedy=_nearest_run(folder) + "what stands before the @ is the `output` of a run",
+        )
+    store = CheckpointStore(folder)
+    if not store.steps():
+        raise CheckpointError(
+            f"{field} is {path!r}, a run without a checkpoint",
+            remedy="let the run save one first, or name a model folder",
+        )
+    if choice is None:
+        return _newest(folder, store, field)
+    name, colon, metric = choice.partition(":")
+    if name == BEST and (metric or not colon):
+        return _best(folder, store, metric or None, field)
+    if choice.isdigit():
+        return _of_step(folder, store, int(choice), field)
+    raise CheckpointError(
+        f"{field} is {path!r}, but {choice!r} chooses no checkpoint",
+        remedy=f"write {folder} for the newest, {folder}@STEP, {folder}@best or {folder}@best:METRIC; {_kept(store)}",
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was started in this folder. (A model folder has a config.json of its own.) `os.path` says no to
+    names that the system refuses, where `pathlib` raises."""
+    return os.path.isfile(RunDirectory(folder).config_file) and not os.path.exists(folder / "config.json")
+
+
+def _split(path: str) -> tuple[Path, str | None]:
+    """Folder and choice; an existing folder with an @ in its name is meant as it stands."""
+    before, at, choice = path.rpartition("@")
+    if not at or os.path.isdir(Path(path).expanduser()):
+        return Path(path).expanduser(), None
+    return Path(before).expanduser(), choice
+
+
+def _newest(folder: Path, store: CheckpointStore, field: str) -> Chosen:
+    found = store.latest_valid()
+    if found.checkpoint is None:
+        raise CheckpointError(
+            f"{field} is {str(folder)!r}, a run whose checkpoints are all damaged: {found.problems[0]}",
+            remedy="put one of them back, or train again",
+        )
+    damaged = "".join(f"; not used: {problem}" for problem in found.problems)
+    return Chosen(folder, found.checkpoint, f"the newest{damaged}")
+
+
+def _of_step(folder: Path, store: CheckpointStore, step: int, field: str, reason: str = "as asked for") -> Chosen:
+    if step not in store.steps():
+        raise CheckpointError(f"{field}: {folder} has no checkpoint of step {step}", remedy=_kept(store))
+    checkpoint = store.at(step)
+    problem = verify(checkpoint.folder, step)
+    if problem is not None:
+        raise CheckpointError(
+            f"{field}: the checkpoint of step {step} of {folder} is damaged: {problem}", remedy=_kept(store)
+        )
+    return Chosen(folder, checkpoint, reason)
+
+
+def _best(folder: Path, store: CheckpointStore, metric: str | None, field: str) -> Chosen:
+    history = {name: dict(zip(steps, values, strict=True)) for name, (steps, values) in read_history(folder).items()}
+    kept = store.steps()
+    measured = {name: values for name, values in history.items() if any(step in values for step in kept)}
+    name = metric or _default_metric(folder, measured, field)
+    if name not in history:
+        raise CheckpointError(
+            f"{field}: {folder} has not measured {name!r}", remedy=suggestion(name, _comparable(measured))
+        )
+    if name not in measured:
+        steps = ", ".join(map(str, sorted(history[name])))
+        raise CheckpointError(
+            f"{field}: {folder} measured {name} at steps {steps}, and no checkpoint of those is kept; {_kept(store)}",
+            remedy="let evaluation.every_steps and checkpoint.every_steps fall together, raise checkpoint.keep, or "
+            "choose a step",
+        )
+    lower = any(word in name for word in LOWER_IS_BETTER)
+    best_of_all = _argbest(history[name], lower)
+    step = _argbest({at: value for at, value in history[name].items() if at in kept}, lower)
+    reason = f"{'lowest' if lower else 'highest'} {name}, {history[name][step]:.4g}, of those kept"
+    if history[name][best_of_all] != history[name][step]:
+        reason += f"; step {best_of_all} had {history[name][best_of_all]:.4g}, but checkpoint.keep has let it go"
+    return _of_step(folder, store, step, field, reason)
+
+
+def _argbest(values: Mapping[int, float], lower: bool) -> int:
+    """Step of the best value, the latest of equal ones."""
+    return max(values, key=lambda step: (-values[step] if lower else values[step], step))
+
+
+def _default_metric(folder: Path, measured: Mapping[str, object], field: str) -> str:
+    candidates = DEFAULT_METRICS[kind_of_data(RunDirectory(folder).read_config())]
+    found = next((name for name in candidates if name in measured), None)
+    if found is None:
+        listed = ", ".join(_comparable(measured)) or "none"
+        raise CheckpointError(
+            f"{field}: {folder} has measured no {' and no '.join(candidates)} at a checkpoint that is kept",
+            remedy=f"name a metric (@best:METRIC; measured there: {listed}) or a step",
+        )
+    return found
+
+
+def _comparable(measured: Mapping[str, object]) -> Sequence[str]:
+    """Names that are worth offering: held-out ones where there are any."""
+    held_out = [name for name in measured if name.startswith("eval/")]
+    return held_out or [name for name in measured if not name.startswith(("time/", "throughput/"))]
+
+
+def _kept(store: CheckpointStore) -> str:
+    return "there are checkpoints of steps " + ", ".join(map(str, store.steps()))
+
+
+def _nearest_run(folder: Path) -> str:
+    runs = [entry.name for entry in folder.parent.iterdir() if is_run(entry)] if os.path.isdir(folder.parent) else []
+    near = difflib.get_close_matches(folder.name, runs, n=1, cutoff=0.5)
+    return f"did you mean {str(folder.parent / near[0])!r}? " if near else ""

@@ -1,0 +1,45 @@
+"""Held-out evaluation in a run file as types; see `burnish.config.schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from burnish.config.section import NonNegativeInt, PositiveInt, Section
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation."""
+
+    every_steps: PositiveInt | None = 10
+    """Evaluate after every so many steps (and after the last); none is never."""
+    at_start: bool | None = None
+    """Evaluate the untrained model first, so that a curve has its beginning; none is whenever `every_steps` is set."""
+    samples: NonNegativeInt = 0
+    """Samples per prompt beside the greedy response (for pass@k and maj@k)."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of those samples."""
+    max_prompts: PositiveInt | None = 256
+    """Evaluate at most so many prompts, always the same ones; none takes all."""
+    success: str | None = None
+    """Label of the reward that says whether a response is solved (accuracy, pass@k, maj@k), or `label/part` for one of
+    its parts. None judges by every reward that compares with the answer, as `burnish check` does; without such a reward
+    these metrics are not measured."""
+    success_score: float | None = None
+    """Score of the judging reward, before its weight, from which a response counts as solved. None is its best: that of
+    a built-in (`burnish check --list`), 1 for one of your own; for a reward model it must be set."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether the untrained model is evaluated."""
+        return self.every_steps is not None if self.at_start is None else self.at_start
+
+    @property
+    def happens(self) -> bool:
+        """Whether the run evaluates at all."""
+        return self.begins or self.every_steps is not None
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether to evaluate after this step, where `last` says that it is the run's last one."""
+        return self.every_steps is not None and (last or step % self.every_steps == 0)

@@ -1,0 +1,134 @@
+"""`burnish eval` on runs of `sft` and `rm`: the measurements of training, on saved weights and any held-out data."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.console import Console
+
+from burnish.config.schema import SftConfig
+from burnish.config.schema_rm import RmConfig
+from burnish.data.preferences import PreferenceSet
+from burnish.errors import ConfigError, DataError
+from burnish.models.allocator import keep_freed_memory
+from burnish.models.loading import load_model
+from burnish.models.reward_model import RewardModel, load_reward_model
+from burnish.models.scoring import ResponseScorer
+from burnish.observability.atomic import write_text_atomically
+from burnish.observability.report import HISTOGRAM_FILE
+from burnish.trainers.chaining import pinned, with_weights
+from burnish.trainers.preference_metrics import LengthRule, ScoredComparison, accuracy, describe, wilson_interval
+from burnish.trainers.preference_metrics import histogram as score_histogram
+from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
+from burnish.trainers.reward_model import length_rule, load_comparisons, load_set, scored_comparisons
+from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Config = TypeVar("Config", SftConfig, RmConfig)
+
+
+def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
+    """Held-out loss, perplexity and token accuracy of the run file's model, or of saved weights, on data.eval.
+
+    Writes `metrics.json` and `config.yaml` into a fresh folder `eval/NNN` of the run's. Raises ConfigError when the run
+    file names no held-out data.
+    """
+    if not config.data.eval:
+        raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
+    config = _on_weights(config, weights, console)
+    loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+    keep_freed_memory(loaded.model.device.type)
+    _say(console, loaded.notes)
+    heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
+    _say(console, heldout.lines())
+    scorer = ResponseScorer(loaded.model, temperature=1.0, plain=loaded.plain)
+    score = partial(
+        scorer.score_in_microbatches,
+        tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+        correct=True,
+    )
+    examples = heldout_examples(heldout, config.evaluation.max_prompts, seed=config.seed)
+    metrics = held_out_loss(score, examples, pad_token_id=loaded.pad_token_id)
+    folder = new_eval_folder(Path(config.output))
+    return EvalReport(metrics, write_eval_metrics(folder, config, metrics))
+
+
+def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
+    """Accuracy of a saved reward model with its interval, calibration, and what length alone explains, on data.eval or
+    on the comparisons that `held_out_fraction` held out.
+
+    Writes `metrics.json`, `config.yaml` and `score_histogram.json` into a fresh folder `eval/NNN` of the run's. Raises
+    ConfigError when nothing is held out, ModelError when the model is not a reward model.
+    """
+    if not config.data.eval and config.held_out_fraction == 0:
+        raise ConfigError(
+            "data.eval is empty and held_out_fraction is 0", remedy="name the held-out comparisons in data.eval"
+        )
+    config = _on_weights(config, weights, console)
+    model = load_reward_model(config.model)
+    keep_freed_memory(model.loaded.model.device.type)
+    _say(console, model.loaded.notes)
+    rule, heldout = _comparisons(config, model, console)
+    decided = [example for example in heldout.examples if not example.tie][: config.evaluation.max_prompts]
+    if not decided:
+        raise DataError("the held-out comparisons are all ties", remedy="name comparisons that have a best response")
+    pairs = [(example.prompt_tokens, response) for example in decided for response in example.responses_tokens]
+    numbers = iter(model.score(pairs, config.optimization.tokens_per_microbatch))
+    scored = scored_comparisons(decided, [[next(numbers) for _ in example.responses_tokens] for example in decided])
+    metrics = describe(scored, rule) | _by_domain([example.domain for example in decided], scored)
+    folder = new_eval_folder(Path(config.output))
+    write_text_atomically(folder / HISTOGRAM_FILE, json.dumps(score_histogram(scored)) + "\n")
+    return EvalReport(metrics, write_eval_metrics(folder, config, metrics))
+
+
+def _comparisons(config: RmConfig, model: RewardModel, console: Console) -> tuple[LengthRule | None, PreferenceSet]:
+    """What the training comparisons say about lengths, where they are still there, and the held-out ones."""
+    tokenizer: PreTrainedTokenizerBase = model.loaded.tokenizer
+    limit = min(config.max_tokens, model.loaded.context_length)
+    if not config.data.eval:
+        train, heldout = load_comparisons(config, tokenizer, limit, console)
+        if heldout is None:
+            raise ConfigError("held_out_fraction is 0", remedy="name the held-out comparisons in data.eval")
+        return length_rule(train), heldout
+    heldout = load_set(config, config.data.eval, tokenizer, limit, console)
+    try:
+        train = load_set(config, config.data.train, tokenizer, limit, Console(quiet=True))
+    except DataError as error:
+        _say(console, [f"eval/length_rule_accuracy is not measured, for want of the training data: {error.message}"])
+        return None, heldout
+    return length_rule(train), heldout
+
+
+def _by_domain(domains: list[str], scored: list[ScoredComparison]) -> dict[str, float]:
+    """Accuracy and its interval in each domain, where there are several."""
+    members: dict[str, list[ScoredComparison]] = defaultdict(list)
+    for domain, comparison in zip(domains, scored, strict=True):
+        members[domain].append(comparison)
+    if len(members) < 2:
+        return {}
+    row: dict[str, float] = {}
+    for domain, own in sorted(members.items()):
+        low, high = wilson_interval(accuracy(own), len(own))
+        named = {"comparisons": float(len(own)), "accuracy": accuracy(own), "accuracy_low": low, "accuracy_high": high}
+        row |= {f"eval/domain/{domain}/{name}": value for name, value in named.items()}
+    return row
+
+
+def _on_weights(config: Config, weights: Path | None, console: Console) -> Config:
+    """The configuration with the weights to be measured as its model."""
+    if weights is not None:
+        config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
+    config, chained = pinned(config)
+    _say(console, chained)
+    return config
+
+
+def _say(console: Console, lines: list[str] | tuple[str, ...]) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False)

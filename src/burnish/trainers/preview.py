@@ -1,0 +1,99 @@
+"""What `burnish plan` finds out about a run of `sft` or `rm`: it refuses what the run would refuse before it has loaded
+a model, as `preflight` does for `rl`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from burnish.config.schema import RunConfig, SftConfig
+from burnish.config.schema_data import DataSource
+from burnish.config.schema_rm import RmConfig
+from burnish.data.overlap import find_overlap
+from burnish.data.preferences import count_comparisons
+from burnish.data.prompts import load_sources
+from burnish.data.sources import needs_download
+from burnish.models.loading import UNLIMITED_CONTEXT
+from burnish.observability.sinks import find_sinks
+from burnish.trainers.chaining import with_weights
+from burnish.trainers.normalization import check_measured
+from burnish.trainers.preflight import check_model_source, local_tokenizer, notes_on
+from burnish.trainers.reward_model import comparisons_of, load_comparisons
+from burnish.trainers.sft import Schedule, load_examples
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Rows to train on (examples or comparisons), tokens of all of them, and optimizer steps of `optimization.epochs`
+    passes over examples; None for what only a download could tell. `notes` are worth saying."""
+
+    rows: int | None = None
+    tokens: int | None = None
+    steps: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
+    """Raises what a run would raise about its settings, model folder and local data (BurnishError). Loads no weights
+    and downloads nothing. `context_tokens`: of the model, if known."""
+    _check_settings(config)
+    notes = notes_on(config)
+    sources = (*config.data.train, *config.data.eval)
+    far = _far(sources)
+    if far is not None:
+        return Preview(notes=(_unknown(far, "examples"), *notes))
+    tokenizer = local_tokenizer(config)
+    if tokenizer is None:
+        tables = [len(loaded.table.rows) for loaded in load_sources(sources, "sft")]
+        return Preview(rows=sum(tables[: len(config.data.train)]), notes=tuple(notes))
+    train = load_examples(config, tokenizer, context_tokens, "train")
+    heldout = load_examples(config, tokenizer, context_tokens, "eval") if config.data.eval else None
+    twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
+    sampler = train.sampler(seed=config.seed, shuffle=config.data.shuffle)
+    schedule = Schedule(train.lengths(), config.optimization.tokens_per_batch, sampler)
+    steps = schedule.count(config.optimization.epochs)
+    return Preview(len(train), sum(train.lengths()), steps, (*twice, *notes))
+
+
+def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
+    """The same for `burnish rm`; the data that rewards are normalised on are read as well."""
+    _check_settings(config)
+    settings = config.normalization
+    if settings.policy is not None:
+        check_model_source(with_weights(config.model, settings.policy), field="normalization.policy")
+    notes = notes_on(config)
+    far = _far((*config.data.train, *config.data.eval, *settings.prompts, *settings.references))
+    if far is not None:
+        return Preview(notes=(_unknown(far, "comparisons"), *notes))
+    tokenizer = local_tokenizer(config)
+    if tokenizer is None:
+        train_rows, _ = (_count(config, sources) for sources in (config.data.train, config.data.eval))
+        return Preview(rows=train_rows, notes=tuple(notes))
+    context = UNLIMITED_CONTEXT if context_tokens is None else context_tokens
+    train, heldout = load_comparisons(config, tokenizer, min(config.max_tokens, context), Console(quiet=True))
+    check_measured(config, tokenizer, context, train)
+    twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
+    tokens = sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
+    return Preview(len(train), tokens, notes=(*twice, *notes))
+
+
+def _check_settings(config: RunConfig) -> None:
+    find_sinks(config.logging.sinks)
+    check_model_source(config.model)
+
+
+def _count(config: RmConfig, sources: Sequence[DataSource]) -> int:
+    if not sources:
+        return 0
+    return count_comparisons(sources, candidates=config.candidates, ties=config.ties, bad_rows=config.bad_rows)
+
+
+def _far(sources: Sequence[DataSource]) -> str | None:
+    """The first data set that would have to be downloaded."""
+    return next((source.path for source in sources if needs_download(source)), None)
+
+
+def _unknown(path: str, what: str) -> str:
+    return f"{path!r} is a data set of the hub, so the number of {what} is unknown"

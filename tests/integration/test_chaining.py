@@ -1,0 +1,169 @@
+"""Runs that begin where others ended: `model: runs/sft`, a step, the best one; as policy, reward model and critic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from burnish.checkpointing.run import dump_config
+from burnish.cli import main
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.errors import CheckpointError
+from burnish.trainers.chaining import pinned
+from burnish.trainers.reward_model import train_reward_model
+from burnish.trainers.run import train_rl
+from burnish.trainers.setup import open_rl_run
+from burnish.trainers.sft import train_sft
+
+QUIET = Console(quiet=True)
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture
+def sft_run(tiny_sft: Callable[..., SftConfig], tmp_path: Path, tiny_model: Path) -> Path:
+    """A finished run with checkpoints of steps 2 and 4, and a chat template of its own."""
+    model = {"path": str(tiny_model), "chat_template": TEMPLATE}
+    config = tiny_sft(f"output={tmp_path}/sft", "steps=4", "evaluation.every_steps=2", model=model)
+    train_sft(config, console=QUIET)
+    return tmp_path / "sft"
+
+
+def policy(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:06d}" / "policy"
+
+
+def test_a_run_begins_from_the_newest_checkpoint_and_says_so(
+    tiny_run: Callable[..., RlConfig], sft_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_config(tiny_run("steps=1", "algorithm.kl_in=loss", model=str(sft_run))))
+    assert main(["rl", str(file)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"model.path: checkpoint of step 4 of {sft_run} (the newest)" in said
+    assert f"path: {policy(sft_run, 4)}" in (tmp_path / "run" / "config.yaml").read_text()
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["kl/reference"] == pytest.approx(0.0, abs=1e-4)  # the reference is the same checkpoint
+    result = policy(tmp_path / "run", 1)
+    assert AutoTokenizer.from_pretrained(result).chat_template == TEMPLATE
+
+
+def test_policy_and_reference_hold_the_chosen_weights(tiny_run: Callable[..., RlConfig], sft_run: Path) -> None:
+    for choice, step in (("", 4), ("@2", 2), ("@4", 4)):
+        config = tiny_run(f"output={sft_run.parent}/rl{choice}", "algorithm.kl_in=loss", model=f"{sft_run}{choice}")
+        with open_rl_run(config, QUIET) as run:
+            mine = dict(run.policy.model.named_parameters())  # type: ignore[attr-defined]
+            theirs = dict(run.reference.model.named_parameters())  # type: ignore[union-attr]
+            saved = weights(policy(sft_run, step))
+            assert all(torch.equal(mine[name], saved[name]) for name in saved if name in mine)
+            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
+    """Rewritten losses: step 4 is worse than step 2; an older, better one has no checkpoint any more."""
+    rows = [{"step": 0, "eval/loss": 0.5, "eval/token_accuracy": 0.1}]
+    rows += [{"step": 2, "eval/loss": 1.0, "eval/token_accuracy": 0.2}]
+    rows += [{"step": 4, "eval/loss": 2.0, "eval/token_accuracy": 0.3}]
+    (sft_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def chosen(choice: str) -> tuple[str, str]:
+        data = {"model": f"{sft_run}@{choice}", "data": {"train": "x"}}
+        config, (line,) = pinned(load_run_data(data, [], "sft").sft)
+        return config.model.path, line
+
+    path, line = chosen("best")
+    assert path == str(policy(sft_run, 2))
+    assert "lowest eval/loss, 1, of those kept; step 0 had 0.5, but checkpoint.keep has let it go" in line
+    assert chosen("best:eval/token_accuracy")[0] == str(policy(sft_run, 4))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message", "remedy"),
+    [
+        ("@3", "has no checkpoint of step 3", "there are checkpoints of steps 2, 4"),
+        ("@best:eval/los", "has not measured 'eval/los'", "did you mean 'eval/loss'?"),
+        ("@newest", "'newest' chooses no checkpoint", "@best:METRIC"),
+        ("@best:", "'best:' chooses no checkpoint", "@best:METRIC"),
+    ],
+)
+def test_a_choice_that_there_is_not_names_those_there_are(
+    sft_run: Path, choice: str, message: str, remedy: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        pinned(load_run_data({"model": f"{sft_run}{choice}", "data": {"train": "x"}}, [], "sft").sft)
+    assert remedy in str(caught.value.remedy)
+
+
+def test_runs_without_a_whole_checkpoint_and_misspelt_ones_are_refused(sft_run: Path) -> None:
+    def refused(path: Any) -> CheckpointError:
+        with pytest.raises(CheckpointError) as caught:
+            pinned(load_run_data({"model": str(path), "data": {"train": "x"}}, [], "sft").sft)
+        return caught.value
+
+    misspelt = refused(f"{sft_run.parent / 'stf'}@2")
+    assert "is not the folder of a run" in misspelt.message
+    assert f"did you mean {str(sft_run)!r}?" in str(misspelt.remedy)
+    (policy(sft_run, 4) / "model.safetensors").write_bytes(b"torn")
+    config, (line,) = pinned(load_run_data({"model": str(sft_run), "data": {"train": "x"}}, [], "sft").sft)
+    assert config.model.path == str(policy(sft_run, 2))  # as resuming does, and said
+    assert "not used: " in line
+    assert "is damaged" in refused(f"{sft_run}@4").message
+    (policy(sft_run, 2) / "model.safetensors").unlink()
+    assert "whose checkpoints are all damaged" in refused(sft_run).message
+    empty = sft_run.parent / "empty"
+    empty.mkdir()
+    (empty / "config.yaml").write_text("seed: 0\n")
+    assert "a run without a checkpoint" in refused(empty).message
+
+
+def test_a_resumed_run_keeps_to_the_weights_it_began_with(
+    tiny_run: Callable[..., RlConfig], tiny_sft: Callable[..., SftConfig], sft_run: Path, tmp_path: Path
+) -> None:
+    config = tiny_run("steps=1", model=str(sft_run))
+    train_rl(config, console=QUIET)
+    newer = policy(sft_run, 4).parent.with_name("step-000006")
+    policy(sft_run, 4).parent.rename(newer)
+    manifest = newer / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 4', '"step": 6'))
+    with pytest.raises(CheckpointError, match=r"(?s)model\.path: .*step-000004.* before, .*step-000006.* now"):
+        train_rl(tiny_run("steps=2", model=str(sft_run)), console=QUIET)
+
+
+def test_reward_model_and_critic_come_from_runs_too(
+    tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path
+) -> None:
+    """rm -> reward and critic of a PPO run -> critic of the next; a run without either is refused by name."""
+    rows = [{"prompt": f"{n}+1=", "chosen": f"{n + 1:02d}", "rejected": "99"} for n in range(9)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"output": f"{tmp_path}/rm", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
+    data |= {"steps": 1, "max_tokens": 16, "logging": {"sinks": []}}
+    train_reward_model(load_run_data(data, [], "rm").rm, console=QUIET)
+
+    def ppo(name: str, init: str) -> RlConfig:
+        return tiny_run(
+            f"output={tmp_path}/{name}", "steps=1", algorithm="ppo", rewards=f"model:{tmp_path}/rm@best",
+            critic={"init": init},
+        )  # fmt: skip
+
+    with pytest.raises(CheckpointError, match="has measured no eval/accuracy"):
+        train_rl(ppo("first", str(tmp_path / "rm")), console=QUIET)
+    (tmp_path / "rm" / "metrics.jsonl").write_text('{"step": 1, "eval/accuracy": 0.7}\n')
+    train_rl(ppo("first", str(tmp_path / "rm")), console=QUIET)
+    with open_rl_run(ppo("second", f"{tmp_path}/first"), QUIET) as run:
+        trunk = dict(run.critic.trunk.named_parameters())  # type: ignore[union-attr]
+        head = run.critic.head.weight  # type: ignore[union-attr]
+        saved = policy(tmp_path / "first", 1).with_name("critic")
+        assert all(torch.equal(trunk[name], value) for name, value in weights(saved).items())
+        assert torch.equal(head, load_file(saved / "value_head.safetensors")["weight"])

@@ -1,0 +1,50 @@
+"""Every kind of run says at its start how many held-out prompts are training prompts too, and names the first."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.config.loading import load_run_data
+from burnish.trainers.reward_model import open_rm_run
+from burnish.trainers.setup import open_rl_run
+from burnish.trainers.sft import open_sft_run
+
+OWN: dict[str, dict[str, Any]] = {
+    "rl": {"rewards": "exact", "rollout": {"prompts_per_step": 2, "max_prompt_tokens": 8, "max_response_tokens": 4}},
+    "sft": {"max_tokens": 16},
+    "rm": {"max_tokens": 16},
+}
+TOLD = {"rl": {"answer": "7"}, "sft": {"completion": "7"}, "rm": {"chosen": "7", "rejected": "8"}}
+OPEN: dict[str, Callable[..., AbstractContextManager[Any]]] = {
+    "rl": open_rl_run,
+    "sft": open_sft_run,
+    "rm": open_rm_run,
+}
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft", "rm"])
+def test_shared_and_repeated_prompts_are_said_at_the_start(kind: str, tiny_model: Path, tmp_path: Path) -> None:
+    for name, asked in {"train": ["1+1=", "2+2=", "2+2="], "eval": ["3+4=", "1+1="]}.items():
+        rows = [{"prompt": prompt, **TOLD[kind]} for prompt in asked]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {
+        "output": str(tmp_path / "run"),
+        "model": str(tiny_model),
+        "data": {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "eval")},
+        "steps": 1,
+        "logging": {"sinks": []},
+        **OWN[kind],
+    }
+    said = io.StringIO()
+    with OPEN[kind](load_run_data(data, [], kind).config, Console(file=said, width=200)):  # type: ignore[arg-type]
+        pass
+    assert "1 of 2 held-out prompts are training prompts too: eval:1 is train:0\n" in said.getvalue()
+    assert "1 of 3 training prompts repeat an earlier one: train:2 repeats train:1\n" in said.getvalue()

@@ -1,0 +1,81 @@
+"""When a response counts as solved: which rewards judge, from which score, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import RewardConfig
+from burnish.config.schema_evaluation import EvaluationConfig
+from burnish.errors import ConfigError
+from burnish.rewards.success import Success, full_marks, success_of, why_not_measured
+from burnish.types import FinishReason, RewardStatus, Rollout
+
+
+def rewards(*items: dict[str, Any]) -> list[RewardConfig]:
+    return [RewardConfig(**item) for item in items]
+
+
+def scored(reward: float | None, status: RewardStatus = RewardStatus.OK, **parts: float) -> Rollout:
+    plain = Rollout("p", 0, 0, (1,), (2,), (0.0,), FinishReason.STOP, 0, response="x")
+    named = {name.replace("__", "/"): value for name, value in parts.items()}
+    return dataclasses.replace(plain, reward=reward, reward_parts=named, status=status)
+
+
+MIXED = rewards({"name": "math"}, {"name": "length", "weight": 0.1}, {"name": "a.py:own"}, {"name": "model:m"})
+
+
+def test_full_marks_are_those_of_the_rewards_that_read_the_answer() -> None:
+    assert full_marks(MIXED, ("math", "own")) == Success({"math": 1.0, "own": 1.0})
+    assert full_marks(MIXED, ()) is None
+    penalty = rewards({"name": "exact"}, {"name": "a.py:copied", "weight": -0.5})
+    assert full_marks(penalty, ("exact", "copied")) == Success({"exact": 1.0})
+
+
+def test_a_named_reward_judges_alone_from_its_own_threshold() -> None:
+    def named(**fields: Any) -> Success | None:
+        return success_of(MIXED, ("math", "own"), EvaluationConfig(**fields))
+
+    assert named() == Success({"math": 1.0, "own": 1.0})
+    assert named(success="own", success_score=0.25) == Success({"own": 0.25})
+    assert named(success="math") == Success({"math": 1.0})
+    assert named(success="own/right") == Success({"own/right": 1.0})
+    assert named(success="model", success_score=-3) == Success({"model": -3.0})
+    assert success_of(rewards({"name": "exact"}), ("exact",), EvaluationConfig(success_score=0.5)) == Success(
+        {"exact": 0.5}
+    )
+
+
+def test_a_threshold_that_a_built_in_cannot_reach_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"success_score is 2.3, which 'math' cannot reach: it gives at most 1"):
+        success_of(MIXED, ("math",), EvaluationConfig(success="math", success_score=2.3))
+    with pytest.raises(ConfigError, match="cannot reach"):
+        success_of(rewards({"name": "exact"}), ("exact",), EvaluationConfig(success_score=1.5))
+
+
+def test_learned_rewards_judge_nothing_and_the_run_says_so() -> None:
+    learned = rewards({"name": "model:m"})
+    assert success_of(learned, (), EvaluationConfig()) is None
+    assert why_not_measured(EvaluationConfig()) == (
+        "accuracy, pass@k and maj@k are not measured: no reward compares with the answer "
+        "(evaluation.success names a reward to judge by)"
+    )
+    assert "success_score 0.5 judges nothing" in why_not_measured(EvaluationConfig(success_score=0.5))
+
+
+def test_what_cannot_be_judged_is_neither_solved_nor_unsolved() -> None:
+    success = Success({"own/right": 1.0})
+    assert success.solved(scored(0.2, own=0.2, own__right=1.0)) is True
+    assert success.solved(scored(1.0, own=1.0, own__right=0.5)) is False
+    assert success.solved(scored(1.0, own=1.0)) is None
+    assert success.solved(scored(None, RewardStatus.TIMEOUT)) is None
+    assert success.solved(scored(-1.0, RewardStatus.TIMEOUT)) is False  # scoring.failure_score
+
+
+def test_a_part_that_no_response_has_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="'own/rihgt'") as caught:
+        Success({"own/rihgt": 1.0}).check_parts([scored(1.0, own=1.0, own__right=1.0)])
+    assert "did you mean 'own/right'?" in str(caught.value.remedy)
+    Success({"own/rihgt": 1.0}).check_parts([scored(None, RewardStatus.ERROR)])  # nothing was scored
