@@ -44,8 +44,8 @@ def test_the_shared_beginning_of_transcripts_is_the_prompt(jsonl, plain_tokenize
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_rl_asks_what_rm_takes_for_the_prompt(jsonl, chat_tokenizer, row, chat, system) -> None:
     source = DataSource(path=jsonl(row), system_prompt=system)
-    pairs = load_preferences([source], tokenizer=chat_tokenizer, chat=chat)
-    prompts = load_prompts([source], tokenizer=chat_tokenizer, chat=chat)
+    pairs = load_preferences([source], tokenizer=chat_tokenizer, chat=ChatFormat(chat))
+    prompts = load_prompts([source], tokenizer=chat_tokenizer, chat=ChatFormat(chat))
     assert prompts.prompt_tokens[0] == pairs.examples[0].prompt_tokens
 
 
@@ -61,8 +61,8 @@ def test_real_pairs(shared_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared_dir / "models" / "minimind_tokenizer")
     source = DataSource(path=str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"), limit=200)
     for chat in ("auto", "always"):
-        pairs = load_preferences([source], tokenizer=tokenizer, chat=chat, bad_rows="drop")
-        prompts = load_prompts([source], tokenizer=tokenizer, chat=chat)
+        pairs = load_preferences([source], tokenizer=tokenizer, chat=ChatFormat(chat), bad_rows="drop")
+        prompts = load_prompts([source], tokenizer=tokenizer, chat=ChatFormat(chat))
         asked = {p.id: tokens for p, tokens in zip(prompts.prompts, prompts.prompt_tokens, strict=True)}
         assert len(asked) == 200
         alike = sum(asked[example.id] == example.prompt_tokens for example in pairs.examples)
