@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from burnish.config.schema_data import DataSource
 from burnish.data.preferences import load_preferences
 from burnish.data.prompts import load_prompts, read_prompts
+from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
 ASKED = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: 1+1?\n\nAssistant:"
