@@ -50,9 +50,9 @@ def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = False) -> Tenso
     """Variance of the unmasked values. 0-d; 0 where it is undefined (nothing unmasked, or one value and `unbiased`),
     and exactly 0 where they are all equal."""
     filled = fill_masked(values, mask)
-    deviation = fill_masked(filled - masked_mean(filled, mask), mask)
     count = (mask.bool().sum() - int(unbiased)).clamp(min=1)
-    variance = (deviation.square().sum(dtype=torch.float64) / count).to(filled.dtype)
+    squares = _deviations(filled, mask).square().sum(dtype=torch.float64)
+    variance = (squares / count).to(filled.dtype)
     return torch.where(masked_constant(filled, mask), torch.zeros_like(variance), variance)
 
 
@@ -68,8 +68,13 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, unbiased: b
     statistics are those of the tensor given, so give the whole step or minibatch, never a micro-batch.
     """
     filled = fill_masked(values, mask)
-    mean = masked_mean(filled, mask)
-    white = (filled - mean) * torch.rsqrt(masked_var(filled, mask, unbiased=unbiased) + WHITEN_EPS)
-    moved = white if shift_mean else white + mean
+    white = _deviations(filled, mask) * torch.rsqrt(masked_var(filled, mask, unbiased=unbiased) + WHITEN_EPS)
+    moved = white if shift_mean else white + masked_mean(filled, mask)
     unscaled = torch.zeros_like(filled) if shift_mean else filled
     return fill_masked(torch.where(masked_constant(filled, mask), unscaled, moved), mask)
+
+
+def _deviations(filled: Tensor, mask: Tensor) -> Tensor:
+    """Distances from the mean, which is not rounded first: near-equal values are closer to each other than to that."""
+    mean = divide(filled.sum(dtype=torch.float64), mask.bool().sum(), mask)
+    return fill_masked((filled.double() - mean).to(filled.dtype), mask)

@@ -101,13 +101,17 @@ def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, M
 def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Metric]]:
     if limit is None:
         return outcome, {}
-    greedy, dense = outcome.greedy_scores_B, outcome.dense_rewards_BT
-    clipped = dataclasses.replace(
-        outcome,
-        scores_B=outcome.scores_B.clamp(-limit, limit),
-        greedy_scores_B=None if greedy is None else greedy.clamp(-limit, limit),
-        dense_rewards_BT=None if dense is None else dense.clamp(-limit, limit),
-    )
+    given = {
+        "scores_B": outcome.scores_B,
+        "greedy_scores_B": outcome.greedy_scores_B,
+        "dense_rewards_BT": outcome.dense_rewards_BT,
+    }
+    inside = {
+        name: shaping.clip_scores(rewards, low=-limit, high=limit)
+        for name, rewards in given.items()
+        if rewards is not None
+    }
+    clipped = dataclasses.replace(outcome, **inside)
     outside_B = outcome.scores_B.abs() > limit
     return clipped, {"reward/clipped_fraction": Metric(Reduction.MEAN, outside_B.sum(), outside_B.numel())}
 

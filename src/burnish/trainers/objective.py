@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.aggregation import aggregate
-from burnish.algorithms.kl import kl_loss
+from burnish.algorithms.kl import k3, kl_loss
 from burnish.algorithms.mismatch import correction_weights, ratio_deviation
 from burnish.algorithms.ratios import log_ratio, ratio
 from burnish.models.batch import Batch
@@ -129,11 +129,11 @@ def _mismatch(trainer_logprobs: Tensor, batch: Batch) -> dict[str, Metric]:
     distance = log_ratio(trainer_logprobs, rollout, mask)
     weights = torch.where(mask, ratio(trainer_logprobs, rollout, mask), torch.zeros_like(distance)).double()
     count = mask.sum()
-    k3 = torch.where(mask, weights - 1 - distance, torch.zeros_like(weights))
+    per_token = k3(rollout, trainer_logprobs.detach(), mask=mask)
     return {
         "rollout/logprob_diff_mean": Metric(Reduction.MEAN, distance.abs().sum(), count),
         "rollout/logprob_diff_max": Metric(Reduction.MAX, distance.abs().max(), count),
-        "rollout/logprob_k3": Metric(Reduction.MEAN, k3.sum(), count),
+        "rollout/logprob_k3": Metric(Reduction.MEAN, per_token.double().sum(), count),
         "rollout/weight_mean": Metric(Reduction.MEAN, weights.sum(), count),
         "rollout/weight_square_mean": Metric(Reduction.MEAN, weights.square().sum(), count),
     }

@@ -87,3 +87,16 @@ def test_a_small_difference_is_a_difference():
     values, mask = torch.full((64, 97), 123.4), torch.ones(64, 97, dtype=torch.bool)
     values[5, 5] = 124.4
     assert whiten(values, mask)[5, 5].item() == pytest.approx((64 * 97 - 1) ** 0.5, rel=1e-4)
+
+
+def test_values_far_from_zero_are_whitened_around_their_own_mean():
+    """Half of them one float32 step above the others: the mean between is no float32 number."""
+    low = torch.tensor(123.4)
+    high = torch.nextafter(low, torch.tensor(200.0))
+    values = torch.stack([low, high] * 50)
+    step = (high.double() - low.double()).item()
+    mask = torch.ones(100, dtype=torch.bool)
+    assert masked_var(values, mask).item() == pytest.approx(step**2 / 4, rel=1e-6)
+    white = whiten(values * 1000, mask)
+    assert white.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert white[0].item() == -white[1].item()

@@ -11,12 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from burnish.algorithms.mismatch import mismatch_metrics
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.models.batch import Batch
 from burnish.models.policy import count_denominators
 from burnish.models.roles import ObjectiveValue, TokenScores
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.objective import Correction, LikelihoodObjective, PolicyObjective
+from burnish.trainers.rl import derive
 
 LN2 = math.log(2.0)
 
@@ -233,3 +235,33 @@ def test_the_kl_in_the_loss_can_be_weighted_by_the_ratio() -> None:
     fresh = logprobs([-1.0, -2.0], [-3.0, 0.0])
     value = value_of(objective(kl_coef=1.0, kl_estimator="k2", kl_times_ratio=True), batch, fresh)
     assert value.loss.item() == pytest.approx((2 * 0.5 + 1 * 2.0 + 0.5 * 8.0) / 3)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 4), scale=st.sampled_from([0.01, 1.0, 8.0]))
+def test_the_mismatch_that_is_logged_is_that_of_the_formulas(seed: int, cut: int, scale: float) -> None:
+    """`algorithms.mismatch` defines the metrics on a whole step; the run adds them up over micro-batches. exp(d) - 1 - d
+    in float32 would lose the digits of k3 where sampler and trainer agree."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(5, 6, generator=generator) < 0.7
+    mask[0, 0] = True
+    fresh = -torch.rand(5, 6, generator=generator)
+    sampled = fresh + scale * torch.randn(5, 6, generator=generator)
+    batch = Batch(
+        prompt_tokens=torch.ones(5, 1, dtype=torch.int64),
+        prompt_lengths=torch.ones(5, dtype=torch.int64),
+        response_tokens=torch.ones(5, 6, dtype=torch.int64),
+        response_lengths=torch.full((5,), 6),
+        loss_mask=mask,
+        group_ids=torch.arange(5),
+        advantages=torch.ones(5, 6),
+        rollout_logprobs=sampled,
+    )
+    store = MetricStore()
+    for rows in torch.arange(5).split(cut):
+        value = objective()(TokenScores(fresh[rows]), batch.select(rows), count_denominators(batch))
+        store.merge(value.metrics)
+    row = derive(store.row() | {"rollout/response_tokens_sum": 30.0})
+    names = {"k3": "logprob_k3"}
+    for name, metric in mismatch_metrics(fresh, sampled, mask).items():
+        assert row[f"rollout/{names.get(name, name)}"] == pytest.approx(metric.result(), rel=1e-4), name
