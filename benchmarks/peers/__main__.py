@@ -10,7 +10,8 @@ without an interpreter the column is left out. `transformers.generate` runs in t
 
 Settings: as it comes; with an environment in which glibc gives no memory back; the same with the faster float32 matrix
 product, where that is as accurate (vLLM: eager as it comes, else compiled). None is best everywhere: small products are
-slower the fast way. TRL's micro-batch is the best of those tried.
+slower the fast way. TRL's micro-batch is the fastest of the sizes in --trl-microbatches, by one step of each; with a
+single size there, nothing is searched.
 bfloat16 is float32 masters on both sides: Burnish computes with a bfloat16 copy, TRL under autocast (`bf16=True`).
 Burnish (naive), in W7: `debug.plain`, rows padded and never packed, so that each prompt is read once per response in
 every pass; all logits of a micro-batch at once.

@@ -21,7 +21,10 @@ over the row's, so above 1 Burnish is faster (`cpu ratio`: the same per processo
 sample are compared with Burnish's sampling. Peak memory is that of the training process; Burnish's two reward workers
 have their own. Settings: `allocator` lets glibc keep freed memory, `fast float32` takes the faster matrix product where
 that is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row made the same number of prompts,
-responses and optimizer steps, and response lengths with the same mean within four standard errors."""
+responses and optimizer steps, and response lengths with the same mean within four standard errors. TRL's micro-batch
+was searched only among the sizes that `--trl-microbatches` in the commands above names; where that is a single one, a
+faster one may exist. TRL pads all responses of a step to the longest one, and without Triton, as on a CPU, its head
+scores every position, prompts included."""
 
 
 def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     for run in report["runs"]:
         lines += _origin(run["about"], run["rates"])
     lines += ["", f"Versions: {_versions(report['rows'])}", "", *textwrap.wrap(EXPLANATION, 119)]
-    lines += ["", "## Best against best", "", *_best(report["rows"])]
+    lines += ["", "## The fastest rows measured", "", *_best(report["rows"])]
     for name in dict.fromkeys(row["workload"] for row in report["rows"]):
         mean, _ = response_moments(WORKLOADS[name])
         lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.", ""]
@@ -127,8 +130,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each peer at its fastest settings against Burnish at its own, by tokens per second."""
-    lines = ["| workload | precision | peer | best settings | tokens/s | Burnish's | Burnish is faster by |"]
+    """Each peer's fastest row here against Burnish's, by tokens per second; not the best that any of them can do."""
+    lines = ["| workload | precision | peer | settings | tokens/s | Burnish's | Burnish is faster by |"]
     lines.append("|" + "---|" * 4 + "---:|" * 3)
     best: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for row in rows:
