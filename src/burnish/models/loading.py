@@ -27,6 +27,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED_CONTEXT = 1 << 30
 Head = Literal["language", "score"]
 NEW_HEAD = "the score head is new"
+_CACHE_LINE = 64
+"""Bytes; PyTorch's own memory begins at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ def load_model(
     eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
     model = model.to(device)
+    align_weights(model)
     if head == "language" and not plain:
         use_packed_rows(model)
     paths = paths or FastPaths()
@@ -167,6 +170,16 @@ def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool
                 f"{type(model).__name__} cannot checkpoint gradients", remedy="set model.gradient_checkpointing: false"
             )
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+@torch.no_grad()
+def align_weights(model: nn.Module) -> None:
+    """Move weights and buffers on a CPU that do not begin at a cache line. A file is mapped into memory as it is, and
+    matrix products round otherwise where a matrix begins elsewhere: the same weights from another file would not have
+    the same numbers."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % _CACHE_LINE:
+            tensor.data = tensor.detach().clone()
 
 
 def disable_dropout(model: nn.Module) -> None:
