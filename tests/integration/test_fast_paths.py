@@ -1,4 +1,4 @@
-"""Runs whose fast paths are chosen by made-up times: what a run began with its resumption takes, and the run says it."""
+"""Runs whose fast paths are chosen by made-up times: a resumed run takes what it began with, and says so."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from burnish.models.bfloat16 import bfloat16_note
 from burnish.models.fast_paths import FastPaths
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.kernel_layers import has_known_layers, uses_layer_kernels
-from burnish.models.packing_probe import keep_faster_layers, use_layer_kernels, use_packed_rows
+from burnish.models.packing_probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.types import UseKernels
 
@@ -116,11 +116,14 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
 
     has_passes: whether the model is one whose passes kernels could take.
     """
+    known = has_passes and has_known_layers(model)
     if config.kernels == "off" or not (has_passes or config.kernels == "required"):
+        if known:
+            keep_own_layers(model, paths)
         return None
     reason, remedy = None, None
     try:
-        if has_passes and has_known_layers(model):
+        if known:
             decode_kernels(model.dtype)  # the local engine's: built here, so that what stands in the way is told once
             tried: list[str] = []
             if use_layer_kernels(model, tried):
@@ -137,6 +140,7 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
         )
     if reason is None:
         return None
+    keep_own_layers(model, paths)
     hint = "" if remedy is None else f" ({remedy})"
     return f"training and sampling go without kernels in C, which is slower: {reason}{hint}"
 

@@ -94,7 +94,7 @@ def _policy_responses(
         paths=policy.paths,
     )
     for line in policy.paths.lines():
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(
         min(limit, settings.max_response_tokens), temperature=settings.temperature, ignore_eos=settings.ignore_eos

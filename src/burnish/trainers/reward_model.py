@@ -155,7 +155,7 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
         paths = recorded_paths(workplace.path)
         stack.enter_context(fast_float32(loaded.model, paths=paths))
         for note in (*loaded.notes, *paths.lines()):
-            console.print(note, highlight=False)
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
         size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs

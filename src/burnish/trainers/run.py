@@ -48,7 +48,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
             console.print(line, highlight=False)
         engine = stack.enter_context(open_rl_engine(config, loaded))
         for line in paths.lines():
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         evaluator = build_evaluator(config, loaded, engine, scorer, console)
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")

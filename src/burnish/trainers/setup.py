@@ -375,4 +375,4 @@ def _selection(loss: PolicyLossSpec, numbers: dict[str, Any]) -> TokenSelection 
 
 def _say(console: Console, lines: tuple[str, ...] | list[str]) -> None:
     for line in lines:
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -174,7 +174,7 @@ def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
         keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
         for note in (*loaded.notes, *paths.lines()):
-            console.print(note, highlight=False)
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
         train = _load_examples(config, loaded, "train", console)
         schedule = Schedule(
             train.lengths(),
