@@ -14,9 +14,9 @@ demo: $(INSTALLED)  ## teach a tiny transformer arithmetic: supervised, then GRP
 test: $(INSTALLED)  ## the default tests (under 15 minutes on 2 cores)
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
 
-# As on a processor without vector extensions worth their name, without oneDNN and without a compiler.
+# As on a processor without AVX-512, with a PyTorch that knows no vector extensions and no oneDNN, and no compiler.
 test-plain-cpu: export ATEN_CPU_CAPABILITY := default
-test-plain-cpu: export ONEDNN_MAX_CPU_ISA := SSE41
+test-plain-cpu: export ONEDNN_MAX_CPU_ISA := AVX2
 test-plain-cpu: export CC := no-such
 test-plain-cpu: export BURNISH_WITHOUT := onednn,onednn_bfloat16,medium_float32,bfloat16
 test-plain-cpu: test  ## the default tests with every capability of the processor turned off

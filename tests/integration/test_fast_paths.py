@@ -1,4 +1,4 @@
-"""Runs whose fast paths are chosen by made-up times: a resumption takes what the run began with, and says so."""
+"""Runs whose fast paths are chosen by made-up times: a resumed run takes what it began with, and says so."""
 
 from __future__ import annotations
 

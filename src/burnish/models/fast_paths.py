@@ -7,6 +7,7 @@ machine (verdicts are kept, `burnish.models.verdicts`). Where a choice cannot be
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -56,12 +57,12 @@ class FastPaths:
         *,
         cache: VerdictCache | None = None,
         timed: bool | None = None,
-        run_race: Callable[[Sequence[Way]], Outcome] = race,
+        run_race: Callable[[Sequence[Way]], Outcome] | None = None,
     ) -> None:
         self._recorded = dict(recorded or {})
         self._cache = own_cache() if cache is None else cache
         self._timed = processor.times_paths() if timed is None else timed
-        self._race = run_race
+        self._race = run_race or _race_here
         self._choices: dict[str, Choice] = {}
         self.notes: list[str] = []
 
@@ -133,6 +134,12 @@ class FastPaths:
         """One line on what was chosen and by what factor, where there was anything to choose, and the notes."""
         said = dict.fromkeys(in_words(choice) for choice in self._choices.values())
         return [*([f"fast paths: {', '.join(said)}"] if said else []), *dict.fromkeys(self.notes)]
+
+
+def _race_here(ways: Sequence[Way]) -> Outcome:
+    """With one thread its own time counts, which others on the machine do not disturb; several threads wait for each
+    other, so there the time on the wall does."""
+    return race(ways, clock=time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
 
 
 def in_words(choice: Choice) -> str:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from burnish import processor
-from burnish.models.fast_paths import FastPaths
+from burnish.errors import BurnishError
+from burnish.models.fast_paths import FastPaths, failure
 from burnish.models.race import Way
 
 if TYPE_CHECKING:
@@ -47,11 +48,21 @@ def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPath
 
 def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:
     """`medium` or `highest`, by a linear layer of the model's width both ways."""
-    accurate = processor.allows("medium_float32") and medium_is_accurate()
-    precisions = ("medium", "highest") if accurate else ("highest",)
+    precisions = ("medium", "highest") if _may_be_medium(paths) else ("highest",)
     width = min(model.get_input_embeddings().weight.shape[1], _WIDEST)
     ways = [Way(precision, partial(_linear_pass, precision, width)) for precision in precisions]
     return paths.choose("float32 products", f"{_ROWS} x {width} x {4 * width}", ways)
+
+
+def _may_be_medium(paths: FastPaths) -> bool:
+    """Whether "medium" is left on and found to be accurate."""
+    try:
+        return processor.allows("medium_float32") and medium_is_accurate()
+    except BurnishError:
+        raise
+    except Exception as error:  # noqa: BLE001 boundary: what oneDNN raises on a processor it does not know
+        paths.notes.append(f"float32 products without medium: {failure(error)}")
+        return False
 
 
 def _linear_pass(precision: str, width: int) -> None:

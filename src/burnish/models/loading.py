@@ -16,7 +16,7 @@ from burnish.models.bfloat16 import bfloat16_note
 from burnish.models.fast_paths import FastPaths
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.kernel_layers import has_known_layers, uses_layer_kernels
-from burnish.models.packing_probe import keep_faster_layers, use_layer_kernels, use_packed_rows
+from burnish.models.packing_probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
 from burnish.models.recomputing import allow_recomputing
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.types import UseKernels
@@ -28,6 +28,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED_CONTEXT = 1 << 30
 Head = Literal["language", "score"]
 NEW_HEAD = "the score head is new"
+_CACHE_LINE = 64
+"""Bytes; PyTorch's own memory begins at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def load_model(
     eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
     model = model.to(device)
+    align_weights(model)
     if head == "language" and not plain:
         use_packed_rows(model)
     paths = paths or FastPaths()
@@ -114,11 +117,14 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
 
     has_passes: whether the model is one whose passes kernels could take.
     """
+    known = has_passes and has_known_layers(model)
     if config.kernels == "off" or not (has_passes or config.kernels == "required"):
+        if known:
+            keep_own_layers(model, paths)
         return None
     reason, remedy = None, None
     try:
-        if has_passes and has_known_layers(model):
+        if known:
             decode_kernels(model.dtype)  # the local engine's: built here, so that what stands in the way is told once
             tried: list[str] = []
             if use_layer_kernels(model, tried):
@@ -135,6 +141,7 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
         )
     if reason is None:
         return None
+    keep_own_layers(model, paths)
     hint = "" if remedy is None else f" ({remedy})"
     return f"training and sampling go without kernels in C, which is slower: {reason}{hint}"
 
@@ -162,6 +169,16 @@ def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool
     model.eval()
     if gradient_checkpointing:
         allow_recomputing(model)
+
+
+@torch.no_grad()
+def align_weights(model: nn.Module) -> None:
+    """Move weights and buffers on a CPU that do not begin at a cache line. A file is mapped into memory as it is, and
+    matrix products round otherwise where a matrix begins elsewhere: the same weights from another file would not have
+    the same numbers."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % _CACHE_LINE:
+            tensor.data = tensor.detach().clone()
 
 
 def disable_dropout(model: nn.Module) -> None:

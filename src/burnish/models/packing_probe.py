@@ -110,6 +110,12 @@ def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bo
     return way == KERNELS
 
 
+def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
+    """Put down that training goes through the model's own layers, also where there was no choice: a run that began so
+    goes on so, and one that began with kernels is told."""
+    paths.choose(TRAINING, shape_of(model), [Way(OWN, lambda: None)])
+
+
 def _states_and_gradient(model: PreTrainedModel, rows: ResponseRows) -> tuple[Tensor, Tensor]:
     """Hidden states, and for a random gradient of them that of all the first layer's weights together (none of those
     that are frozen)."""

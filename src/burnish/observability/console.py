@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -160,6 +160,12 @@ class Display:
         for step, row in self._rows:
             table.add_row(str(step), *(format(row[name], spec) if name in row else "" for _, name, spec in shown))
         return table
+
+
+def say(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are: nothing in them is markup, and none is broken to fit a width."""
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def columns_of(known: Mapping[str, float]) -> list[tuple[str, str, str]]:

@@ -19,6 +19,7 @@ from burnish.models.loading import load_model
 from burnish.models.reward_model import RewardModel, load_reward_model
 from burnish.models.scoring import ResponseScorer
 from burnish.observability.atomic import write_text_atomically
+from burnish.observability.console import say
 from burnish.observability.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.preference_metrics import LengthRule, ScoredComparison, accuracy, describe, wilson_interval
@@ -44,9 +45,9 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
     config = _on_weights(config, weights, console)
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
     keep_freed_memory(loaded.model.device.type)
-    _say(console, loaded.notes)
+    say(console, loaded.notes)
     heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
-    _say(console, heldout.lines())
+    say(console, heldout.lines())
     scorer = ResponseScorer(loaded.model, temperature=1.0, plain=loaded.plain)
     score = partial(
         scorer.score_in_microbatches,
@@ -73,7 +74,7 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
     config = _on_weights(config, weights, console)
     model = load_reward_model(config.model)
     keep_freed_memory(model.loaded.model.device.type)
-    _say(console, model.loaded.notes)
+    say(console, model.loaded.notes)
     rule, heldout = _comparisons(config, model, console)
     decided = [example for example in heldout.examples if not example.tie][: config.evaluation.max_prompts]
     if not decided:
@@ -100,7 +101,7 @@ def _comparisons(config: RmConfig, model: RewardModel, console: Console) -> tupl
     try:
         train = load_set(config, config.data.train, tokenizer, limit, Console(quiet=True))
     except DataError as error:
-        _say(console, [f"eval/length_rule_accuracy is not measured, for want of the training data: {error.message}"])
+        say(console, [f"eval/length_rule_accuracy is not measured, for want of the training data: {error.message}"])
         return None, heldout
     return length_rule(train), heldout
 
@@ -125,10 +126,5 @@ def _on_weights(config: Config, weights: Path | None, console: Console) -> Confi
     if weights is not None:
         config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
     config, chained = pinned(config)
-    _say(console, chained)
+    say(console, chained)
     return config
-
-
-def _say(console: Console, lines: list[str] | tuple[str, ...]) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False)

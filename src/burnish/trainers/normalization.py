@@ -18,6 +18,7 @@ from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.reward_layout import PromptResponse
+from burnish.observability.console import say
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.chaining import with_weights
@@ -99,8 +100,7 @@ def _policy_responses(
             f"normalization.policy {path!r} has another tokenizer than the reward model",
             remedy="name a policy with the same tokenizer, or set normalization.on: references",
         )
-    for note in policy.notes:
-        console.print(note, highlight=False)
+    say(console, policy.notes)
     console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
     engine = build_engine(
         "local",
@@ -114,8 +114,7 @@ def _policy_responses(
         kernels=policy.kernels,
         paths=policy.paths,
     )
-    for line in policy.paths.lines():
-        console.print(line, highlight=False)
+    say(console, policy.paths.lines())
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(
         min(limit, settings.max_response_tokens), temperature=settings.temperature, ignore_eos=settings.ignore_eos

@@ -30,6 +30,7 @@ from burnish.models.reward_layout import Readout
 from burnish.models.reward_learner import Comparison, RewardLearner
 from burnish.models.reward_model import new_reward_model
 from burnish.observability.atomic import write_text_atomically
+from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
@@ -151,8 +152,7 @@ def scored_comparisons(
 def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
     """Everything that the loop talks to."""
     config, chained = pinned(config)
-    for line in chained:
-        console.print(line, markup=False, highlight=False)
+    say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         model = new_reward_model(
@@ -167,12 +167,10 @@ def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
         keep_freed_memory(loaded.model.device.type)
         paths = recorded_paths(workplace.path)
         stack.enter_context(fast_float32(loaded.model, paths=paths))
-        for note in (*loaded.notes, *paths.lines()):
-            console.print(note, highlight=False)
+        say(console, (*loaded.notes, *paths.lines()))
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
-        for line in find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines():
-            console.print(line, highlight=False)
+        say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
         total_steps = config.steps or -(-epochs * len(train) // size)
         learner = RewardLearner(
@@ -235,8 +233,7 @@ def load_set(
         append_eos=config.append_eos,
         label_pad_token_id=config.label_pad_token_id,
     )
-    for line in found.lines():
-        console.print(line, highlight=False)
+    say(console, found.lines())
     _check_fits_loss(config, found)
     return found
 

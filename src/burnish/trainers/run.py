@@ -11,6 +11,7 @@ from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.loading import load_model
+from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.chaining import pinned, with_weights
@@ -40,18 +41,15 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     if weights is not None:
         config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
     config, chained = pinned(config)
-    for line in chained:
-        console.print(line, markup=False, highlight=False)
+    say(console, chained)
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(Path(config.output))
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
-        for line in (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)):
-            console.print(line, highlight=False)
+        say(console, (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)))
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
-        for line in paths.lines():
-            console.print(line, highlight=False)
+        say(console, paths.lines())
         evaluator = build_evaluator(config, loaded, engine, scorer, console)
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")

@@ -29,7 +29,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Objective
 from burnish.observability.alarms import AlarmBell
-from burnish.observability.console import Display
+from burnish.observability.console import Display, say
 from burnish.observability.recorder import RolloutRecorder
 from burnish.observability.sinks import build_sinks
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -103,7 +103,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
     """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
     estimator, loss, numbers = check_settings(config)
     config, chained = pinned(config)
-    _say(console, chained)
+    say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
@@ -111,18 +111,18 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
-        _say(console, loaded.notes)
-        _say(console, scorer.attach_policy(loaded.tokenizer))
+        say(console, loaded.notes)
+        say(console, scorer.attach_policy(loaded.tokenizer))
         check_rotation(loaded.model.config, longest_text(config, loaded))
         train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
-        _say(console, train.lines())
+        say(console, train.lines())
         scorer.check_columns(shared_columns(train.prompts))
         separate = build_separate_critic(config, loaded) if estimator.needs_values else None
         policy = build_policy(config, loaded)
         critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
         reference = None if config.algorithm.kl_in == "none" else policy.reference()
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
-        _say(console, paths.lines())
+        say(console, paths.lines())
         sampling = build_sampling(config)
         collector = Collector(
             config=config,
@@ -137,7 +137,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         if config.evaluation.happens:
             evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
         if evaluator is None:
-            _say(console, find_overlap(train.asked()).lines())
+            say(console, find_overlap(train.asked()).lines())
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
         record_paths(workplace.path, paths)
         run = RlRun(
@@ -224,7 +224,7 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
         paths=loaded.paths,
     )
     if rollout.engine == "local":
-        _say(console, cast("LocalEngine", engine).notes)
+        say(console, cast("LocalEngine", engine).notes)
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
 
@@ -262,12 +262,12 @@ def build_evaluator(
     if not config.data.eval:
         return None
     prompts = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "eval")
-    _say(console, prompts.lines())
-    _say(console, find_overlap(() if train is None else train.asked(), prompts.asked()).lines())
+    say(console, prompts.lines())
+    say(console, find_overlap(() if train is None else train.asked(), prompts.asked()).lines())
     scorer.check_columns(shared_columns(prompts.prompts))
     success = success_of(config.rewards, scorer.answer_labels, settings)
     if success is None:
-        _say(console, (why_not_measured(settings),))
+        say(console, (why_not_measured(settings),))
     return Evaluator(
         prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
         engine=engine,
@@ -404,8 +404,3 @@ def _selection(loss: PolicyLossSpec, numbers: dict[str, Any]) -> TokenSelection 
     if not loss.needs_selection:
         return None
     return partial(loss.select, options=numbers)
-
-
-def _say(console: Console, lines: tuple[str, ...] | list[str]) -> None:
-    for line in lines:
-        console.print(line, highlight=False)

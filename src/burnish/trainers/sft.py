@@ -29,6 +29,7 @@ from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import TokenScores
+from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
 from burnish.trainers.divergence import keeping_batch
@@ -205,21 +206,21 @@ def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Bat
 def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
     """Everything that the loop talks to."""
     config, chained = pinned(config)
-    _say(console, chained)
+    say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console))
         paths = recorded_paths(workplace.path)
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
-        _say(console, (*loaded.notes, *paths.lines()))
+        say(console, (*loaded.notes, *paths.lines()))
         train = load_examples(config, loaded.tokenizer, loaded.context_length, "train")
-        _say(console, train.lines())
+        say(console, train.lines())
         heldout = None
         if config.data.eval and config.evaluation.happens:
             heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
-            _say(console, heldout.lines())
-        _say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
+            say(console, heldout.lines())
+        say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         schedule = Schedule(
             train.lengths(),
             config.optimization.tokens_per_batch,
@@ -294,11 +295,6 @@ def load_examples(
         over_long=config.data.over_long,
         chat=ChatFormat.of(config.data),
     )
-
-
-def _say(console: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        console.print(line, highlight=False)
 
 
 def _trained_span(example: SftExample) -> tuple[int, int]:

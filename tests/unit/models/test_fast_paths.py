@@ -155,3 +155,16 @@ def test_whatever_the_trial_of_kernels_raises_is_a_no(load, error: type[Exceptio
     notes: list[str] = []
     assert not use_layer_kernels(loaded.model, notes)
     assert len(notes) == 1
+
+
+def test_a_run_that_began_without_kernels_goes_on_without(load) -> None:
+    """It had no compiler, or `model.kernels: off`; then there is one. And the other way round it is told."""
+    config = load_config(load)
+    began = FastPaths(timed=False)
+    load_model(config.model_copy(update={"kernels": "off"}), paths=began)
+    resumed = FastPaths(began.record(), timed=False)
+    assert not uses_layer_kernels(load_model(config, paths=resumed).model)
+    assert "began" not in " ".join(resumed.notes)
+    told = FastPaths({entry: "C kernels" for entry in began.record()}, timed=False)
+    load_model(config.model_copy(update={"kernels": "off"}), paths=told)
+    assert "this run began with training passes by C kernels, and goes on with the model's own layers" in told.notes[0]

@@ -98,3 +98,15 @@ def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pass_that_is_timed_gives_the_precision_back(precision: str) -> None:
     float32._linear_pass(precision, 8)
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_measurement_that_fails_is_a_no_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> float:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(float32, "rms_error", fail)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    paths = FastPaths(timed=False)
+    with fast_float32(build(512), paths=paths) as is_fast:
+        assert not is_fast
+    assert paths.notes == ["float32 products without medium: the trial ended with RuntimeError: no such instruction"]

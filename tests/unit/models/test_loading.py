@@ -9,7 +9,7 @@ import torch
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.models.loading import load_model, resolve_device
+from burnish.models.loading import align_weights, load_model, resolve_device
 from burnish.models.tokenizers import chat_template_text, choose_pad_token_id, eos_token_ids, load_tokenizer
 
 
@@ -233,3 +233,22 @@ def test_real_model(stories_model):
     assert loaded.context_length == 512
     assert 1 in loaded.eos_token_ids
     assert loaded.pad_token_id not in loaded.eos_token_ids
+
+
+def test_weights_begin_where_pytorchs_own_memory_does(load) -> None:
+    """A file is mapped into memory as it is; a matrix that begins elsewhere is multiplied with other rounding."""
+    model = load("llama").model
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in (*model.parameters(), *model.buffers()))
+    assert model.get_output_embeddings().weight.data_ptr() % 64 == 0
+
+
+def test_numbers_do_not_hang_on_where_a_file_holds_the_weights() -> None:
+    layer = torch.nn.Linear(5, 3)
+    memory = torch.empty(15 + 1)
+    expected = layer.weight.detach().clone()
+    layer.weight.data = memory[1:].view(3, 5).copy_(expected)
+    kept = layer.weight
+    align_weights(layer)
+    assert layer.weight is kept
+    assert layer.weight.data_ptr() % 64 == 0
+    assert torch.equal(layer.weight, expected)
