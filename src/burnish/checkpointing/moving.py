@@ -18,9 +18,10 @@ RUN_SIGNS = (CONFIG_FILE, LOCK_FILE, "checkpoints", "metrics.jsonl")
 def move_run_aside(folder: Path, *, signs: Sequence[str] = RUN_SIGNS) -> Path | None:
     """Rename the folder to the first free `NAME.old-N` and return that; None when there is nothing to move.
 
-    The folder, and every run folder below it, is locked while it moves. Raises CheckpointError, with nothing changed,
-    when a process is writing to one of them (naming it), when the folder holds other things than a run, and when it
-    cannot be renamed. It holds a run when one of the names in `signs` is in it. Of a link, what it points to is moved, and an empty folder put in its place.
+    It holds a run when one of the names in `signs` is in it. It is locked while it moves, and so is every run folder
+    below it. Raises CheckpointError, with nothing changed, when a process is writing to one of them (naming it), when
+    the folder holds other things than a run, and when it cannot be renamed. Of a link, what it points to is moved, and
+    an empty folder is put in its place.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None

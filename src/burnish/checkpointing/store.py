@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +43,13 @@ class Found:
 class CheckpointStore:
     """Saves, finds and removes the checkpoints of one run folder. One process writes (see `RunLock`)."""
 
-    def __init__(self, run_dir: Path, *, keep: int = 2) -> None:
+    def __init__(self, run_dir: Path, *, keep: int = 2, beside: Mapping[str, str] | None = None) -> None:
+        """`beside`: name to text of small files that every checkpoint holds beside what `write` puts there."""
         if keep < 1:
             raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
         self._folder = run_dir / "checkpoints"
         self._keep = keep
+        self._beside = dict(beside or {})
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Call `write` with an empty folder to fill, seal it as the checkpoint of `step`, then remove old ones.
@@ -61,6 +63,8 @@ class CheckpointStore:
             _remove(writing)
             writing.mkdir(parents=True)
             write(writing)
+            for name, text in self._beside.items():
+                (writing / name).write_text(text, encoding="utf-8")
             seal(writing, step)
             self._put_in_place(writing, final)
             self._remove_old(step)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def move_aside(output: str, console: Console) -> None:
-    """Rename the folder of an earlier run, so that a new one can start and nothing is lost; never that of a live run."""
+    """Rename an earlier run's folder, so that a new run can start and nothing is lost; never that of a live run."""
     from burnish.checkpointing.moving import move_run_aside
 
     aside = move_run_aside(Path(output))

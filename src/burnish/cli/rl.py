@@ -12,8 +12,18 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start over: an earlier run in the output folder is moved aside, not deleted.")
 ]
 
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes",
+        help="Go on although data, code, base model or package versions are not those that the run began with.",
+    ),
+]
 
-def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+
+def train_with_rl(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
     """Train a policy on its own rollouts: sample, score, update, and again.
 
     Starting again in the same output folder goes on from the newest checkpoint.
@@ -46,4 +56,4 @@ def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fal
     from burnish.trainers.run import train_rl
 
     silence_transformers()
-    show_result(train_rl(loaded.rl, console=console), console)
+    show_result(train_rl(loaded.rl, console=console, accept_changes=accept_changes), console)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from burnish.cli.arguments import Overrides, RunFile
-from burnish.cli.rl import Fresh
+from burnish.cli.rl import AcceptChanges, Fresh
 
 
-def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+def train_reward(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
     """Train a reward model on comparisons of responses.
 
     Rows with chosen and rejected, with several candidates of which one is marked
@@ -37,4 +39,4 @@ def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fals
     from burnish.trainers.reward_model import train_reward_model
 
     silence_transformers()
-    show_result(train_reward_model(loaded.rm, console=console), console)
+    show_result(train_reward_model(loaded.rm, console=console, accept_changes=accept_changes), console)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from burnish.cli.arguments import Overrides, RunFile
-from burnish.cli.rl import Fresh
+from burnish.cli.rl import AcceptChanges, Fresh
 
 
-def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+def train_supervised(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
     """Train a model on given texts.
 
     Prompt and completion, conversations (loss on the assistant's turns) or plain
@@ -35,4 +37,4 @@ def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = 
     from burnish.trainers.sft import train_sft
 
     silence_transformers()
-    show_result(train_sft(loaded.sft, console=console), console)
+    show_result(train_sft(loaded.sft, console=console, accept_changes=accept_changes), console)

@@ -68,7 +68,7 @@ class Policy(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimizer steps made so far."""
+        """Optimizer steps begun so far: as long as it stands, no weight has moved."""
         ...
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
@@ -102,6 +102,11 @@ class ValueObjective(Protocol):
 
 class Critic(Protocol):
     """Predicts the return from the state before each response token."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps begun so far."""
+        ...
 
     @property
     def shares_trunk(self) -> bool:

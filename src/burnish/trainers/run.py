@@ -21,12 +21,16 @@ from burnish.trainers.rl import run_loop
 from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
 
 
-def train_rl(config: RlConfig, *, console: Console) -> RunResult:
+def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
     """Run the loop of `burnish.trainers.rl`; goes on from the newest checkpoint in the run's folder.
 
-    The first Ctrl-C finishes the step and saves. Raises BurnishError for everything that a user can put right.
+    The first Ctrl-C finishes the step and saves. `accept_changes`: go on although files or versions that the run
+    depends on have changed. Raises BurnishError for everything that a user can put right.
     """
-    with graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop, open_rl_run(config, console) as run:
+    with (
+        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
+        open_rl_run(config, console, accept_changes=accept_changes) as run,
+    ):
         run_loop(run, stop)
         return RunResult.of(Path(config.output), run.progress.step, stopped=run.progress.step < config.steps)
 

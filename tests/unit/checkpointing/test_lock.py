@@ -135,7 +135,7 @@ def test_a_lock_file_that_alone_was_removed_is_made_again_unless_another_took_it
         assert str(os.getpid()) in (tmp_path / "run.lock").read_text()
         (tmp_path / "run.lock").unlink()
         elsewhere(tmp_path)
-        with pytest.raises(CheckpointError, match="was replaced, or run.lock in it"):
+        with pytest.raises(CheckpointError, match=r"was replaced, or run\.lock in it"):
             lock.check()
 
 
