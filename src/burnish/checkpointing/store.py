@@ -6,6 +6,7 @@ instant of a kill the newest sealed checkpoint is still there.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -73,6 +74,10 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Steps that have a checkpoint folder, whole or not, oldest first."""
         if not self._folder.is_dir():
+            if os.path.lexists(self._folder):
+                raise CheckpointError(
+                    f"{self._folder} is not a folder", remedy="move it away, or set `output` to another folder"
+                )
             return []
         names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir())
         return sorted(int(match[1]) for match in names if match)

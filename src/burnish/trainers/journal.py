@@ -54,9 +54,9 @@ class Journal:
     def write(self, step: int, row: dict[str, float]) -> None:
         """One line of metrics; alarms that this line sets off are said once."""
         self.check_place()
-        self.sinks.write(step, row)
+        broken = self.sinks.write(step, row)
         self.display.update(step, row)
-        for alarm in self.alarms.check(step, row):
+        for alarm in (*broken, *self.alarms.check(step, row)):
             self.display.alarm(alarm)
 
 

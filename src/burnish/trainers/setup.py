@@ -253,12 +253,14 @@ def open_journal(
         workplace.path,
         project=config.logging.project,
         config=config.model_dump(mode="json"),
-        resume_step=resume_step,
+        resume_step=workplace.written_step,
     )
     plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
     with Display(
         console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
     ) as display:
+        for alarm in sinks.alarms:
+            display.alarm(alarm)
         try:
             yield Journal(
                 recorder=recorder if config.logging.record_rollouts else None,
@@ -268,7 +270,8 @@ def open_journal(
                 place=workplace,
             )
         finally:
-            sinks.close()
+            for alarm in sinks.close():
+                display.alarm(alarm)
 
 
 def save_checkpoint(store: CheckpointStore, run: RlRun) -> None:

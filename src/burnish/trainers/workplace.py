@@ -40,6 +40,14 @@ class Workplace:
     def resume_step(self) -> int | None:
         return None if self.checkpoint is None else self.checkpoint.step
 
+    @property
+    def written_step(self) -> int | None:
+        """The last step whose line of metrics is written: that of the checkpoint, or the one before where that line is
+        still to come. None for a new run."""
+        if self.checkpoint is None:
+            return None
+        return self.checkpoint.step - (read_pending(self.checkpoint.folder) is not None)
+
     def has_steps_to_make(self, total_steps: int) -> bool:
         """Whether anything is left to do: a step, or the rest of one that an error cut short."""
         checkpoint = self.checkpoint
