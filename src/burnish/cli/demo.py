@@ -34,13 +34,12 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     burnish demo --output runs/again --seed 2
     burnish rl runs/demo/rl.yaml steps=90
     """
-    from rich.console import Console
-
     from burnish.cli.demo_task import DemoFolder
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
 
     silence_transformers()
-    console = Console()
+    console = training_console()
     folder = DemoFolder(Path(output))
     make_room(folder, console)
     from burnish.checkpointing.lock import RunLock

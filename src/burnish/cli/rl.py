@@ -42,15 +42,14 @@ def train_with_rl(
     burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
     burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
     """
-    from rich.console import Console
-
     from burnish.cli.folders import move_aside
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
     loaded = load_run_file(file, overrides or (), "rl")
-    console = Console()
+    console = training_console()
     if fresh:
         move_aside(loaded.config.output, console)
     from burnish.trainers.run import train_rl

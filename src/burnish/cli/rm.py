@@ -25,15 +25,14 @@ def train_reward(
     burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
     burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
     """
-    from rich.console import Console
-
     from burnish.cli.folders import move_aside
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
     loaded = load_run_file(file, overrides or (), "rm")
-    console = Console()
+    console = training_console()
     if fresh:
         move_aside(loaded.config.output, console)
     from burnish.trainers.reward_model import train_reward_model

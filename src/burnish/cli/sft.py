@@ -23,15 +23,14 @@ def train_supervised(
     burnish sft sft.yaml
     burnish sft sft.yaml data.train=chats.jsonl optimization.epochs=2 output=runs/sft
     """
-    from rich.console import Console
-
     from burnish.cli.folders import move_aside
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
     loaded = load_run_file(file, overrides or (), "sft")
-    console = Console()
+    console = training_console()
     if fresh:
         move_aside(loaded.config.output, console)
     from burnish.trainers.sft import train_sft

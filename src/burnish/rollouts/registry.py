@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.schema import VllmConfig
-from burnish.errors import ConfigError
-from burnish.outside import construct, find_class
+from burnish.errors import ConfigError, RolloutError
+from burnish.outside import calling_outside, construct, find_class
 from burnish.rollouts.engine import RolloutEngine
+from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.types import UseKernels
 
 _LOCAL, _VLLM = "local", "vllm"
@@ -45,8 +46,12 @@ def build_engine(
         arguments |= {"plain": plain, "kernels": kernels}
     if name == _VLLM:
         arguments |= {"settings": vllm or VllmConfig(), "log": log}
-    engine: RolloutEngine = construct(find_engine(name), name, model, arguments, field=_FIELD, first_name="model")
-    return engine
+    found = find_engine(name)
+    if name in (_LOCAL, _VLLM):
+        engine: RolloutEngine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
+        return engine
+    with calling_outside(f"{_FIELD} {name!r}, its constructor", RolloutError):
+        return OutsideEngine(construct(found, name, model, arguments, field=_FIELD, first_name="model"), name)
 
 
 def find_engine(name: str) -> type:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from burnish.checkpointing.pending import Pending
-from burnish.errors import CheckpointError
-from burnish.outside import describe_failure
+from burnish.errors import BurnishError, CheckpointError
+from burnish.outside import describe_failure, is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,24 @@ def saving_finished_steps(finished: Callable[[], Finished], say: Callable[[str],
         if told:
             say(told)
         raise
+
+
+@contextmanager
+def naming_memory_errors() -> Iterator[None]:
+    """Around a whole command: memory that cannot be had becomes one BurnishError that says what to lower."""
+    try:
+        yield
+    except BurnishError:
+        raise
+    except Exception as error:  # boundary: each library has its own word for it
+        if not is_out_of_memory(error):
+            raise
+        detail = str(error).strip().partition("\n")[0]
+        raise BurnishError(
+            f"memory ran out{f': {detail}' if detail else ''}",
+            remedy="lower optimization.tokens_per_microbatch or what is sampled at once (rollout.max_batch_rows), free "
+            "memory, or take a smaller model; `burnish plan` estimates what a run needs",
+        ) from error
 
 
 def _keep(state: Finished) -> str:

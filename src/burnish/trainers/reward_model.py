@@ -34,7 +34,7 @@ from burnish.observability.report import HISTOGRAM_FILE
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
 from burnish.trainers.normalization import Measure, measured_pairs
-from burnish.trainers.orderly import Finished, saving_finished_steps
+from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
 from burnish.trainers.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.preference_objective import PreferenceLoss
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -82,6 +82,7 @@ def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bo
     Raises BurnishError for everything that a user can put right.
     """
     with (
+        naming_memory_errors(),
         graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
         open_rm_run(config, console, accept_changes=accept_changes) as run,
     ):

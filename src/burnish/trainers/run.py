@@ -16,6 +16,7 @@ from burnish.observability.atomic import write_text_atomically
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.interrupt import graceful_stop
+from burnish.trainers.orderly import naming_memory_errors
 from burnish.trainers.result import EvalReport, RunResult
 from burnish.trainers.rl import run_loop
 from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
@@ -28,6 +29,7 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
     depends on have changed. Raises BurnishError for everything that a user can put right.
     """
     with (
+        naming_memory_errors(),
         graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
         open_rl_run(config, console, accept_changes=accept_changes) as run,
     ):
@@ -43,6 +45,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     """
     settings = config.model if weights is None else config.model.model_copy(update={"path": str(weights), "lora": None})
     with ExitStack() as stack:
+        stack.enter_context(naming_memory_errors())
         scorer = stack.enter_context(open_scorer(config))
         loaded = load_model(settings, seed=config.seed, plain=config.debug.plain)
         keep_freed_memory(loaded.model.device.type)

@@ -28,6 +28,7 @@ from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display
 from burnish.observability.recorder import RolloutRecorder
 from burnish.observability.sinks import build_sinks
+from burnish.outside import is_outside
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import build_engine
@@ -44,6 +45,7 @@ from burnish.trainers.journal import Journal
 from burnish.trainers.objective import Correction, PolicyObjective
 from burnish.trainers.preflight import check_settings
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
+from burnish.trainers.returned import CheckedLoss
 from burnish.trainers.rl import Progress, RlRun, TokenSelection
 from burnish.trainers.workplace import Workplace, open_workplace
 from burnish.types import Rollout
@@ -111,7 +113,7 @@ def build_objective(config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, A
     """What an optimizer step of the policy minimises, for the KL coefficient of the moment."""
     algorithm = config.algorithm
     objective = PolicyObjective(
-        policy_loss=loss.function,
+        policy_loss=CheckedLoss(loss.function, loss.name) if is_outside(loss.name) else loss.function,
         numbers=numbers,
         aggregation=algorithm.aggregation,
         length=config.rollout.max_response_tokens,

@@ -30,7 +30,7 @@ from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
 from burnish.trainers.objective import LikelihoodObjective
-from burnish.trainers.orderly import Finished, saving_finished_steps
+from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.setup import STATE_NAME, open_journal
 from burnish.trainers.stopwatch import Stopwatch
@@ -91,6 +91,7 @@ def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = Fal
     """Fine-tune and return where the run and its last checkpoint lie. `accept_changes`: go on although files or
     versions that the run depends on have changed."""
     with (
+        naming_memory_errors(),
         graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
         open_sft_run(config, console, accept_changes=accept_changes) as run,
     ):
