@@ -30,7 +30,7 @@ class WorkerProcess:
             raise RewardError(
                 f"cannot start a reward worker: {error.strerror or error}",
                 remedy="lower scoring.workers, end other processes, or raise the limits of processes, open files and "
-                "memory (ulimit -u, -n, -v)",
+                "memory (ulimit -u, ulimit -n, ulimit -v)",
             ) from error
         self.send(list(specs))
 

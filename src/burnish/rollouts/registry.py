@@ -11,7 +11,6 @@ from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.outside import calling_outside, construct, find_class
 from burnish.rollouts.engine import RolloutEngine
-from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.types import UseKernels
 
 _LOCAL, _VLLM = "local", "vllm"
@@ -47,11 +46,13 @@ def build_engine(
     if name == _VLLM:
         arguments |= {"settings": vllm or VllmConfig(), "log": log}
     found = find_engine(name)
+    engine: RolloutEngine
     if name in (_LOCAL, _VLLM):
-        engine: RolloutEngine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
+        engine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
         return engine
     with calling_outside(f"{_FIELD} {name!r}, its constructor", RolloutError):
-        return OutsideEngine(construct(found, name, model, arguments, field=_FIELD, first_name="model"), name)
+        engine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
+    return engine
 
 
 def find_engine(name: str) -> type:

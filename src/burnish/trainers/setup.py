@@ -31,6 +31,7 @@ from burnish.observability.sinks import build_sinks
 from burnish.outside import is_outside
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.collection import Collector
 from burnish.trainers.critic_setup import (
@@ -164,6 +165,8 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel) -> Iterator[RolloutEng
         plain=loaded.plain,
         kernels=loaded.kernels,
     )
+    if is_outside(rollout.engine):
+        engine = OutsideEngine(engine, rollout.engine)
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
 
