@@ -145,8 +145,11 @@ class CheckpointStore:
     def _disk_errors(self, step: int | None, path: Path) -> Iterator[None]:
         try:
             yield
-        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-            cause = error if isinstance(error, OSError) else OSError(_errno_in(str(error)), str(error))
+        except Exception as error:  # boundary: safetensors and tokenizers report a full disk as errors of their own
+            number = _errno_in(str(error))
+            if not (isinstance(error, (OSError, SafetensorError)) or number):
+                raise
+            cause = error if isinstance(error, OSError) else OSError(number, str(error))
             if step is not None:
                 _remove(path)
             what = f"the checkpoint of step {step} at {path}" if step is not None else f"the checkpoints in {path}"
