@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import importlib.util
 import inspect
@@ -11,7 +12,8 @@ import sys
 import sysconfig
 import traceback
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,6 +122,35 @@ def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) 
             f"{field} is {name!r}, which has no method {' and no '.join(missing)}", remedy=f"implement {protocol}"
         )
     return found
+
+
+def is_outside(name: str) -> bool:
+    """Whether a name in the run file is that of code from outside (`package.module:name`, `path/to/file.py:name`)."""
+    return ":" in name
+
+
+@contextmanager
+def calling_outside(what: str, kind: type[BurnishError]) -> Iterator[None]:
+    """Around a call into code from outside: whatever it raises becomes an error of that kind, beginning with `what` and
+    naming the line. Memory that cannot be had is not the code's doing and passes."""
+    try:
+        yield
+    except BurnishError:
+        raise
+    except (Exception, SystemExit) as error:  # boundary: code from outside may raise anything
+        if is_out_of_memory(error):
+            raise
+        raise kind(f"{what} failed: {describe_failure(error)}", remedy=MEND) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had: Python's own error, the system's, or one of torch's allocators'."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )
 
 
 def construct(found: Any, name: str, first: Any, arguments: Mapping[str, Any], *, field: str, first_name: str) -> Any:

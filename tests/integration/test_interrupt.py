@@ -146,7 +146,8 @@ def test_the_second_signal_stops_at_once_and_leaves_no_process(
     reward = (tmp_path / "slow.py").read_text()
     asleep = f"open({str(tmp_path / 'asleep')!r}, 'w').close(); time.sleep(60)"
     (tmp_path / "slow.py").write_text(reward.replace("time.sleep(0.01)", asleep))
-    command = commands.start(*words, f"output={run}", before=NOTE_WORKERS.format(path=str(pids)))
+    changed = (*words, f"output={run}", "--accept-changes")
+    command = commands.start(*changed, before=NOTE_WORKERS.format(path=str(pids)))
     assert command.wait_for((tmp_path / "asleep").exists)
     command.send(signal.SIGINT)
     assert command.wait_for(lambda: "stopping after this step" in command.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from burnish.checkpointing import fingerprints
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import CheckpointError
 from burnish.trainers.run import train_rl
@@ -261,6 +263,88 @@ def test_fewer_steps_than_done_do_no_harm(tiny_run: BuildRl, trace: ReadTrace) -
     assert trace(folder) == before
     assert (folder / "config.yaml").read_text() == written
     assert "steps: 5" in written
+
+
+CHANGES = {
+    "data": ("rl", "train.jsonl", "data.train.0: train.jsonl: "),
+    "reward": ("rl", "reward.py", "rewards.0: reward.py: "),
+    "a module that the reward imports": ("rl", "helper.py", "rewards.0: helper.py: "),
+    "base weights": ("rl", "model/model.safetensors", "model.path: model.safetensors: "),
+    "tokenizer": ("sft", "model/tokenizer_config.json", "model.path: tokenizer_config.json: "),
+    "supervised data": ("sft", "train.jsonl", "data.train.0: train.jsonl: "),
+    "version": ("sft", None, "torch: "),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_what_the_numbers_depend_on_may_not_change_between_two_starts(
+    tiny_run: BuildRl,
+    tiny_sft: BuildSft,
+    tiny_model: Path,
+    tiny_task: Path,
+    trace: ReadTrace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    kind, file, told = CHANGES[change]
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "train.jsonl").write_text((tiny_task / "train.jsonl").read_text())
+    (tmp_path / "helper.py").write_text("half = 0.5\n")
+    (tmp_path / "reward.py").write_text("import helper\n" + (tiny_task / "reward.py").read_text())
+    fields = {
+        "model": str(tmp_path / "model"),
+        "data": {"train": str(tmp_path / "train.jsonl")},
+        "rewards": [{"name": f"{tmp_path}/reward.py:digits"}],
+    }
+
+    def build(steps: int) -> RlConfig | SftConfig:
+        if kind == "rl":
+            return tiny_run(**fields, steps=steps)
+        quiet = {"data": fields["data"], "evaluation": {"every_steps": None, "at_start": False}}
+        return tiny_sft("optimization.schedule=constant", model=fields["model"], steps=steps, **quiet)
+
+    if kind == "sft":
+        tiny_sft()
+        shutil.copy(tmp_path / "sft-train.jsonl", tmp_path / "train.jsonl")
+    folder, _ = train(build(2))
+    before = trace(folder)
+    if file is None:
+        monkeypatch.setattr(fingerprints, "_versions", lambda: {"torch": "1.0"})
+    else:
+        content = (tmp_path / file).read_bytes()
+        (tmp_path / file).write_bytes(content + b"\n")
+    config = build(3)
+    with pytest.raises(CheckpointError) as refused:
+        train(config)
+    assert told in str(refused.value)
+    assert "--accept-changes" in str(refused.value)
+    assert trace(folder) == before
+    if file == "model/model.safetensors":
+        return  # these are no weights any more
+    said = io.StringIO()
+    console = Console(file=said, width=300)
+    if isinstance(config, RlConfig):
+        train_rl(config, console=console, accept_changes=True)
+    else:
+        train_sft(config, console=console, accept_changes=True)
+    assert f"accepted change: {told}" in said.getvalue()
+    starts = json.loads((folder / "environment.json").read_text())["starts"]
+    assert [told in str(start.get("accepted_changes")) for start in starts] == [False, True]
+    _, said_again = train(config)  # from now on the new ones hold
+    assert "nothing to do" in said_again
+
+
+def test_checkpoints_from_before_there_were_fingerprints_go_on_with_a_note(tiny_run: BuildRl) -> None:
+    folder, _ = train(rl_config(tiny_run, "grpo", "steps=2"))
+    newest = folder / "checkpoints" / "step-000002"
+    (newest / "fingerprints.json").unlink()
+    manifest = json.loads((newest / "manifest.json").read_text())
+    del manifest["files"]["fingerprints.json"]
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    _, said = train(rl_config(tiny_run, "grpo", "steps=3"))
+    assert "step-000002 has no fingerprints: whether files or versions have changed since is not known" in said
+    assert (folder / "checkpoints" / "step-000003" / "fingerprints.json").exists()
 
 
 def test_a_changed_configuration_is_refused_by_name(tiny_run: BuildRl, trace: ReadTrace) -> None:

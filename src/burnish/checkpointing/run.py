@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from burnish import __version__
-from burnish.config.schema import RunConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.errors import BurnishError, CheckpointError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 
@@ -40,6 +41,8 @@ MAY_DIFFER = (
 
 `steps` may change as well while `optimization.schedule` is constant; otherwise it sets the learning rate of every step.
 """
+
+_CONFIG_REMEDY = "put the run's own file back, start over with --fresh, or give the folder of a run"
 
 _PACKAGES = (
     "torch",
@@ -104,30 +107,41 @@ class RunDirectory:
             )
         return False
 
-    def begin(self, config: RunConfig) -> None:
-        """Write the configuration that this start runs with, and its environment.
+    def begin(self, config: RunConfig, *, accepted: Sequence[str] = ()) -> None:
+        """Write the configuration that this start runs with, and its environment, in which `accepted` names the changes
+        of files and versions that the user let pass.
 
         Raises CheckpointError when the folder cannot be written.
         """
         try:
+            if _records(config):
+                self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
+            self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
-            self._add_environment()
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path)
-            ) from error
+            raise self._cannot_write(error) from error
+
+    def _earlier_starts(self) -> list[Any]:
+        if not self.environment_file.exists():
+            return []
+        remedy = "mend it, or move it away: it only records what earlier starts of the run ran on"
+        try:
+            content = json.loads(self.environment_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"cannot read {self.environment_file}: {error}", remedy=remedy) from error
+        if not isinstance(content, dict) or not isinstance(content.get("starts"), list):
+            raise CheckpointError(f"{self.environment_file} holds no list of `starts`", remedy=remedy)
+        return list(content["starts"])
 
     def read_config(self) -> dict[str, Any]:
         """The resolved configuration of the run as plain values."""
         try:
             content = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise CheckpointError(
-                f"cannot read {self.config_file}: {error}", remedy="give the folder of a run"
-            ) from error
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise CheckpointError(f"cannot read {self.config_file}: {error}", remedy=_CONFIG_REMEDY) from error
         if not isinstance(content, dict):
-            raise CheckpointError(f"{self.config_file} is not a run's configuration", remedy="give the folder of a run")
+            raise CheckpointError(f"{self.config_file} is not a run's configuration", remedy=_CONFIG_REMEDY)
         return content
 
     def _remove_torn_files(self) -> None:
@@ -145,13 +159,36 @@ class RunDirectory:
                 remedy="set these fields back to resume it, set `output` to another folder, or start over with --fresh",
             )
 
-    def _add_environment(self) -> None:
+    def restore(self, config: RunConfig) -> list[str]:
+        """Write anew what somebody has removed from the folder of this run since `begin`; a line about each.
+
+        Does nothing to the folder of a run that has not begun. Raises CheckpointError when it cannot be written.
+        """
+        wanted = [self.config_file, self.environment_file, *([self.rollouts] if _records(config) else [])]
+        missing = [path for path in wanted if not path.exists()]
+        try:
+            if self.config_file in missing:
+                write_text_atomically(self.config_file, dump_config(config))
+            if self.environment_file in missing:
+                self._add_environment(())
+            if self.rollouts in missing:
+                self.rollouts.mkdir()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return [f"{path} was removed while the run was going on; it is made anew" for path in missing]
+
+    def _cannot_write(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path))
+
+    def _add_environment(self, accepted: Sequence[str]) -> None:
         """Each start of the run adds what it ran on."""
-        starts = []
-        if self.environment_file.exists():
-            starts = json.loads(self.environment_file.read_text(encoding="utf-8"))["starts"]
-        content = {"starts": [*starts, environment()]}
+        start = environment() | ({"accepted_changes": list(accepted)} if accepted else {})
+        content = {"starts": [*self._earlier_starts(), start]}
         write_text_atomically(self.environment_file, json.dumps(content, indent=2) + "\n")
+
+
+def _records(config: RunConfig) -> bool:
+    return isinstance(config, RlConfig) and config.logging.record_rollouts
 
 
 def dump_config(config: RunConfig) -> str:

@@ -6,9 +6,10 @@ instant of a kill the newest sealed checkpoint is still there.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +44,13 @@ class Found:
 class CheckpointStore:
     """Saves, finds and removes the checkpoints of one run folder. One process writes (see `RunLock`)."""
 
-    def __init__(self, run_dir: Path, *, keep: int = 2) -> None:
+    def __init__(self, run_dir: Path, *, keep: int = 2, beside: Mapping[str, str] | None = None) -> None:
+        """`beside`: name to text of small files that every checkpoint holds beside what `write` puts there."""
         if keep < 1:
             raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
         self._folder = run_dir / "checkpoints"
         self._keep = keep
+        self._beside = dict(beside or {})
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Call `write` with an empty folder to fill, seal it as the checkpoint of `step`, then remove old ones.
@@ -61,6 +64,8 @@ class CheckpointStore:
             _remove(writing)
             writing.mkdir(parents=True)
             write(writing)
+            for name, text in self._beside.items():
+                (writing / name).write_text(text, encoding="utf-8")
             seal(writing, step)
             self._put_in_place(writing, final)
             self._remove_old(step)
@@ -69,6 +74,10 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Steps that have a checkpoint folder, whole or not, oldest first."""
         if not self._folder.is_dir():
+            if os.path.lexists(self._folder):
+                raise CheckpointError(
+                    f"{self._folder} is not a folder", remedy="move it away, or set `output` to another folder"
+                )
             return []
         names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir())
         return sorted(int(match[1]) for match in names if match)
@@ -140,8 +149,11 @@ class CheckpointStore:
     def _disk_errors(self, step: int | None, path: Path) -> Iterator[None]:
         try:
             yield
-        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-            cause = error if isinstance(error, OSError) else OSError(_errno_in(str(error)), str(error))
+        except Exception as error:  # boundary: safetensors and tokenizers report a full disk as errors of their own
+            number = _errno_in(str(error))
+            if not (isinstance(error, (OSError, SafetensorError)) or number):
+                raise
+            cause = error if isinstance(error, OSError) else OSError(number, str(error))
             if step is not None:
                 _remove(path)
             what = f"the checkpoint of step {step} at {path}" if step is not None else f"the checkpoints in {path}"

@@ -34,16 +34,17 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     burnish demo --output runs/again --seed 2
     burnish rl runs/demo/rl.yaml steps=90
     """
-    from rich.console import Console
-
     from burnish.cli.demo_task import DemoFolder
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
 
     silence_transformers()
-    console = Console()
+    console = training_console()
     folder = DemoFolder(Path(output))
     make_room(folder, console)
-    with one_thread():
+    from burnish.checkpointing.lock import RunLock
+
+    with RunLock(folder.path), one_thread():
         prepare(folder, seed, console)
         train(folder, console)
     from burnish.cli.demo_result import show
@@ -52,11 +53,14 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
 
 
 def make_room(folder: DemoFolder, console: Console) -> None:
-    """Move an earlier demo aside. ConfigError when the folder holds something else."""
-    from burnish.cli.folders import move_aside
+    """Move an earlier demo aside. ConfigError when the folder holds something else, CheckpointError when a demo, or a
+    run in its folder, is still going on."""
+    from burnish.checkpointing.lock import LOCK_FILE
+    from burnish.checkpointing.moving import move_run_aside
 
-    if folder.is_demo():
-        move_aside(str(folder.path), console)
+    if folder.is_demo() or (folder.path / LOCK_FILE).exists():
+        aside = move_run_aside(folder.path, signs=(LOCK_FILE, folder.rl_file.name))
+        console.print(f"moved the earlier demo to {aside}", markup=False)
     elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise ConfigError(
             f"--output {str(folder.path)!r} exists and holds no demo", remedy="name a folder that does not exist yet"

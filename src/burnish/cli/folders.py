@@ -13,20 +13,12 @@ if TYPE_CHECKING:
 
 
 def move_aside(output: str, console: Console) -> None:
-    """Rename an existing output folder to the first free `NAME.old-N`: a new run can start and nothing is lost."""
-    folder = Path(output)
-    if not folder.exists():
-        return
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    try:
-        folder.rename(aside)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot move {folder} aside: {error.strerror}", remedy="set output to another folder"
-        ) from error
-    console.print(f"moved the earlier run to {aside}", markup=False)
+    """Rename an earlier run's folder, so that a new run can start and nothing is lost; never that of a live run."""
+    from burnish.checkpointing.moving import move_run_aside
+
+    aside = move_run_aside(Path(output))
+    if aside is not None:
+        console.print(f"moved the earlier run to {aside}", markup=False)
 
 
 def load_run(folder: Path, overrides: list[str]) -> LoadedConfig:

@@ -12,8 +12,18 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start over: an earlier run in the output folder is moved aside, not deleted.")
 ]
 
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes",
+        help="Go on although data, code, base model or package versions are not those that the run began with.",
+    ),
+]
 
-def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+
+def train_with_rl(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
     """Train a policy on its own rollouts: sample, score, update, and again.
 
     Starting again in the same output folder goes on from the newest checkpoint.
@@ -32,18 +42,17 @@ def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fal
     burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
     burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
     """
-    from rich.console import Console
-
     from burnish.cli.folders import move_aside
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
     loaded = load_run_file(file, overrides or (), "rl")
-    console = Console()
+    console = training_console()
     if fresh:
         move_aside(loaded.config.output, console)
     from burnish.trainers.run import train_rl
 
     silence_transformers()
-    show_result(train_rl(loaded.rl, console=console), console)
+    show_result(train_rl(loaded.rl, console=console, accept_changes=accept_changes), console)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from burnish.cli.arguments import Overrides, RunFile
-from burnish.cli.rl import Fresh
+from burnish.cli.rl import AcceptChanges, Fresh
 
 
-def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+def train_reward(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
     """Train a reward model on comparisons of responses.
 
     Rows with chosen and rejected, with several candidates of which one is marked
@@ -23,18 +25,17 @@ def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fals
     burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
     burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
     """
-    from rich.console import Console
-
     from burnish.cli.folders import move_aside
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
     loaded = load_run_file(file, overrides or (), "rm")
-    console = Console()
+    console = training_console()
     if fresh:
         move_aside(loaded.config.output, console)
     from burnish.trainers.reward_model import train_reward_model
 
     silence_transformers()
-    show_result(train_reward_model(loaded.rm, console=console), console)
+    show_result(train_reward_model(loaded.rm, console=console, accept_changes=accept_changes), console)

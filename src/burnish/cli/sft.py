@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from burnish.cli.arguments import Overrides, RunFile
-from burnish.cli.rl import Fresh
+from burnish.cli.rl import AcceptChanges, Fresh
 
 
-def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = False) -> None:
+def train_supervised(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
     """Train a model on given texts.
 
     Prompt and completion, conversations (loss on the assistant's turns) or plain
@@ -21,18 +23,17 @@ def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = 
     burnish sft sft.yaml
     burnish sft sft.yaml data.train=chats.jsonl optimization.epochs=2 output=runs/sft
     """
-    from rich.console import Console
-
     from burnish.cli.folders import move_aside
+    from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.config.loading import load_run_file
 
     loaded = load_run_file(file, overrides or (), "sft")
-    console = Console()
+    console = training_console()
     if fresh:
         move_aside(loaded.config.output, console)
     from burnish.trainers.sft import train_sft
 
     silence_transformers()
-    show_result(train_sft(loaded.sft, console=console), console)
+    show_result(train_sft(loaded.sft, console=console, accept_changes=accept_changes), console)

@@ -125,8 +125,8 @@ class LocalPolicy:
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
         head_norm = None if self._head_optimizer is None else self._head_optimizer.checked_norm()
-        rate = self._optimizer.step(self.settings.own_step(planned_step, self._version), grad_norm)
-        self._version += 1
+        self._version += 1  # before the weights move: with the old number they are certainly the old ones
+        rate = self._optimizer.step(self.settings.own_step(planned_step, self._version - 1), grad_norm)
         metrics = {
             "policy/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
             "policy/learning_rate": Metric(Reduction.LAST, rate),

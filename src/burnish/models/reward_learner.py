@@ -89,14 +89,19 @@ class RewardLearner:
                 _merge_into(metrics, value.metrics)
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
-        rate = self._optimizer.step(self._version, grad_norm)
-        self._version += 1
+        self._version += 1  # before the weights move: with the old number they are certainly the old ones
+        rate = self._optimizer.step(self._version - 1, grad_norm)
         metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
         metrics["rm/learning_rate"] = Metric(Reduction.LAST, rate)
         if self.model.gain_bias is not None:
             metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.item())
             metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.item())
         return metrics
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps begun so far."""
+        return self._version
 
     @torch.no_grad()
     def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:

@@ -68,7 +68,7 @@ class Policy(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimizer steps made so far: the version of the weights."""
+        """Optimizer steps begun so far: as long as it stands, no weight has moved."""
         ...
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
@@ -108,6 +108,11 @@ class ValueObjective(Protocol):
 
 class Critic(Protocol):
     """Predicts the return from the state before each response token."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps begun so far."""
+        ...
 
     @property
     def shares_trunk(self) -> bool:

@@ -154,8 +154,8 @@ class CriticOptimizer:
     def step(self, grad_norm: Tensor, planned_step: int | None = None) -> dict[str, Metric]:
         """Clip, step, count; returns critic/grad_norm (before clipping) and critic/learning_rate, which follows
         `planned_step` as in `roles.Policy.update`."""
-        rate = self._optimizer.step(self._optimizer.settings.own_step(planned_step, self.version), grad_norm)
-        self.version += 1
+        self.version += 1  # before the weights move: with the old number they are certainly the old ones
+        rate = self._optimizer.step(self._optimizer.settings.own_step(planned_step, self.version - 1), grad_norm)
         return {
             "critic/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
             "critic/learning_rate": Metric(Reduction.LAST, rate),

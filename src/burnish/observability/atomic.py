@@ -45,5 +45,11 @@ def disk_remedy(error: OSError, folder: Path) -> str:
             return f"free space on the disk of {folder} or set `output` to another disk, then start again: it resumes"
         case errno.EROFS | errno.EACCES | errno.EPERM:
             return f"make {folder} writable or set `output` to a folder that is, then start again: it resumes"
+        case errno.EMFILE | errno.ENFILE:
+            return "raise the limit of open files (ulimit -n), then start again: it resumes"
+        case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
+            return (
+                f"something of another kind stands in its place: move it out of {folder}, then start again: it resumes"
+            )
         case _:
             return f"check the disk of {folder}, then start again: it resumes from the newest complete checkpoint"

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import DataError
 
+_REMEDY = (
+    "mend the file (one line a step, in the order of the steps), or move it away: a run goes on with a new one, and a "
+    "report needs it"
+)
+
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file, oldest first. No file is no rows; a last line that a kill cut short is left out.
 
-    Raises DataError with file and line when an earlier line is not a row.
+    Raises DataError, with file and line, when an earlier line is not a row or does not come after the one before it,
+    and when the file cannot be read.
     """
-    if not path.exists():
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
         return []
-    lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", remedy=_REMEDY) from error
+    lines = content.split(b"\n")
     whole, torn = lines[:-1], lines[-1]  # every complete line ends with a newline, so the last piece is never one
-    rows = [_parse(line, path, number) for number, line in enumerate(whole, start=1)]
-    if torn.strip():
-        rows += _parse_if_whole(torn)
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(whole, start=1):
+        row = _parse(line, path, number)
+        if rows and row["step"] <= rows[-1]["step"]:
+            raise DataError(
+                f"{path}:{number} is the line of step {row['step']}, but comes after that of step {rows[-1]['step']}: "
+                "a line is doubled or out of order",
+                remedy=_REMEDY,
+            )
+        rows.append(row)
+    last = _problem_or_row(torn)
+    if not isinstance(last, str) and (not rows or last["step"] > rows[-1]["step"]):
+        rows.append(last)
     return rows
 
 
@@ -44,23 +65,19 @@ def read_history(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            return row
-    except ValueError as error:
-        reason = str(error)
-    else:
-        reason = "it is not an object with a whole-numbered `step`"
-    raise DataError(
-        f"{path}:{number} is not a row of metrics: {reason}",
-        remedy="remove that line, or the file if the run is not needed any more",
-    )
+    row = _problem_or_row(line)
+    if isinstance(row, str):
+        raise DataError(f"{path}:{number} is not a row of metrics: {row}", remedy=_REMEDY)
+    return row
 
 
-def _parse_if_whole(line: bytes) -> list[dict[str, Any]]:
+def _problem_or_row(line: bytes) -> dict[str, Any] | str:
+    """The row, or why it is none."""
     try:
         row = json.loads(line)
-    except ValueError:
-        return []
-    return [row] if isinstance(row, dict) and isinstance(row.get("step"), int) else []
+    except (ValueError, RecursionError) as error:
+        return str(error) or type(error).__name__
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return "it is not an object with a whole-numbered `step`"
+    odd = [name for name, value in row.items() if type(value) not in (int, float) or not math.isfinite(value)]
+    return f"{odd[0]} is {row[odd[0]]!r:.60}, not a finite number" if odd else row

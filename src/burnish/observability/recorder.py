@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ class RolloutNote:
     token_returns: tuple[float, ...] | None = None
 
 
+_NAME = re.compile(r"(step|eval)-\d{6,}\.jsonl")
+
 Notes = Mapping[tuple[int, int], RolloutNote]
 """(group_id, sample_index) to note."""
 TokenValues = Mapping[tuple[int, int], Sequence[float]]
@@ -63,7 +66,13 @@ class RolloutRecorder:
         """Remove files of later steps: what a killed run wrote past the checkpoint it resumes from."""
         for path in recorded_files(self._folder):
             if step_of(path) > step:
-                path.unlink()
+                try:
+                    path.unlink()
+                except OSError as error:
+                    raise BurnishError(
+                        f"cannot remove {path}, which the run makes again: {error.strerror}",
+                        remedy="remove it yourself, then start again",
+                    ) from error
 
     def _write(
         self,
@@ -98,8 +107,10 @@ class RolloutRecorder:
 
 
 def recorded_files(folder: Path) -> list[Path]:
-    """The rollout files of a run, training first, each kind in the order of its steps."""
-    return sorted(folder.glob("step-*.jsonl"), key=step_of) + sorted(folder.glob("eval-*.jsonl"), key=step_of)
+    """The rollout files of a run, training first, each kind in the order of its steps; files of other names are not
+    the run's."""
+    found = [path for path in folder.glob("*.jsonl") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (not path.name.startswith("step-"), step_of(path)))
 
 
 def step_of(path: Path) -> int:

@@ -3,21 +3,25 @@ user's own as extras."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.util
 import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from burnish.config.names import SINK_NAMES
-from burnish.errors import BurnishError, ConfigError, DivergenceError
+from burnish.errors import BurnishError, ConfigError, DataError, DivergenceError
+from burnish.observability.alarms import Alarm
 from burnish.observability.atomic import disk_remedy, fsync_folder, write_text_atomically
 from burnish.observability.history import read_rows
-from burnish.outside import construct, find_class
+from burnish.outside import construct, describe_failure, find_class
 
 METRICS_FILE = "metrics.jsonl"
 _FIELD = "logging.sinks"
@@ -44,36 +48,71 @@ class JsonlSink:
     """`metrics.jsonl`: one line a step, on disk before `write` returns, so that a killed run keeps it.
 
     Keys are sorted after `step`, floats written so that they read back exactly. Opened with `resume_step` k, lines of
-    later steps (and a line that a kill cut short) are removed first, so that no step is ever there twice.
+    later steps (and a line that a kill cut short) are removed first, so that no step is ever there twice. The lines up
+    to k must all be there, but for those at the beginning: `missing` says how many of those are not.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
+        """Raises DataError when the file is damaged or lacks a line, BurnishError when it cannot be written."""
         self._path = path
+        kept = [] if resume_step is None else _rows_until(path, resume_step)
+        self._last_step = kept[-1]["step"] if kept else -1
+        self.missing = max(0, kept[0]["step"] - 1) if kept else resume_step or 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = [] if resume_step is None else [row for row in read_rows(path) if row["step"] <= resume_step]
             write_text_atomically(path, "".join(_line(row["step"], row) for row in kept))
-            self._file = path.open("a", encoding="utf-8")
+            self._descriptor, self._size = _open_to_append(path)
             fsync_folder(path.parent)
         except OSError as error:
             raise _write_error(path, error) from error
-        self._last_step = kept[-1]["step"] if kept else -1
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Append a line. Raises DivergenceError for a number that is not finite, ValueError for a step out of order."""
+        """Append a line. Raises DivergenceError for a number that is not finite, ValueError for a step out of order.
+
+        A line that the disk refuses is taken back, so that it is there whole or not at all.
+        """
         if step <= self._last_step:
             raise ValueError(f"step {step} comes after step {self._last_step} was written to {self._path}")
         _refuse_non_finite(step, row)
+        line = _line(step, row).encode()
         try:
-            self._file.write(_line(step, row))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._descriptor)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
             raise _write_error(self._path, error) from error
+        self._size += len(line)
         self._last_step = step
 
+    def reattach(self) -> str:
+        """Call it before a write: what had happened to the file and was put right, empty when nothing had.
+
+        A file that was removed, or moved away, is made anew with all its lines. Raises BurnishError for one that
+        somebody else has changed.
+        """
+        try:
+            ours, there = os.fstat(self._descriptor), _stat(self._path)
+            content = b"" if there is not None else os.pread(self._descriptor, ours.st_size, 0)
+            if there is None and len(content) == self._size:
+                write_text_atomically(self._path, content.decode())
+                os.close(self._descriptor)
+                self._descriptor, self._size = _open_to_append(self._path)
+                return f"{self._path} was removed while the run was writing to it; it is made anew with all its lines"
+        except OSError as error:
+            raise _write_error(self._path, error) from error
+        if there is not None and (ours.st_dev, ours.st_ino, self._size) == (there.st_dev, there.st_ino, there.st_size):
+            return ""
+        raise BurnishError(
+            f"{self._path} was changed or replaced while the run was writing to it",
+            remedy="see what else writes there, put the file back (one line a step), and start again: it resumes",
+        )
+
     def close(self) -> None:
-        self._file.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 class TensorBoardSink:
@@ -145,19 +184,59 @@ class MlflowSink:
         return run_id
 
 
-@dataclass(frozen=True, slots=True)
 class Sinks:
-    """Several sinks behind one."""
+    """`metrics.jsonl`, which a run cannot do without, and further sinks, which it can.
 
-    members: tuple[MetricSink, ...]
+    A further sink that raises anything, when it is built, written to or closed, is dropped and the run goes on: what
+    is returned is an alarm about each.
+    """
 
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        for sink in self.members:
-            sink.write(step, row)
+    def __init__(
+        self, open_file: Callable[[], JsonlSink], further: Mapping[str, Callable[[], MetricSink]], *, step: int = 0
+    ) -> None:
+        """`further`: name to what builds the sink; `step`: the last one whose row is written."""
+        self._further: dict[str, MetricSink] = {}
+        self.alarms: list[Alarm] = []
+        """What went wrong while they were built."""
+        for name, build in further.items():
+            with self._dropping(name, "was opened", step, self.alarms):
+                self._further[name] = build()
+        self._file = open_file()  # after them: what is refused by its name touches nothing
+        if self._file.missing:
+            self.alarms.append(_beginning_missing(self._file.missing, step))
 
-    def close(self) -> None:
-        for sink in self.members:
-            sink.close()
+    def write(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
+        """One row for all. Raises what `JsonlSink` raises; nothing was written then."""
+        found: list[Alarm] = []
+        mended = self._file.reattach()
+        if mended:
+            found.append(Alarm("metrics file removed", mended, "see what else removes files there", step))
+        self._file.write(step, row)
+        for name, sink in list(self._further.items()):
+            with self._dropping(name, f"wrote step {step}", step, found):
+                sink.write(step, row)
+        return found
+
+    def close(self) -> list[Alarm]:
+        """Close all of them."""
+        found: list[Alarm] = []
+        self._file.close()
+        for name, sink in list(self._further.items()):
+            with self._dropping(name, "was closed", 0, found):
+                sink.close()
+        return found
+
+    @contextmanager
+    def _dropping(self, name: str, doing: str, step: int, alarms: list[Alarm]) -> Iterator[None]:
+        try:
+            yield
+        except ConfigError:  # a wrong name or a package that is not there: refused before anything begins
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  boundary: a sink may raise anything, training goes on
+            self._further.pop(name, None)
+            told = f"the sink {name} failed while it {doing} and gets no more numbers: {describe_failure(error)}"
+            knob = f"mend it, or take it out of {_FIELD}; {METRICS_FILE} has all numbers"
+            alarms.append(Alarm("sink dropped", told, knob, step))
 
 
 def build_sinks(
@@ -172,7 +251,7 @@ def build_sinks(
 
     `resume_step` is the step of the checkpoint that the run continues from (None starts new files); `config` is the
     resolved run file as plain values, shown by the services. Raises ConfigError when a package is not installed, or
-    when there is no such class or it is no sink.
+    when there is no such class or it is no sink, DataError when the lines that are there already are damaged.
     """
     find_sinks(names)
     values = dict(config or {})
@@ -187,9 +266,9 @@ def build_sinks(
         sink: MetricSink = construct(_sink_class(name), name, run_dir, arguments, field=_FIELD, first_name="run_dir")
         return sink
 
-    # before the file: a missing package touches nothing
-    further = [builders[name]() if name in builders else outside(name) for name in dict.fromkeys(names)]
-    return Sinks((JsonlSink(run_dir / METRICS_FILE, resume_step=resume_step), *further))
+    further = {name: builders.get(name, partial(outside, name)) for name in names}
+    open_file = partial(JsonlSink, run_dir / METRICS_FILE, resume_step=resume_step)
+    return Sinks(open_file, further, step=resume_step or 0)
 
 
 def find_sinks(names: Sequence[str]) -> None:
@@ -214,6 +293,38 @@ def _sink_class(name: str) -> type:
 def _line(step: int, row: Mapping[str, float]) -> str:
     rest = {name: row[name] for name in sorted(row) if name != "step"}
     return json.dumps({"step": step, **rest}, allow_nan=False) + "\n"
+
+
+def _rows_until(path: Path, last_step: int) -> list[dict[str, Any]]:
+    """The rows up to a step. DataError when one between the first and that step is not there."""
+    kept = [row for row in read_rows(path) if row["step"] <= last_step]
+    there = {row["step"] for row in kept}
+    lost = [step for step in range(min(there, default=last_step + 1), last_step + 1) if step not in there]
+    if lost:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        raise DataError(
+            f"{path} lacks the line of step {lost[0]}{more}, although the run has made it: a line was lost",
+            remedy="put it back, or move the file away: the run goes on with a new one, without the earlier steps",
+        )
+    return kept
+
+
+def _beginning_missing(count: int, step: int) -> Alarm:
+    message = f"{METRICS_FILE} lacks its first {count} steps: somebody has removed it or part of it"
+    return Alarm("metrics missing", message, "put it back before you go on, if you want whole curves", step)
+
+
+def _open_to_append(path: Path) -> tuple[int, int]:
+    """Descriptor and size of a file that is there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    return descriptor, os.fstat(descriptor).st_size
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _refuse_non_finite(step: int, row: Mapping[str, float]) -> None:

@@ -23,10 +23,23 @@ class WorkerProcess:
     """A fresh interpreter in its own process group. Nothing of the parent's `__main__` is imported into it."""
 
     def __init__(self, specs: Sequence[RewardSpec]) -> None:
+        """Raises RewardError when the system lets no further process be started."""
+        try:
+            self._start()
+        except OSError as error:
+            raise RewardError(
+                f"cannot start a reward worker: {error.strerror or error}",
+                remedy="lower scoring.workers, end other processes, or raise the limits of processes, open files and "
+                "memory (ulimit -u, ulimit -n, ulimit -v)",
+            ) from error
+        self.send(list(specs))
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         descriptor = theirs.fileno()
         program = _PROGRAM.format(path=sys.path, descriptor=descriptor, parent=os.getpid())
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(ours.close)  # unless the process starts
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
@@ -34,8 +47,8 @@ class WorkerProcess:
                 start_new_session=True,
                 env=_environment(),
             )
+            stack.pop_all()
         self.connection = Connection(ours.detach())
-        self.send(list(specs))
 
     def send(self, message: Any) -> None:
         """Sends a message; RewardError when it cannot travel. A dead worker is noticed on reading."""

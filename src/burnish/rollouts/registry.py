@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config.schema import VllmConfig
-from burnish.errors import ConfigError
-from burnish.outside import construct, find_class
+from burnish.errors import ConfigError, RolloutError
+from burnish.outside import calling_outside, construct, find_class
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import UseKernels
 
@@ -49,7 +49,13 @@ def build_engine(
         arguments |= {"plain": plain, "kernels": kernels, "paths": paths}
     if name == _VLLM:
         arguments |= {"settings": vllm or VllmConfig(), "log": log}
-    engine: RolloutEngine = construct(find_engine(name), name, model, arguments, field=_FIELD, first_name="model")
+    found = find_engine(name)
+    engine: RolloutEngine
+    if name in (_LOCAL, _VLLM):
+        engine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
+        return engine
+    with calling_outside(f"{_FIELD} {name!r}, its constructor", RolloutError):
+        engine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
     return engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import resolve_kl
 from burnish.algorithms.masking import masked_var
 from burnish.config.schema import AlgorithmConfig
+from burnish.errors import ConfigError
 from burnish.models.batch import Batch
 from burnish.models.scoring import response_mask
+from burnish.outside import calling_outside, is_outside
 from burnish.trainers.batching import Outcome
+from burnish.trainers.returned import checked_advantages
 from burnish.types import Metric, Reduction
 
 
@@ -176,11 +180,14 @@ def _estimate(
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
     }
-    result = estimator({name: tensor for name, tensor in available.items() if tensor is not None}, numbers)
-    if estimator.token_level:
-        advantages_BT, returns_BT = result
-        return advantages_BT, returns_BT
-    return shaping.spread(result, batch.loss_mask), None
+    given = {name: tensor for name, tensor in available.items() if tensor is not None}
+    outside = calling_outside(f"algorithm.estimator {estimator.name!r}", ConfigError)
+    with outside if is_outside(estimator.name) else nullcontext():
+        result = estimator(given, numbers)
+    advantages, returns_BT = checked_advantages(
+        result, batch.loss_mask, name=estimator.name, token_level=estimator.token_level
+    )
+    return advantages if estimator.token_level else shaping.spread(advantages, batch.loss_mask), returns_BT
 
 
 def _outcome_scores(rewards_BT: Tensor, outcome: Outcome, mask_BT: Tensor, algorithm: AlgorithmConfig) -> Tensor:

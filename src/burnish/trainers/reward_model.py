@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, write_state
+from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema_data import Sources
 from burnish.config.schema_rm import RmConfig
@@ -37,12 +38,14 @@ from burnish.trainers.chaining import pinned
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
 from burnish.trainers.normalization import Measure, measured_pairs
+from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.preference_objective import PreferenceLoss
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
-from burnish.trainers.setup import STATE_NAME, open_journal, open_workplace
+from burnish.trainers.setup import STATE_NAME, open_journal
 from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.workplace import open_workplace
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -69,39 +72,70 @@ class RmRun:
     step: int = 0
     position: int = 0
     """Comparisons drawn so far."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint; None before the first."""
+    pending: Pending | None = None
+    """What is still to be done about the step: it has its weights, but no evaluation and no line of metrics yet."""
+    version: int = 0
+    """Optimizer steps that the weights of `step` have seen."""
 
 
-def train_reward_model(config: RmConfig, *, console: Console) -> RunResult:
+def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
     """Train and return where the run and its last checkpoint lie; goes on from the newest checkpoint.
 
+    `accept_changes`: go on although files or versions that the run depends on have changed.
     Raises BurnishError for everything that a user can put right.
     """
-    with graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop, open_rm_run(config, console) as run:
+    with (
+        naming_memory_errors(),
+        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
+        open_rm_run(config, console, accept_changes=accept_changes) as run,
+    ):
         run_rm_loop(run, stop)
         return RunResult.of(Path(config.output), run.step, stopped=run.step < run.total_steps)
 
 
 def run_rm_loop(run: RmRun, stop: StopRequest) -> None:
     """Normalise, train to the last step or until asked to stop, normalise again; always leaves a checkpoint."""
-    config = run.config
-    if run.step == 0:
+    with saving_finished_steps(partial(finished_rm, run), run.journal.display.note):
+        _run_steps(run, stop)
+
+
+def _run_steps(run: RmRun, stop: StopRequest) -> None:
+    # A run stopped before its first step has a checkpoint of step 0, and what comes before the first step is done.
+    if run.saved_step is None:
         _normalise(run, before=True)
-        if config.evaluation.begins and run.heldout:
+        if run.config.evaluation.begins and run.heldout:
             run.journal.write(0, evaluate_rm(run))
-    saved_at = run.step if run.step else None
+    close_rm_step(run)  # where an error stopped the run after its last update
     while run.step < run.total_steps and not stop:
-        row = rm_step(run)
-        last = run.step == run.total_steps
-        if last:
-            _normalise(run, before=False)
-        if config.evaluation.due(run.step, last=last):
-            row |= evaluate_rm(run)
-        run.journal.write(run.step, row)
-        if last or _due(run.step, config.checkpoint.every_steps):
-            save_rm(run)
-            saved_at = run.step
-    if saved_at != run.step:
+        rm_step(run)
+        close_rm_step(run)
+    if run.saved_step != run.step:
         save_rm(run)
+
+
+def close_rm_step(run: RmRun) -> None:
+    """What follows an optimizer step: after the last one the normalisation; evaluation, metrics, a checkpoint."""
+    pending = run.pending
+    if pending is None:
+        return
+    config, row, last = run.config, pending.row, run.step == run.total_steps
+    if last and not pending.normalised:
+        _normalise(run, before=False)
+        pending.normalised = True
+    if config.evaluation.due(run.step, last=last):
+        row = row | evaluate_rm(run)
+    run.journal.write(run.step, row)
+    run.pending = None
+    if last or _due(run.step, config.checkpoint.every_steps) or run.journal.lacks_checkpoint(run.saved_step):
+        save_rm(run)
+
+
+def finished_rm(run: RmRun) -> Finished:
+    """How far the run has come, as it can be saved when something ends the loop."""
+    moved = run.learner.version != run.version
+    return Finished(run.step, run.saved_step, moved, run.pending, partial(save_rm, run))
 
 
 def rm_step(run: RmRun) -> dict[str, float]:
@@ -111,16 +145,17 @@ def rm_step(run: RmRun) -> dict[str, float]:
     if run.last_position is not None:
         count = min(count, run.last_position - run.position)
     batch = [run.train[index] for index in run.sampler.take(count, run.position)]
-    run.position += count
+    run.version = run.learner.version
     with stopwatch.phase("update"):
         metrics.merge(run.learner.update(batch, run.objective))
-    run.step += 1
+    run.step, run.position, run.version = run.step + 1, run.position + count, run.learner.version
     tokens = sum(len(prompt) + len(response) for comparison in batch for prompt, response in comparison.pairs())
     metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
     metrics.add("train/comparisons", Metric(Reduction.SUM, count))
     metrics.merge(stopwatch.metrics())
     row = metrics.row()
     row["throughput/tokens_per_second"] = tokens / max(stopwatch.seconds("update"), 1e-9)
+    run.pending = Pending(row)
     return row
 
 
@@ -149,12 +184,12 @@ def scored_comparisons(
 
 
 @contextmanager
-def open_rm_run(config: RmConfig, console: Console) -> Iterator[RmRun]:
+def open_rm_run(config: RmConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RmRun]:
     """Everything that the loop talks to."""
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
-        workplace = stack.enter_context(open_workplace(config, console))
+        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         model = new_reward_model(
             config.model,
             Readout(config.score_at, config.response_length),
@@ -303,8 +338,11 @@ def save_rm(run: RmRun) -> None:
             "learner": run.learner.training_state(),
         }
         write_state(folder, STATE_NAME, state)
+        write_pending(folder, run.pending)
 
+    run.journal.check_place()
     run.store.save(run.step, write)
+    run.saved_step = run.step
 
 
 def restore_rm(run: RmRun, checkpoint: Checkpoint) -> None:
@@ -314,6 +352,8 @@ def restore_rm(run: RmRun, checkpoint: Checkpoint) -> None:
     run.learner.load_training_state(state["learner"])
     run.journal.alarms.load_state(state["alarms"])
     run.step, run.position = state["step"], state["position"]
+    run.saved_step = run.step
+    run.version, run.pending = run.learner.version, read_pending(checkpoint.folder)
 
 
 def _due(step: int, every_steps: int | None) -> bool:

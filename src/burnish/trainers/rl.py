@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController, k1, k3
 from burnish.algorithms.ratios import beyond_limit, log_ratio
+from burnish.checkpointing.pending import Pending
 from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.models.batch import Batch
@@ -33,6 +35,7 @@ from burnish.trainers.held_out_values import held_out_values
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.journal import Journal
 from burnish.trainers.minibatches import epoch_rows
+from burnish.trainers.orderly import Finished, saving_finished_steps
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.trainers.value_objective import derive_values, describe_values
 from burnish.types import Metric, Reduction
@@ -51,6 +54,10 @@ class Progress:
     """Prompts drawn so far."""
     saved_step: int | None = None
     """Step of the newest checkpoint; None before the first."""
+    pending: Pending | None = None
+    """What is still to be done about the step: it has its weights, but no evaluation and no line of metrics yet."""
+    versions: tuple[int, ...] = ()
+    """Optimizer steps of policy and critic when the present step began."""
 
 
 @dataclass(slots=True)
@@ -81,31 +88,57 @@ class RlRun:
 
 def run_loop(run: RlRun, stop: StopRequest) -> None:
     """Train from where `run.progress` stands to the last step, or until asked to stop; always leaves a checkpoint."""
+    with saving_finished_steps(partial(finished, run), run.journal.display.note):
+        _run_steps(run, stop)
+
+
+def _run_steps(run: RlRun, stop: StopRequest) -> None:
     config, progress = run.config, run.progress
     # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
     if progress.saved_step is None and config.evaluation.begins and run.evaluator is not None:
         run.journal.write(0, evaluate(run))
+    if progress.pending is not None:  # an error stopped the run after the updates of its last step
+        close_step(run, progress.pending.row)
     while progress.step < config.steps and not stop:
-        row = train_step(run)
-        last = progress.step == config.steps
-        if config.evaluation.due(progress.step, last=last):
-            row |= evaluate(run)
-        run.journal.write(progress.step, row)
-        if last or _due(progress.step, config.checkpoint.every_steps):
-            save(run)
+        close_step(run, train_step(run))
     if progress.saved_step != progress.step:
+        save(run)
+
+
+def close_step(run: RlRun, row: dict[str, float]) -> None:
+    """What follows a step's updates: evaluation, the line of metrics, a checkpoint."""
+    config, progress = run.config, run.progress
+    last = progress.step == config.steps
+    if config.evaluation.due(progress.step, last=last):
+        row = row | evaluate(run)
+    run.journal.write(progress.step, row)
+    progress.pending = None
+    if last or _due(progress.step, config.checkpoint.every_steps) or run.journal.lacks_checkpoint(progress.saved_step):
         save(run)
 
 
 def save(run: RlRun) -> None:
     """Write a checkpoint of the present step."""
+    run.journal.check_place()
     run.save(run)
     run.progress.saved_step = run.progress.step
 
 
+def finished(run: RlRun) -> Finished:
+    """How far the run has come, as it can be saved when something ends the loop."""
+    progress = run.progress
+    moved = bool(progress.versions) and progress.versions != _versions(run)
+    return Finished(progress.step, progress.saved_step, moved, progress.pending, partial(save, run))
+
+
+def _versions(run: RlRun) -> tuple[int, ...]:
+    return (run.policy.version,) if run.critic is None else (run.policy.version, run.critic.version)
+
+
 def train_step(run: RlRun) -> dict[str, float]:
     """One step: sample, score, assign credit, update. Returns what to log."""
-    step, metrics = run.progress.step + 1, MetricStore()
+    progress, metrics = run.progress, MetricStore()
+    step, progress.versions = progress.step + 1, _versions(run)
     stopwatch = Stopwatch(run.journal.display.phase)
     collected = run.collector.collect(step, run.progress.position, stopwatch)
     refuse_stale(collected, run.policy.version)
@@ -115,14 +148,17 @@ def train_step(run: RlRun) -> dict[str, float]:
     except DivergenceError:
         run.journal.record(step, collected, None)  # what was sampled is part of the evidence
         raise
-    run.engine.sync(run.policy)
-    run.progress.step, run.progress.position = step, collected.position
-    with stopwatch.phase("record"):
-        run.journal.record(step, collected, batch)
-    metrics.merge(run.collector.scorer.metrics())
-    metrics.merge(run.engine.metrics())
-    metrics.merge(stopwatch.metrics())
-    return derive(metrics.row())
+    progress.step, progress.position, progress.versions = step, collected.position, ()
+    try:
+        with stopwatch.phase("record"):
+            run.journal.record(step, collected, batch)
+        run.engine.sync(run.policy)
+    finally:  # whatever happens now, the step is made: its numbers are saved with it
+        metrics.merge(run.collector.scorer.metrics())
+        metrics.merge(run.engine.metrics())
+        metrics.merge(stopwatch.metrics())
+        progress.pending = pending = Pending(derive(metrics.row()))
+    return pending.row
 
 
 def refuse_stale(collected: Collected, version: int) -> None:

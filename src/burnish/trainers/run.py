@@ -16,18 +16,24 @@ from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.interrupt import graceful_stop
+from burnish.trainers.orderly import naming_memory_errors
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl import run_loop
 from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
 
 
-def train_rl(config: RlConfig, *, console: Console) -> RunResult:
+def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
     """Run the loop of `burnish.trainers.rl`; goes on from the newest checkpoint in the run's folder.
 
-    The first Ctrl-C finishes the step and saves. Raises BurnishError for everything that a user can put right.
+    The first Ctrl-C finishes the step and saves. `accept_changes`: go on although files or versions that the run
+    depends on have changed. Raises BurnishError for everything that a user can put right.
     """
-    with graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop, open_rl_run(config, console) as run:
+    with (
+        naming_memory_errors(),
+        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
+        open_rl_run(config, console, accept_changes=accept_changes) as run,
+    ):
         run_loop(run, stop)
         return RunResult.of(Path(config.output), run.progress.step, stopped=run.progress.step < config.steps)
 
@@ -43,6 +49,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
+        stack.enter_context(naming_memory_errors())
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(Path(config.output))
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,13 +14,12 @@ from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
 from burnish.algorithms.policy_losses import PolicyLossSpec
 from burnish.checkpointing.encoding import read_state, write_state
-from burnish.checkpointing.lock import RunLock
+from burnish.checkpointing.pending import read_pending, write_pending
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import PromptSet
-from burnish.errors import CheckpointError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model
@@ -32,10 +30,12 @@ from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display, say
 from burnish.observability.recorder import RolloutRecorder
 from burnish.observability.sinks import build_sinks
+from burnish.outside import is_outside
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of, why_not_measured
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.limits import check_rotation
+from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.chaining import pinned
 from burnish.trainers.collection import Collector
@@ -52,7 +52,9 @@ from burnish.trainers.objective import Correction, PolicyObjective
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.preflight import check_settings
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
+from burnish.trainers.returned import CheckedLoss
 from burnish.trainers.rl import Progress, RlRun, TokenSelection
+from burnish.trainers.workplace import Workplace, open_workplace
 from burnish.types import Rollout
 
 if TYPE_CHECKING:
@@ -62,50 +64,14 @@ STATE_NAME = "training_state"
 ENGINE_LOG = "vllm.log"
 
 
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """The folder of a run, locked, with the checkpoint that the run goes on from."""
-
-    path: Path
-    store: CheckpointStore
-    checkpoint: Checkpoint | None
-
-    @property
-    def resume_step(self) -> int | None:
-        return None if self.checkpoint is None else self.checkpoint.step
-
-
 @contextmanager
-def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
-    """Lock the run's folder, refuse a run of another configuration, find the newest whole checkpoint."""
-    path = Path(config.output)
-    with RunLock(path):
-        RunDirectory(path).admit(config)
-        store = CheckpointStore(path, keep=config.checkpoint.keep)
-        store.clean()
-        found = store.latest_valid()
-        for problem in found.problems:
-            console.print(f"[yellow]checkpoint not used:[/] {problem}")
-        if found.checkpoint is None and found.problems:
-            raise CheckpointError(
-                f"{path} has checkpoints but none that is whole",
-                remedy="put one of them back, start over with --fresh, or set `output` to another folder",
-            )
-        if found.checkpoint is not None:
-            store.discard_after(found.checkpoint.step)
-            store.prune(found.checkpoint.step)
-            console.print(f"resuming {path} after step {found.checkpoint.step}")
-        yield Workplace(path, store, found.checkpoint)
-
-
-@contextmanager
-def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
+def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RlRun]:
     """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
     estimator, loss, numbers = check_settings(config)
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
-        workplace = stack.enter_context(open_workplace(config, console))
+        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(workplace.path)
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
@@ -168,7 +134,7 @@ def build_objective(config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, A
     """What an optimizer step of the policy minimises, for the KL coefficient of the moment."""
     algorithm = config.algorithm
     objective = PolicyObjective(
-        policy_loss=loss.function,
+        policy_loss=CheckedLoss(loss.function, loss.name) if is_outside(loss.name) else loss.function,
         numbers=numbers,
         aggregation=algorithm.aggregation,
         length=config.rollout.max_response_tokens,
@@ -225,6 +191,8 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
     )
     if rollout.engine == "local":
         say(console, cast("LocalEngine", engine).notes)
+    if is_outside(rollout.engine):
+        engine = OutsideEngine(engine, rollout.engine)
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
 
@@ -316,8 +284,8 @@ def open_journal(
     was made with stays on record.
     """
     resume_step = workplace.resume_step
-    if resume_step is None or resume_step < total_steps:
-        RunDirectory(workplace.path).begin(config)
+    if workplace.has_steps_to_make(total_steps):
+        RunDirectory(workplace.path).begin(config, accepted=workplace.accepted)
     else:
         console.print(
             f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
@@ -332,21 +300,25 @@ def open_journal(
         workplace.path,
         project=config.logging.project,
         config=config.model_dump(mode="json"),
-        resume_step=resume_step,
+        resume_step=workplace.written_step,
     )
     plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
     with Display(
         console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
     ) as display:
+        for alarm in sinks.alarms:
+            display.alarm(alarm)
         try:
             yield Journal(
                 recorder=recorder if config.logging.record_rollouts else None,
                 sinks=sinks,
                 alarms=AlarmBell(),
                 display=display,
+                place=workplace,
             )
         finally:
-            sinks.close()
+            for alarm in sinks.close():
+                display.alarm(alarm)
 
 
 def save_checkpoint(store: CheckpointStore, run: RlRun) -> None:
@@ -365,6 +337,7 @@ def save_checkpoint(store: CheckpointStore, run: RlRun) -> None:
             run.critic.save_weights(folder / CRITIC_FOLDER)
             state["critic"] = run.critic.training_state()
         write_state(folder, STATE_NAME, state)
+        write_pending(folder, run.progress.pending)
 
     store.save(run.progress.step, write)
 
@@ -379,7 +352,12 @@ def restore(run: RlRun, policy: LocalPolicy, checkpoint: Checkpoint) -> None:
         run.critic.load_training_state(state["critic"])
     run.kl.load_state_dict(state["kl"])
     run.journal.alarms.load_state(state["alarms"])
-    run.progress = Progress(step=state["step"], position=state["position"], saved_step=state["step"])
+    run.progress = Progress(
+        step=state["step"],
+        position=state["position"],
+        saved_step=state["step"],
+        pending=read_pending(checkpoint.folder),
+    )
     run.engine.sync(policy)
 
 

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, write_state
+from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import SftConfig
 from burnish.data.batching import next_batch
@@ -36,10 +37,12 @@ from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
 from burnish.trainers.objective import LikelihoodObjective
+from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
-from burnish.trainers.setup import STATE_NAME, open_journal, open_workplace
+from burnish.trainers.setup import STATE_NAME, open_journal
 from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.workplace import open_workplace
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -93,48 +96,76 @@ class SftRun:
     """Examples drawn so far."""
     saved_step: int | None = None
     """Step of the newest checkpoint; None before the first."""
+    pending: Pending | None = None
+    """What is still to be done about the step: it has its weights, but no held-out loss and no line of metrics yet."""
+    version: int = 0
+    """Optimizer steps that the weights of `step` have seen."""
     objective: LikelihoodObjective = field(default_factory=LikelihoodObjective)
 
 
-def train_sft(config: SftConfig, *, console: Console) -> RunResult:
-    """Fine-tune and return where the run and its last checkpoint lie."""
-    with graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop, open_sft_run(config, console) as run:
+def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Fine-tune and return where the run and its last checkpoint lie. `accept_changes`: go on although files or
+    versions that the run depends on have changed."""
+    with (
+        naming_memory_errors(),
+        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
+        open_sft_run(config, console, accept_changes=accept_changes) as run,
+    ):
         run_sft_loop(run, stop)
         return RunResult.of(Path(config.output), run.step, stopped=run.step < run.total_steps)
 
 
 def run_sft_loop(run: SftRun, stop: StopRequest) -> None:
     """Train to the last step, or until asked to stop; always leaves a checkpoint."""
-    config = run.config
+    with saving_finished_steps(partial(finished_sft, run), run.journal.display.note):
+        _run_steps(run, stop)
+
+
+def _run_steps(run: SftRun, stop: StopRequest) -> None:
     # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
-    if run.saved_step is None and config.evaluation.begins and run.heldout is not None:
+    if run.saved_step is None and run.config.evaluation.begins and run.heldout is not None:
         run.journal.write(0, evaluate_sft(run))
+    if run.pending is not None:  # an error stopped the run after its last update
+        close_sft_step(run, run.pending.row)
     while run.step < run.total_steps and not stop:
-        row = sft_step(run)
-        last = run.step == run.total_steps
-        if config.evaluation.due(run.step, last=last):
-            row |= evaluate_sft(run)
-        run.journal.write(run.step, row)
-        if last or _due(run.step, config.checkpoint.every_steps):
-            save_sft(run)
+        close_sft_step(run, sft_step(run))
     if run.saved_step != run.step:
         save_sft(run)
+
+
+def close_sft_step(run: SftRun, row: dict[str, float]) -> None:
+    """What follows an optimizer step: held-out loss, the line of metrics, a checkpoint."""
+    config, last = run.config, run.step == run.total_steps
+    if config.evaluation.due(run.step, last=last):
+        row = row | evaluate_sft(run)
+    run.journal.write(run.step, row)
+    run.pending = None
+    if last or _due(run.step, config.checkpoint.every_steps) or run.journal.lacks_checkpoint(run.saved_step):
+        save_sft(run)
+
+
+def finished_sft(run: SftRun) -> Finished:
+    """How far the run has come, as it can be saved when something ends the loop."""
+    moved = run.policy.version != run.version
+    return Finished(run.step, run.saved_step, moved, run.pending, partial(save_sft, run))
 
 
 def sft_step(run: SftRun) -> dict[str, float]:
     """One optimizer step on whole examples."""
     stopwatch, metrics = Stopwatch(run.journal.display.phase), MetricStore()
-    examples, run.position = run.schedule.batch_at(run.position, run.last_position)
+    run.version = run.policy.version
+    examples, position = run.schedule.batch_at(run.position, run.last_position)
     batch = build_sft_batch([run.train.examples[i] for i in examples], pad_token_id=run.pad_token_id)
     with stopwatch.phase("update"), keeping_batch(Path(run.config.output), run.step + 1, batch):
         metrics.merge(run.policy.update(batch.to(run.policy.model.device), run.objective))
-    run.step += 1
+    run.step, run.position, run.version = run.step + 1, position, run.policy.version
     tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
     metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
     metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
     metrics.merge(stopwatch.metrics())
     row = metrics.row()
     row["throughput/tokens_per_second"] = tokens / max(stopwatch.seconds("update"), 1e-9)
+    run.pending = Pending(row)
     return row
 
 
@@ -203,12 +234,12 @@ def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Bat
 
 
 @contextmanager
-def open_sft_run(config: SftConfig, console: Console) -> Iterator[SftRun]:
+def open_sft_run(config: SftConfig, console: Console, *, accept_changes: bool = False) -> Iterator[SftRun]:
     """Everything that the loop talks to."""
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
-        workplace = stack.enter_context(open_workplace(config, console))
+        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         paths = recorded_paths(workplace.path)
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         keep_freed_memory(loaded.model.device.type)
@@ -265,7 +296,9 @@ def save_sft(run: SftRun) -> None:
             "policy": run.policy.training_state(),
         }
         write_state(folder, STATE_NAME, state)
+        write_pending(folder, run.pending)
 
+    run.journal.check_place()
     run.store.save(run.step, write)
     run.saved_step = run.step
 
@@ -277,6 +310,7 @@ def restore_sft(run: SftRun, checkpoint: Checkpoint) -> None:
     run.policy.load_training_state(state["policy"])
     run.journal.alarms.load_state(state["alarms"])
     run.step, run.position, run.saved_step = state["step"], state["position"], state["step"]
+    run.version, run.pending = run.policy.version, read_pending(checkpoint.folder)
 
 
 def load_examples(

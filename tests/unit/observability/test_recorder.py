@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from burnish.errors import BurnishError
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, read_rollouts, recorded_files
 from burnish.types import FinishReason, Message, Prompt, RewardStatus, Rollout, RolloutGroup
 
@@ -86,3 +87,18 @@ def test_conversations_odd_answers_and_odd_numbers_are_strict_json(tmp_path: Pat
     line = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
     assert line["prompt"] == [{"role": "user", "content": "hi"}]
     assert (line["answer"], line["rollout_logprobs"], line["response"]) == ("{1j}", ["-inf", -1.0], "\ud800 数")
+
+
+def test_files_of_other_names_are_not_the_runs(tmp_path: Path) -> None:
+    for name in ("step-000002.jsonl", "eval-000001.jsonl", "step-old.jsonl", "step-000003.jsonl.bak", "notes.jsonl"):
+        (tmp_path / name).write_text("")
+    assert [path.name for path in recorded_files(tmp_path)] == ["step-000002.jsonl", "eval-000001.jsonl"]
+    RolloutRecorder(tmp_path).discard_after(1)
+    assert (tmp_path / "step-old.jsonl").exists()
+    assert not (tmp_path / "step-000002.jsonl").exists()
+
+
+def test_a_folder_in_the_place_of_a_later_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "step-000002.jsonl").mkdir()
+    with pytest.raises(BurnishError, match=r"cannot remove .*step-000002\.jsonl"):
+        RolloutRecorder(tmp_path).discard_after(1)

@@ -120,3 +120,133 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1]) == {"step": 2, "reward/mean": 0.5}
+
+
+ROWS = "".join(f'{{"step": {step}, "a": {step}.5}}\n' for step in range(5))
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([0, 1, 3, 4], "lacks the line of step 2, although"),
+        ([0, 1, 2, 3], "lacks the line of step 4, although"),
+        ([0, 4], r"lacks the line of step 1 \(and 2 more\)"),
+        ([0, 1, 1, 2, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but comes after that of step 1"),
+        ([0, 2, 1, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but comes after that of step 2"),
+    ],
+)
+def test_a_line_lost_doubled_or_out_of_order_is_named(tmp_path: Path, lines: list[int], told: str) -> None:
+    path, written = tmp_path / "metrics.jsonl", ROWS.splitlines(keepends=True)
+    path.write_text("".join(written[line] for line in lines))
+    with pytest.raises(DataError, match=told):
+        JsonlSink(path, resume_step=4)
+    assert path.read_text() == "".join(written[line] for line in lines)
+
+
+@pytest.mark.parametrize("text", ['{"step": 1, "a": NaN}', '{"step": 1, "a": "x"}', '{"step": true}', "[" * 100_000])
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n' + text + "\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2 is not a row of metrics"):
+        read_rows(tmp_path / "metrics.jsonl")
+
+
+def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"cannot read .*metrics\.jsonl"):
+        read_rows(tmp_path / "metrics.jsonl")
+    with pytest.raises(BurnishError, match=r"metrics\.jsonl"):
+        JsonlSink(tmp_path / "metrics.jsonl")
+
+
+def test_a_file_that_is_gone_or_begins_late_goes_on_with_an_alarm(tmp_path: Path) -> None:
+    sinks = build_sinks([], tmp_path, resume_step=3)
+    assert [alarm.message for alarm in sinks.alarms] == [
+        "metrics.jsonl lacks its first 3 steps: somebody has removed it or part of it"
+    ]
+    sinks.write(4, {})
+    sinks.close()
+    again = build_sinks([], tmp_path, resume_step=4)
+    assert [alarm.name for alarm in again.alarms] == ["metrics missing"]
+    again.close()
+
+
+def test_a_file_removed_while_it_is_written_is_made_anew_with_all_its_lines(tmp_path: Path) -> None:
+    sinks = build_sinks([], tmp_path)
+    assert sinks.write(1, {"a": 1.0}) == []
+    (tmp_path / "metrics.jsonl").unlink()
+    (alarm,) = sinks.write(2, {"a": 2.0})
+    assert "was removed while the run was writing to it; it is made anew with all its lines" in alarm.message
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "elsewhere")
+    assert len(sinks.write(3, {"a": 3.0})) == 1
+    assert sinks.write(4, {"a": 4.0}) == []
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["truncated", "replaced", "appended to"])
+def test_a_file_that_somebody_else_changes_stops_the_run(tmp_path: Path, how: str) -> None:
+    path, sink = tmp_path / "metrics.jsonl", build_sinks([], tmp_path)
+    sink.write(1, {"a": 1.0})
+    if how == "replaced":
+        path.rename(tmp_path / "elsewhere")
+    path.write_text("" if how == "truncated" else path.read_text() + "x\n" if path.exists() else "x\n")
+    with pytest.raises(BurnishError, match="was changed or replaced while the run was writing to it"):
+        sink.write(2, {"a": 2.0})
+
+
+def test_a_line_that_the_disk_refuses_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sink = JsonlSink(tmp_path / "m")
+    sink.write(1, {"a": 1.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(BurnishError, match="No space left"):
+            sink.write(2, {"a": 2.0})
+    sink.write(2, {"a": 3.0})
+    assert [(row["step"], row["a"]) for row in read_rows(tmp_path / "m")] == [(1, 1.0), (2, 3.0)]
+
+
+class Broken:
+    """A sink that raises at one place."""
+
+    def __init__(self, run_dir: Path, *, project: str, config: Any, resume_step: int | None) -> None:
+        self._fail("constructor")
+
+    def write(self, step: int, row: Any) -> None:
+        self._fail("write")
+
+    def close(self) -> None:
+        self._fail("close")
+
+    def _fail(self, here: str) -> None:
+        if here == PLACE[0]:
+            raise SystemExit("the service is down") if here == "write" else KeyError("the service is down")
+
+
+PLACE = [""]
+
+
+@pytest.mark.parametrize(
+    ("place", "doing"), [("constructor", "was opened"), ("write", "wrote step 1"), ("close", "clos")]
+)
+def test_a_sink_that_raises_is_dropped_with_an_alarm_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, doing: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.PLACE", [place])
+    name = f"{__name__}:Broken"
+    sinks = build_sinks([name, "tensorboard"], tmp_path)
+    alarms = [*sinks.alarms, *sinks.write(1, {"a": 1.0}), *sinks.write(2, {"a": 2.0}), *sinks.close()]
+    (alarm,) = alarms
+    assert (alarm.name, name in alarm.message, doing in alarm.message) == ("sink dropped", True, True)
+    assert "the service is down" in alarm.message
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert any((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_file_in_the_place_of_the_tensorboard_folder_costs_only_tensorboard(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("")
+    sinks = build_sinks(["tensorboard"], tmp_path)
+    (alarm,) = sinks.alarms
+    assert "the sink tensorboard failed while it was opened" in alarm.message
+    assert sinks.write(1, {}) == []

@@ -84,8 +84,9 @@ class Recording:
         self.rows: list[tuple[str, int, dict[str, float]]] = []
         self.alarms: list[Alarm] = []
 
-    def write(self, step: int, row: dict[str, float]) -> None:
+    def write(self, step: int, row: dict[str, float]) -> list[Alarm]:
         self.rows.append(("sink", step, row))
+        return []
 
     def update(self, step: int, row: dict[str, float]) -> None:
         self.rows.append(("display", step, row))

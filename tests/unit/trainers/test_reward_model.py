@@ -208,3 +208,44 @@ def test_a_known_rule_is_learned(rm_run: Callable[..., RmConfig]) -> None:
     last = rows_of(config)[-1]
     assert last["eval/accuracy"] > 0.95
     assert last["eval/length_rule_accuracy"] < 0.8
+
+
+@pytest.mark.parametrize("stopped_at", [3, 6])
+def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
+    rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
+) -> None:
+    """In the evaluation of step 3, and in that of the last step, which the normalisation comes before."""
+    fields: dict[str, Any] = {"checkpoint": {"every_steps": None}}
+    words = ("normalization.kind=gain_bias", "normalization.responses=8", "normalization.max_response_tokens=6")
+    undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}", **fields)
+    whole = train_reward_model(undisturbed, console=QUIET)
+    config, real = rm_run(*words, **fields), trainer.evaluate_rm
+
+    def evaluate(run: trainer.RmRun) -> dict[str, float]:
+        if run.step == stopped_at:
+            raise BurnishError("the evaluation fails")
+        return real(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "evaluate_rm", evaluate)
+        with pytest.raises(BurnishError, match="the evaluation fails"):
+            train_reward_model(config, console=QUIET)
+    (saved,) = (Path(config.output) / "checkpoints").iterdir()
+    assert json.loads((saved / "pending.json").read_text())["normalised"] is (stopped_at == 6)
+    assert saved.name == f"step-{stopped_at:06d}"
+    again = train_reward_model(config, console=QUIET)
+    assert rows_of(config) == rows_of(undisturbed)
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
+    assert all(bool((first[name] == second[name]).all()) for name in first)
+
+
+def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig], tmp_path: Path) -> None:
+    undisturbed = rm_run(f"output={tmp_path / 'whole'}")
+    train_reward_model(undisturbed, console=QUIET)
+    config, stop = rm_run(), StopRequest()
+    stop.requested = True
+    with open_rm_run(config, QUIET) as run:
+        run_rm_loop(run, stop)
+        assert run.step == 0
+    train_reward_model(config, console=QUIET)
+    assert rows_of(config) == rows_of(undisturbed)

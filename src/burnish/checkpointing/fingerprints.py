@@ -1,0 +1,132 @@
+"""What a run's numbers depend on besides its run file: content of files, versions of packages.
+
+A checkpoint holds the fingerprints of the start that made it. A resumed run compares them with its own, because what
+it goes on to compute would silently be another run's otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish import __version__
+from burnish.checkpointing.sources import named_files
+from burnish.config.schema import RunConfig
+from burnish.errors import CheckpointError
+
+FINGERPRINT_FILE = "fingerprints.json"
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "math-verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """`files`: `field: file` to size and sha256; `versions`: package to version; `machine`: what changes last bits."""
+
+    files: Mapping[str, Mapping[str, Any]]
+    versions: Mapping[str, str]
+    machine: Mapping[str, str]
+
+    @staticmethod
+    def of(config: RunConfig) -> Fingerprints:
+        """Reads every file that the run depends on, to its end."""
+        found = {name: _content(path) for name, path in named_files(config).items()}
+        files = {name: content for name, content in found.items() if content is not None}
+        return Fingerprints(files, _versions(), _machine())
+
+    @staticmethod
+    def read(folder: Path) -> Fingerprints | None:
+        """Those of a checkpoint; None for one that was made before there were any. CheckpointError if damaged."""
+        path = folder / FINGERPRINT_FILE
+        if not path.exists():
+            return None
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return Fingerprints(dict(content["files"]), dict(content["versions"]), dict(content["machine"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"cannot read {path}: {error}",
+                remedy="remove that checkpoint folder; the run resumes from the one before it",
+            ) from error
+
+    def dump(self) -> str:
+        """The text of `fingerprints.json`."""
+        content = {"files": dict(self.files), "versions": dict(self.versions), "machine": dict(self.machine)}
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    def changes(self, now: Fingerprints) -> list[str]:
+        """One line for each file and package that is not what it was; empty when the run goes on as it began."""
+        files = [
+            f"{name}: {_file_change(self.files.get(name), now.files.get(name))}"
+            for name in sorted(self.files.keys() | now.files.keys())
+            if self.files.get(name) != now.files.get(name)
+        ]
+        return files + _differing(self.versions, now.versions)
+
+    def machine_changes(self, now: Fingerprints) -> list[str]:
+        """What may change the last bits of a sum, and is no reason to refuse."""
+        return _differing(self.machine, now.machine)
+
+
+def refuse_changes(run_dir: Path, changes: list[str]) -> None:
+    """Raise CheckpointError with all changes, unless there is none."""
+    if changes:
+        listed = "\n".join(f"  {change}" for change in changes)
+        raise CheckpointError(
+            f"{run_dir} was trained with other files or versions than there are now:\n{listed}",
+            remedy="put them back, go on with what there is now (--accept-changes; the numbers are then those of no "
+            "single run), set `output` to another folder, or start over with --fresh",
+        )
+
+
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name}: {before.get(name, 'none')} before, {now.get(name, 'none')} now"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _file_change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    if now is None:
+        return "not there any more"
+    if before is None:
+        return "was not there before"
+    if before["bytes"] != now["bytes"]:
+        return f"{before['bytes']:,} bytes before, {now['bytes']:,} now"
+    return f"another content of the same size ({now['bytes']:,} bytes)"
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    """None for a file that cannot be read: whoever needs it says so."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"bytes": file.tell(), "sha256": digest}
+    except OSError:
+        return None
+
+
+def _versions() -> dict[str, str]:
+    found = {"burnish": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
+    }

@@ -1,0 +1,88 @@
+"""The boundary to an engine from outside: whatever it raises or returns wrongly is named as the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any
+
+from burnish.errors import RolloutError
+from burnish.models.roles import Policy
+from burnish.outside import calling_outside
+from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
+from burnish.types import Metric, Rollout, RolloutRequest
+
+_PROTOCOL = "see burnish.rollouts.engine.RolloutEngine for what it owes the run"
+
+
+class OutsideEngine:
+    """A `RolloutEngine` around a class of the user's. Raises RolloutError for what it raises, and for rollouts that are
+    not those asked for. Entered and left with the engine, where that is a context manager."""
+
+    def __init__(self, engine: RolloutEngine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
+    ) -> list[Rollout]:
+        with self._calling("generate"):
+            found: Any = self._engine.generate(requests, sampling, seed=seed, step=step, on_finished=on_finished)
+        problem = _problem(found, requests)
+        if problem:
+            raise RolloutError(f"rollout.engine {self._name!r}: generate returned {problem}", remedy=_PROTOCOL)
+        return list(found)
+
+    def sync(self, policy: Policy) -> None:
+        with self._calling("sync"):
+            self._engine.sync(policy)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        with self._calling("metrics"):
+            found: Any = self._engine.metrics()
+        if not isinstance(found, Mapping) or not all(isinstance(metric, Metric) for metric in found.values()):
+            raise RolloutError(
+                f"rollout.engine {self._name!r}: metrics returned {found!r:.80}, not names to burnish.types.Metric",
+                remedy=_PROTOCOL,
+            )
+        return found
+
+    def __enter__(self) -> OutsideEngine:
+        if isinstance(self._engine, AbstractContextManager):
+            with self._calling("__enter__"):
+                self._engine.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(self._engine, AbstractContextManager):
+            with self._calling("__exit__"):
+                self._engine.__exit__(kind, error, at)
+
+    @contextmanager
+    def _calling(self, method: str) -> Iterator[None]:
+        with calling_outside(f"rollout.engine {self._name!r}, {method}", RolloutError):
+            yield
+
+
+def _problem(found: Any, requests: Sequence[RolloutRequest]) -> str:
+    """What is wrong with the rollouts, empty when nothing is."""
+    if not isinstance(found, (list, tuple)):
+        return f"a {type(found).__name__}, not a list of rollouts"
+    odd = [item for item in found if not isinstance(item, Rollout)]
+    if odd:
+        return f"a list with a {type(odd[0]).__name__} in it, not only burnish.types.Rollout"
+    wanted = [(request.group_id, index) for request in requests for index in request.sample_indices]
+    if [(rollout.group_id, rollout.sample_index) for rollout in found] != wanted:
+        return f"{len(found)} rollouts that are not, in order, the {len(wanted)} samples asked for"
+    uneven = [r for r in found if len(r.response_tokens) != len(r.rollout_logprobs) or not r.response_tokens]
+    if uneven:
+        tokens, numbers = len(uneven[0].response_tokens), len(uneven[0].rollout_logprobs)
+        return f"a response of {tokens} tokens with {numbers} log-probabilities"
+    return ""

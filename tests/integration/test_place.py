@@ -1,0 +1,285 @@
+"""What happens to the folder, the output and the limits of a run while it is going on, as its user would see it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import RlConfig, RunConfig
+
+ReadTrace = Callable[[Path], Any]
+WriteRunFile = Callable[[RunConfig], str]
+Build = Callable[..., RlConfig]
+
+SLOW_REWARD = """
+import time
+def digits(response: str, answer: str) -> float:
+    time.sleep(0.01)
+    return sum(a == b for a, b in zip(response, answer)) / 2
+"""
+
+
+@pytest.fixture
+def words(tiny_run: Build, run_file: WriteRunFile, tmp_path: Path) -> tuple[str, ...]:
+    """The command of a run of eight steps of about 0.2 seconds, with a checkpoint every second step."""
+    (tmp_path / "slow.py").write_text(SLOW_REWARD)
+    config = tiny_run(
+        steps=8,
+        rewards=[{"name": f"{tmp_path}/slow.py:digits", "label": "digits"}],
+        optimization={"learning_rate": 1e-2},
+        checkpoint={"every_steps": 2},
+    )
+    return ("rl", run_file(config), f"output={tmp_path}/run")
+
+
+def lines(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def disturbed(commands: Any, words: tuple[str, ...], run: Path, disturb: Callable[[], Any]) -> Any:
+    """The command, ended, after something was done to its folder behind its third step."""
+    command = commands.start(*words)
+    assert command.wait_for(lambda: lines(run) >= 3)
+    disturb()
+    command.wait()
+    assert "Traceback" not in command.output
+    return command
+
+
+def test_a_removed_folder_ends_the_run_with_one_message(commands: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def remove() -> None:
+        run.rename(tmp_path / "gone")
+        shutil.rmtree(tmp_path / "gone")
+
+    command = disturbed(commands, words, run, remove)
+    assert command.code == 2, command.output
+    assert f"the run's folder {run} was removed or moved away" in command.output
+    assert not run.exists()
+
+
+def test_a_moved_folder_is_found_and_goes_on_where_it_is(
+    commands: Any, words: tuple[str, ...], trace: ReadTrace, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = disturbed(commands, words, run, lambda: run.rename(tmp_path / "moved"))
+    assert command.code == 2, command.output
+    assert f"it is now {tmp_path}/moved" in command.output
+    assert commands.run(*words[:2], f"output={tmp_path}/moved").code == 0
+    assert commands.run(*words).code == 0
+    assert trace(tmp_path / "moved") == trace(run)
+
+
+def test_files_removed_from_the_folder_are_made_anew_with_a_word(
+    commands: Any, words: tuple[str, ...], trace: ReadTrace, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    def remove() -> None:
+        for name in ("metrics.jsonl", "config.yaml", "environment.json", "run.lock"):
+            (run / name).unlink()
+        for name in ("checkpoints", "rollouts"):
+            (run / name).rename(tmp_path / name)
+
+    command = disturbed(commands, words, run, remove)
+    assert command.code == 0, command.output
+    for name in ("metrics.jsonl", "config.yaml", "environment.json", "rollouts"):
+        assert f"{run / name} was removed while the run was" in command.output
+    assert "was removed while the run was going on; a new one is made now" in command.output
+    assert commands.run(*words[:2], f"output={tmp_path}/calm").code == 0
+    found, wanted = trace(run), trace(tmp_path / "calm")
+    assert (found.metrics, found.state) == (wanted.metrics, wanted.state)
+    assert "nothing to do" in commands.run(*words).output
+
+
+def test_a_live_run_is_not_started_over(
+    commands: Any, words: tuple[str, ...], trace: ReadTrace, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = commands.start(*words)
+    assert command.wait_for(lambda: lines(run) >= 1)
+    second = commands.run(*words, "--fresh")
+    assert second.code == 2
+    assert f"{run} is in use by process {command.pid} on " in second.output
+    assert command.wait() == 0
+    assert commands.run(*words, "--fresh").code == 0
+    assert trace(run) == trace(tmp_path / "run.old-1")
+
+
+def test_a_terminal_that_goes_away_stops_the_run_as_ctrl_c_does(
+    commands: Any, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = commands.start(*words)
+    assert command.wait_for(lambda: lines(run) >= 1)
+    command.send(signal.SIGHUP)
+    assert command.wait() == 0, command.output
+    assert "stopped at step" in command.output
+    before = lines(run)
+    ignoring = commands.start(*words, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    assert ignoring.wait_for(lambda: lines(run) > before)
+    ignoring.send(signal.SIGHUP)
+    assert ignoring.wait() == 0
+    assert "finished at step 8" in ignoring.output
+
+
+LOSE_OUTPUT = {
+    "a full disk": "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+    "a pipe without a reader": "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1)",
+    "none at all": "import os, sys; os.close(1); sys.stdout = None",
+}
+
+
+@pytest.mark.parametrize("how", list(LOSE_OUTPUT))
+def test_without_standard_output_the_run_goes_on(
+    commands: Any, words: tuple[str, ...], tmp_path: Path, how: str
+) -> None:
+    command = commands.run(*words, "steps=2", before=LOSE_OUTPUT[how])
+    assert command.code == 0, command.output
+    assert ("standard output is lost" in command.output) is (how != "none at all")
+    assert lines(tmp_path / "run") == 2
+
+
+REFUSE_PROCESSES = """
+import errno, os
+import burnish.rewards.process as process
+def refuse(*arguments, **named):
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+process.subprocess.Popen = refuse
+"""
+
+
+def test_a_worker_that_cannot_be_started_is_one_message(commands: Any, words: tuple[str, ...]) -> None:
+    command = commands.run(*words, before=REFUSE_PROCESSES)
+    assert command.code == 2, command.output
+    assert "error: cannot start a reward worker: Resource temporarily unavailable" in command.output
+    assert "ulimit -u" in command.output
+    assert "Traceback" not in command.output
+
+
+ASK_TOO_MUCH = """
+import torch, burnish.trainers.rl as rl
+real, calls = rl.assign_advantages, [0]
+def hungry(*arguments, **named):
+    calls[0] += 1
+    return torch.empty(1 << 50) if calls[0] == 4 else real(*arguments, **named)
+rl.assign_advantages = hungry
+"""
+
+
+def test_memory_that_cannot_be_had_is_one_message_and_the_steps_are_saved(
+    commands: Any, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    command = commands.run(*words, before=ASK_TOO_MUCH)
+    assert command.code == 2, command.output
+    assert "error: memory ran out: " in command.output
+    assert "lower optimization.tokens_per_microbatch" in command.output
+    assert "step 3 is saved" in command.output
+    assert "Traceback" not in command.output
+    assert (tmp_path / "run" / "checkpoints" / "step-000003").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("metrics.jsonl", "cannot read {path}"),
+        ("config.yaml", "cannot read {path}"),
+        ("environment.json", "cannot read {path}"),
+        ("rollouts", "cannot write to {run}"),
+        ("checkpoints", "{path} is not a folder"),
+        ("run.lock", "{path} is a folder"),
+    ],
+)
+def test_something_of_another_kind_in_the_place_of_a_file_is_named(
+    commands: Any, words: tuple[str, ...], tmp_path: Path, name: str, told: str
+) -> None:
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    assert commands.run(*words, "steps=2").code == 0
+    path = run / name
+    path.rename(kept)
+    path.write_text("x") if kept.is_dir() else path.mkdir()
+    command = commands.run(*words)
+    assert command.code == 2, command.output
+    assert told.format(path=path, run=run) in command.output
+    assert "Traceback" not in command.output
+    path.unlink() if kept.is_dir() else path.rmdir()
+    kept.rename(path)
+    assert commands.run(*words, "steps=3").code == 0
+
+
+@pytest.mark.parametrize("text", ['{"starts": 3}', "[" * 100_000])
+def test_a_damaged_record_of_starts_is_named(commands: Any, words: tuple[str, ...], tmp_path: Path, text: str) -> None:
+    assert commands.run(*words, "steps=2").code == 0
+    path = tmp_path / "run" / "environment.json"
+    path.write_text(text)
+    command = commands.run(*words)
+    assert command.code == 2, command.output
+    assert str(path) in command.output
+    assert "Traceback" not in command.output
+    path.unlink()
+    assert commands.run(*words, "steps=3").code == 0
+
+
+PARTS = """
+from burnish.algorithms.policy_losses import PolicyLoss
+def text(scores_B, group_ids_B): return "high"
+def raising(scores_B): return {}["x"]
+def nothing(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT): return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("algorithm.estimator=odd_parts:text", "algorithm.estimator 'odd_parts:text' returned 'high' as advantages"),
+        ("algorithm.estimator=odd_parts:raising", "algorithm.estimator 'odd_parts:raising' failed: KeyError: 'x'"),
+        ("algorithm.loss=odd_parts:nothing", "algorithm.loss 'odd_parts:nothing' returned None, not a PolicyLoss"),
+    ],
+)
+def test_a_part_of_the_users_that_misbehaves_is_one_message(
+    commands: Any, words: tuple[str, ...], tmp_path: Path, setting: str, told: str
+) -> None:
+    (tmp_path / "odd_parts.py").write_text(PARTS)
+    more = ("algorithm.clip_low=null", "algorithm.clip_high=null", "algorithm.skip_zero_advantages=false")
+    extra = more if "loss" in setting else ()
+    command = commands.run(*words, setting, *extra, before=f"import sys; sys.path.append({str(tmp_path)!r})")
+    assert command.code == 2, command.output
+    assert told in command.output
+    assert "Traceback" not in command.output
+
+
+FEW_FILES = """
+import os, resource
+limit = max(map(int, os.listdir('/proc/self/fd'))) + 2
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+"""
+
+
+def test_too_many_open_files_is_one_message(commands: Any, words: tuple[str, ...]) -> None:
+    command = commands.run(*words, before=FEW_FILES)
+    assert command.code == 2, command.output
+    assert "Too many open files" in command.output
+    assert "ulimit -n" in command.output
+    assert "Traceback" not in command.output
+
+
+def test_a_changed_reward_is_refused_and_an_accepted_change_is_on_record(
+    commands: Any, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert commands.run(*words, "steps=2").code == 0
+    (tmp_path / "slow.py").write_text(SLOW_REWARD.replace("0.01", "0.001"))
+    refused = commands.run(*words)
+    assert refused.code == 2
+    change = f"rewards.0: slow.py: {len(SLOW_REWARD)} bytes before, {len(SLOW_REWARD) + 1} now"
+    assert change in refused.output
+    assert commands.run(*words, "--accept-changes").code == 0
+    starts = json.loads((tmp_path / "run" / "environment.json").read_text())["starts"]
+    assert starts[1]["accepted_changes"] == [change]

@@ -1,0 +1,159 @@
+"""What a run depends on besides its run file, and what is said when it has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.checkpointing.fingerprints import Fingerprints, refuse_changes
+from burnish.checkpointing.sources import named_files
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.config.schema_rm import RmConfig
+from burnish.errors import CheckpointError
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A model, data, and a reward that imports its neighbours, one of them by way of another."""
+    files = {
+        "model/config.json": "{}",
+        "model/model.safetensors": "weights",
+        "model/tokenizer.json": "{}",
+        "model/README.md": "read me",
+        "train.jsonl": "{}\n",
+        "words.txt": "good",
+        "reward.py": "import json\nimport helper\nfrom pack.inner import score\n",
+        "helper.py": "from deeper import limit\n",
+        "deeper.py": "limit = 1\n",
+        "pack/__init__.py": "",
+        "pack/inner.py": "from . import table\n",
+        "pack/table.py": "",
+        "unrelated.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def rl(place: Path, **fields: Any) -> RlConfig:
+    data = {
+        "model": str(place / "model"),
+        "data": {"train": str(place / "train.jsonl")},
+        "rewards": [{"name": f"{place}/reward.py:digits", "options": {"words": str(place / "words.txt"), "n": 3}}],
+    }
+    return RlConfig.model_validate(data | fields)
+
+
+def names(config: RunConfig) -> set[str]:
+    return set(named_files(config))
+
+
+MODEL = {"model.path: config.json", "model.path: model.safetensors", "model.path: tokenizer.json"}
+
+
+def test_every_file_that_matters_is_found_and_no_other(place: Path) -> None:
+    assert names(rl(place)) == {
+        *MODEL,
+        "data.train.0: train.jsonl",
+        "rewards.0: reward.py",
+        "rewards.0: helper.py",
+        "rewards.0: deeper.py",
+        "rewards.0 pack: __init__.py",
+        "rewards.0 pack: inner.py",
+        "rewards.0 pack: table.py",
+        "rewards.0.options.words: words.txt",
+    }
+
+
+def test_without_its_weights_a_model_is_configuration_and_tokenizer(place: Path) -> None:
+    config = rl(place, model={"path": str(place / "model"), "from_scratch": True}, rewards="math")
+    assert "model.path: model.safetensors" not in names(config)
+    assert "model.path: config.json" in names(config)
+
+
+def test_code_is_found_by_its_module_without_running_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "pack" / "inner.py").write_text("raise SystemExit('it was run')\nfrom . import table\n")
+    monkeypatch.syspath_prepend(place)
+    config = rl(
+        place, rewards="pack.inner:score", algorithm={"estimator": "helper:mine"}, rollout={"engine": "deeper:E"}
+    )
+    found = names(config)
+    assert {"rewards.0 pack: inner.py", "rewards.0 pack: __init__.py", "rewards.0 pack: table.py"} <= found
+    assert {"algorithm.estimator: helper.py", "algorithm.estimator: deeper.py", "rollout.engine: deeper.py"} <= found
+
+
+def test_data_folders_reward_models_critics_and_templates_count(place: Path) -> None:
+    (place / "set" / "part").mkdir(parents=True)
+    (place / "set" / "part" / "0.parquet").write_text("rows")
+    config = rl(
+        place,
+        data={"train": str(place / "set")},
+        rewards=f"model:{place}/model",
+        algorithm={"estimator": "gae"},
+        critic={"init": str(place / "model")},
+        model={"path": str(place / "model"), "chat_template": str(place / "words.txt")},
+    )
+    wanted = {
+        "data.train.0 part: 0.parquet",
+        "rewards.0: model.safetensors",
+        "critic.init: config.json",
+        "model.chat_template: words.txt",
+    }
+    assert wanted <= names(config)
+
+
+def test_supervised_and_reward_model_runs_have_them_too(place: Path) -> None:
+    data = {"model": str(place / "model"), "data": {"train": str(place / "train.jsonl")}}
+    assert names(SftConfig.model_validate(data)) == {*MODEL, "data.train.0: train.jsonl"}
+    rm = RmConfig.model_validate(data | {"normalization": {"kind": "bias", "prompts": str(place / "words.txt")}})
+    assert names(rm) == {*MODEL, "data.train.0: train.jsonl", "normalization.prompts.0: words.txt"}
+
+
+def test_pipes_hub_names_and_odd_texts_are_passed_over(place: Path) -> None:
+    os.mkfifo(place / "pipe.jsonl")
+    config = rl(
+        place,
+        model={"path": "owner/model", "chat_template": "{% for m in messages %}\n{{ m }}{% endfor %}"},
+        data={"train": str(place / "pipe.jsonl")},
+        rewards=[{"name": "math", "options": {}}],
+    )
+    assert names(config) == set()
+    Fingerprints.of(config)
+
+
+def test_each_change_is_named(place: Path) -> None:
+    before = Fingerprints.of(rl(place))
+    assert before.changes(Fingerprints.of(rl(place))) == []
+    (place / "train.jsonl").write_text("{}\n{}\n")
+    (place / "deeper.py").write_text("limit = 2\n")
+    (place / "words.txt").unlink()
+    (place / "model" / "chat_template.jinja").write_text("x")
+    now = dataclasses.replace(Fingerprints.of(rl(place)), versions={**before.versions, "torch": "1.0", "new": "2"})
+    assert before.changes(now) == [
+        "data.train.0: train.jsonl: 3 bytes before, 6 now",
+        "model.path: chat_template.jinja: was not there before",
+        "rewards.0.options.words: words.txt: not there any more",
+        "rewards.0: deeper.py: another content of the same size (10 bytes)",
+        "new: none before, 2 now",
+        f"torch: {before.versions['torch']} before, 1.0 now",
+    ]
+    with pytest.raises(CheckpointError, match=r"(?s)deeper\.py: another content.*torch: .*--accept-changes"):
+        refuse_changes(place, before.changes(now))
+
+
+def test_they_read_back_and_a_damaged_file_is_named(place: Path) -> None:
+    before = Fingerprints.of(rl(place))
+    assert Fingerprints.read(place) is None
+    (place / "fingerprints.json").write_text(before.dump())
+    again = Fingerprints.read(place)
+    assert again is not None
+    assert again.changes(before) == []
+    assert again.machine_changes(dataclasses.replace(before, machine={**before.machine, "threads": "64"})) != []
+    (place / "fingerprints.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"cannot read .*fingerprints\.json"):
+        Fingerprints.read(place)
