@@ -240,8 +240,8 @@ def test_the_kl_in_the_loss_can_be_weighted_by_the_ratio() -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 4), scale=st.sampled_from([0.01, 1.0, 8.0]))
 def test_the_mismatch_that_is_logged_is_that_of_the_formulas(seed: int, cut: int, scale: float) -> None:
-    """`algorithms.mismatch` defines the metrics on a whole step; the run adds them up over micro-batches. exp(d)-1-d
-    in float32 would lose the digits of k3 where sampler and trainer agree."""
+    """`algorithms.mismatch` defines the metrics on a whole step; the run adds them up over micro-batches. exp(d) - 1
+    - d in float32 would lose the digits of k3 where sampler and trainer agree."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(5, 6, generator=generator) < 0.7
     mask[0, 0] = True
