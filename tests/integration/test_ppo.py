@@ -232,7 +232,8 @@ def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[.
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], kind: str) -> None:
-    config = tiny_run("steps=2", "evaluation.at_start=true", algorithm=PPO, critic={"kind": kind}, optimization=FAST)
+    evaluation = {"at_start": True, "every_steps": 2}
+    config = tiny_run("steps=2", algorithm=PPO, critic={"kind": kind}, optimization=FAST, evaluation=evaluation)
     train_rl(config, console=QUIET)
     before, _, last = rows_of(config)
     assert before["eval/value_mean"] == 0

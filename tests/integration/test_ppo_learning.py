@@ -22,7 +22,7 @@ PPO = (
     "rollout.prompts_per_step=1024",
     "rollout.group_size=1",
     "optimization.epochs=1",
-    "evaluation.every_steps=null",
+    f"evaluation.every_steps={STEPS}",
     "logging.sinks=[]",
     "logging.record_rollouts=false",
 )
