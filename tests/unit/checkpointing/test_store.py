@@ -262,3 +262,28 @@ def save_until(operation: int, store: CheckpointStore, step: int) -> None:
     sys.addaudithook(count)
     store.save(step, writer(20.0))
     os._exit(0)
+
+
+def test_a_full_disk_that_a_library_reports_in_its_own_way_is_named(tmp_path: Path) -> None:
+    """As tokenizers does: a plain Exception with the number in its text."""
+
+    def write(folder: Path) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    with pytest.raises(CheckpointError, match=r"No space left on device.*\n.*free space"):
+        CheckpointStore(tmp_path).save(1, write)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_every_checkpoint_holds_what_is_to_stand_beside_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, beside={"note.json": "{}"})
+    saved = store.save(1, lambda folder: None)
+    assert (saved.folder / "note.json").read_text() == "{}"
+    (saved.folder / "note.json").write_text("{ }")
+    assert store.latest_valid().checkpoint is None
+
+
+def test_a_file_in_the_place_of_the_folder_is_named_before_the_first_save(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="checkpoints is not a folder"):
+        CheckpointStore(tmp_path).latest_valid()

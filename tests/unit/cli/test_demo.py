@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from burnish.checkpointing.lock import RunLock
 from burnish.cli import main
 from burnish.cli.demo import make_room, one_thread
 from burnish.cli.demo_result import Attempt, attempts_table, chosen, counts
@@ -25,7 +26,7 @@ from burnish.cli.demo_task import (
     write_run_files,
 )
 from burnish.config.loading import load_run_file
-from burnish.errors import ConfigError
+from burnish.errors import CheckpointError, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -154,3 +155,15 @@ def test_the_table_shows_answers_in_the_usual_order_and_also_what_is_still_wrong
 
 def _rows(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_demo_that_is_still_going_on_is_not_moved_aside(tmp_path: Path) -> None:
+    """Neither while it writes its data, before there is a run file, nor while one of its two runs trains."""
+    folder = DemoFolder(tmp_path / "demo")
+    with RunLock(folder.path), pytest.raises(CheckpointError, match="demo is in use by process"):
+        make_room(folder, Console(quiet=True))
+    write_run_files(folder, 0)
+    with RunLock(folder.rl_run), pytest.raises(CheckpointError, match="rl is in use by process"):
+        make_room(folder, Console(quiet=True))
+    make_room(folder, Console(quiet=True))
+    assert DemoFolder(tmp_path / "demo.old-1").is_demo()
