@@ -259,8 +259,9 @@ def check(model: Any, rollouts: list[Rollout], bound: float) -> None:
         if packs and not use_packed_rows(model):
             continue
         scorer = ResponseScorer(model)
-        cut = scorer.score_in_microbatches(batch, 150).logprobs_BT
-        for found in (cut, scorer.score(batch).logprobs_BT.detach()):
+        cut, whole = scorer.score_in_microbatches(batch, 150).logprobs_BT, scorer.score(batch).logprobs_BT
+        whole.sum().backward()
+        for found in (cut, whole.detach()):
             for row, own in enumerate(expected):
                 assert (found[row, : len(own)] - own).abs().max() < bound
 
