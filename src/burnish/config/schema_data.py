@@ -42,6 +42,9 @@ class ModelConfig(Section):
     kernels: UseKernels = "auto"
     """Code in C for CPUs (docs/speed.md), built once with the machine's compiler: where it can be had, or refuse to run
     without, or not at all."""
+    router_aux_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the load-balancing loss of a mixture model's router, added to the loss of `rl` and `sft`; 0 leaves it
+    out, whatever the model's own config says."""
     lora: LoraConfig | None = None
     """Low-rank adapters; none trains all weights."""
     chat_template: str | None = None

@@ -58,7 +58,8 @@ class _InPlace(torch.autograd.Function):
         ctx.weight = weight_VH  # the very leaf: its .grad is written
         ctx.padding_idx = padding_idx
         ctx.save_for_backward(tokens)
-        return states.view_as(states)
+        ctx.mark_dirty(states)  # and so no view, of which models that scale embeddings in place could make nothing
+        return states
 
     @staticmethod
     @once_differentiable

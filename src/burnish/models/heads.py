@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.models.logprobs import HeadTransform
+from burnish.models.row_rules import plain_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,8 +28,8 @@ def find_head_transform(model: PreTrainedModel) -> HeadTransform | None:
     device = output.weight.device
     tokens = torch.arange(PROBE_TOKENS, device=device)[None] % output.weight.shape[0]
     with torch.no_grad():
-        expected = model(input_ids=tokens, use_cache=False).logits.float()
-        hidden = base(input_ids=tokens, use_cache=False)[0]
+        expected = model(**plain_inputs(model, tokens)).logits.float()
+        hidden = base(**plain_inputs(base, tokens))[0]
         if hidden.shape[-1] != output.weight.shape[1]:
             return None
         raw = nn.functional.linear(hidden, output.weight, output.bias)

@@ -18,6 +18,7 @@ from burnish.models.folders import check_model_folder, nearest_folder_hint, reso
 from burnish.models.kernel_layers import has_known_layers, uses_layer_kernels
 from burnish.models.packing_probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
 from burnish.models.recomputing import allow_recomputing
+from burnish.models.router_loss import RouterLoss
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.types import UseKernels
 
@@ -40,7 +41,8 @@ class LoadedModel:
     response tokens together; `notes` are sentences for the user about choices made here; `gradient_checkpointing` says
     whether activations are recomputed in the backward pass; `plain` that scores and gradients are to be PyTorch's own,
     from padded rows and whole logits; `kernels` whether code in C may take part; `paths` the ways chosen among
-    those that compute the same.
+    those that compute the same; `router_aux_coef` how much of the router's load-balancing loss an update of the policy
+    adds.
     """
 
     model: PreTrainedModel
@@ -53,6 +55,7 @@ class LoadedModel:
     plain: bool = False
     kernels: UseKernels = "auto"
     paths: FastPaths = field(default_factory=FastPaths)
+    router_aux_coef: float = 0.0
 
 
 def load_model(
@@ -86,6 +89,8 @@ def load_model(
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], path=config.path)
     eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
     pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
+    if config.router_aux_coef > 0:
+        _check_router_loss(model, head)
     context_length, context_note = _context_length(model.config, tokenizer)
     eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
@@ -108,6 +113,7 @@ def load_model(
         plain,
         "off" if plain or kernels_note is not None else config.kernels,
         paths,
+        config.router_aux_coef,
     )
 
 
@@ -144,6 +150,15 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
     keep_own_layers(model, paths)
     hint = "" if remedy is None else f" ({remedy})"
     return f"training and sampling go without kernels in C, which is slower: {reason}{hint}"
+
+
+def _check_router_loss(model: PreTrainedModel, head: Head) -> None:
+    if head == "score":
+        raise ModelError(
+            "model.router_aux_coef adds to the losses of rl and sft only, not to that of a reward model",
+            remedy="set model.router_aux_coef: 0",
+        )
+    RouterLoss(model)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -92,6 +92,14 @@ def pack(batch: Batch, groups: Sequence[Sequence[int]], dtype: torch.dtype) -> P
     return PackedRows(tokens_S[None], positions_S[None], source_BT, attention)
 
 
+def packed_weights(batch: Batch, groups: Sequence[Sequence[int]], size: int) -> Tensor:
+    """(1, size) int64: rows that each slot of the packed row stands for, those of a prompt as many as share it."""
+    prompts = [(len(group), group[0]) for group in groups]
+    sizes = torch.tensor([count for count, _ in prompts], device=batch.device)
+    shared = sizes.repeat_interleave(batch.prompt_lengths[[leader for _, leader in prompts]])
+    return torch.cat([shared, shared.new_ones(size - len(shared))])[None]
+
+
 def merged_layout(prompts: Segments, responses: Segments, groups: Sequence[Sequence[int]]) -> MergedAttention:
     """A prompt that several rows share is one causal stretch, and so is each of their responses, which see the prompt's
     keys as well; a row that shares its prompt with none is one stretch altogether."""

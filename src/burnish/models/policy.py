@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 class LocalPolicy:
     """`roles.Policy` on a model of this process.
 
-    `temperature` divides the logits in every pass, as in sampling. With `lora` only adapters train.
+    `temperature` divides the logits in every pass, as in sampling. With `lora` only adapters train. With
+    `loaded.router_aux_coef` the router's load-balancing loss of each micro-batch, weighted by its share of the trained
+    tokens, is added to what the objective asks for.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class LocalPolicy:
         self.loaded = loaded
         self.settings = settings
         self._tokens_per_microbatch = tokens_per_microbatch
-        self._scorer = ResponseScorer(loaded.model, temperature=temperature, plain=loaded.plain)
+        self._scorer = ResponseScorer(
+            loaded.model, temperature=temperature, plain=loaded.plain, router_loss=loaded.router_aux_coef > 0
+        )
         self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
         self._optimizer = WeightOptimizer(self.trainable_parameters(), settings)
         self._value_head: ValueHead | None = None
@@ -175,10 +179,16 @@ class LocalPolicy:
             part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
         )
         value = objective(scores, part, denominators)
-        self._check_finite("loss", float(value.loss.detach()))
-        if value.loss.requires_grad:
-            value.loss.backward()
-        return value.metrics
+        loss, metrics = value.loss, value.metrics
+        if scores.router_loss is not None:
+            share = part.loss_mask.sum() / denominators.num_tokens
+            loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
+            aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
+            metrics = {**metrics, "policy/router_aux_loss": aux}
+        self._check_finite("loss", float(loss.detach()))
+        if loss.requires_grad:
+            loss.backward()
+        return metrics
 
     def _check_finite(self, what: str, number: float) -> None:
         if math.isfinite(number):

@@ -16,7 +16,8 @@ from burnish.types import Metric
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """Per response position: log-probability of the token taken, and when asked for entropy (nats), whether the
-    token is the likeliest one (bool), and the value of the state before it. All (B, T).
+    token is the likeliest one (bool), and the value of the state before it. All (B, T). Of the pass as a whole,
+    `router_loss` () is the load-balancing loss of its tokens.
 
     Log-probabilities and entropy are of the temperature-scaled distribution. Slots past a response's end hold 0.
     """
@@ -25,6 +26,7 @@ class TokenScores:
     entropy_BT: Tensor | None = None
     correct_BT: Tensor | None = None
     values_BT: Tensor | None = None
+    router_loss: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,9 @@ from burnish.models.microbatches import (
     microbatches_by_groups,
     microbatches_by_tokens,
 )
-from burnish.models.packing import pack, pays, prompt_groups
+from burnish.models.packing import pack, packed_weights, pays, prompt_groups
 from burnish.models.roles import TokenScores
+from burnish.models.router_loss import RouterLoss
 from burnish.models.row_rules import RowRules, padded_inputs, plain_inputs, row_rules, takes
 
 if TYPE_CHECKING:
@@ -105,9 +106,11 @@ class TrunkRunner:
     Raises ModelError for models whose rows have no such numbers.
     """
 
-    def __init__(self, model: PreTrainedModel, *, plain: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, plain: bool = False, router: RouterLoss | None = None) -> None:
+        """router: gets what the model's routers say in passes with a gradient."""
         self._model = model
         self._plain = plain
+        self._router = router
         self._rules: RowRules = row_rules(model)
         self.packs = takes(model, "position_ids") and packs_rows(model)
         self._shared_tokens = light_tokens(model)
@@ -153,14 +156,14 @@ class TrunkRunner:
 
     def packed(self, rows: ResponseRows) -> Tensor:
         """`hidden` with all rows in one, whether that pays or not; the model must have been set to packed attention."""
-        packed = pack(rows.batch, prompt_groups(rows.batch), self._model.dtype)
-        outputs_1SX = self._model(
-            input_ids=packed.tokens_1S,
-            position_ids=packed.positions_1S,
-            attention_mask=packed.tokens_1S.new_zeros(1, 1, 1, 1),  # four dimensions: no mask is to be made
-            packed=packed.attention,
-            use_cache=False,
-        )[0]
+        groups = prompt_groups(rows.batch)
+        packed = pack(rows.batch, groups, self._model.dtype)
+        inputs = plain_inputs(self._model, packed.tokens_1S) | {
+            "position_ids": packed.positions_1S,
+            "attention_mask": packed.tokens_1S.new_zeros(1, 1, 1, 1),  # four dimensions: no mask is to be made
+            "packed": packed.attention,
+        }
+        outputs_1SX = self._first_output(inputs, packed_weights(rows.batch, groups, packed.tokens_1S.shape[1]))
         return outputs_1SX[0].index_select(0, rows.wanted(packed.source_BT))
 
     def padded(self, rows: ResponseRows) -> Tensor:
@@ -173,24 +176,39 @@ class TrunkRunner:
             inputs = plain_inputs(self._model, layout.tokens_BS) | {"position_ids": positions}
         else:
             inputs = padded_inputs(self._model, layout.tokens_BS, layout.attention_mask_BS)
-        outputs_BSX: Tensor = self._model(**inputs)[0]
+        # As in packed rows, the last token of each row, which predicts nothing, does not count.
+        counted_BS = torch.nn.functional.pad(layout.attention_mask_BS[:, 1:], (0, 1))
+        outputs_BSX = self._first_output(inputs, counted_BS)
         return outputs_BSX[rows.rows_N, rows.wanted(layout.source_BT)]
+
+    def _first_output(self, inputs: dict[str, Any], weights_BS: Tensor) -> Tensor:
+        """Hidden states or logits of every slot; `weights_BS` says how often its token counts for the router's loss."""
+        if self._router is None or not torch.is_grad_enabled():
+            states: Tensor = self._model(**inputs)[0]
+            return states
+        outputs = self._model(**inputs | {"output_router_logits": True})
+        self._router.add(outputs.router_logits, weights_BS)
+        return outputs[0]  # type: ignore[no-any-return]
 
 
 class ResponseScorer:
     """Scores response tokens: base model without its head, then log-probabilities without (N, V) intermediates.
 
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
-    `plain`: all logits of the response tokens at once, gradients by PyTorch alone.
+    `plain`: all logits of the response tokens at once, gradients by PyTorch alone. `router_loss`: passes with a
+    gradient also give the router's load-balancing loss; ModelError for models that have none.
     """
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0, plain: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, temperature: float = 1.0, plain: bool = False, router_loss: bool = False
+    ) -> None:
         self.model = model
         self.temperature = temperature
         self._plain = plain
         self._transform: HeadTransform | None = find_head_transform(model)
-        self._trunk = TrunkRunner(model.base_model, plain=plain)
-        self._whole = TrunkRunner(model, plain=plain)
+        self._router = RouterLoss(model) if router_loss else None
+        self._trunk = TrunkRunner(model.base_model, plain=plain, router=self._router)
+        self._whole = TrunkRunner(model, plain=plain, router=self._router)
 
     @property
     def is_chunked(self) -> bool:
@@ -217,11 +235,13 @@ class ResponseScorer:
         values_N = None
         if value_head is not None:
             values_N = value_head(head_inputs if runs_trunk else self._trunk.hidden(rows))
+        router_loss = None if self._router is None or not torch.is_grad_enabled() else self._router.take()
         return TokenScores(
             rows.scatter(logprobs_N),
             None if entropy_N is None else rows.scatter(entropy_N),
             rows.scatter(self._likeliest(head_inputs) == rows.targets_N) if correct else None,
             None if values_N is None else rows.scatter(values_N),
+            router_loss,
         )
 
     def _token_scores(self, head_inputs: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:

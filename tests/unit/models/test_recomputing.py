@@ -62,7 +62,7 @@ def test_activations_are_recomputed_in_the_backward_pass_of_a_copy_too(batch: An
     for own in (model, copy.deepcopy(model)):
         scorer, calls = ResponseScorer(own), []
         layer = own.base_model.layers[0]
-        layer.mlp.register_forward_hook(lambda *_, calls=calls, layer=layer: calls.append(layer.training))
+        layer.mlp.register_forward_pre_hook(lambda *_, calls=calls, layer=layer: calls.append(layer.training))
         passes(scorer, batch, on=True)
         assert calls == [False] * 3  # two passes, and one of them once more
         calls.clear()

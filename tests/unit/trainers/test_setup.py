@@ -160,3 +160,22 @@ def test_vllm_is_told_the_longest_context_that_the_run_needs(tmp_path: Path) -> 
         pytest.raises(RolloutError, match="context of 50"),
     ):
         engine.generate([request], Sampling(4), seed=0, step=0)
+
+
+def test_the_local_engine_is_told_as_well_and_says_what_is_slower(tmp_path: Path) -> None:
+    """A window that no text of the run is long enough for needs no care; a model that samples row by row says so."""
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    sizes = {"vocab_size": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 90}
+    layers = {"attention_types": [[["global", "local"], 1]], "window_size": 50, "initializer_range": 0.3}
+    loaded = unloaded_model()
+    loaded.model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, **layers)).eval()
+    said = []
+    for tokens in (30, 31):
+        rollout = {"max_prompt_tokens": 20, "max_response_tokens": tokens}
+        config = RlConfig(model="m", rewards="exact", output=str(tmp_path), rollout=rollout)
+        console = Console(record=True, width=200)
+        with open_rl_engine(config, loaded, console):
+            said.append(console.export_text())
+    assert said[0] == ""
+    assert "sampling is slower than for most models: in this gpt_neo model" in said[1]
