@@ -55,11 +55,13 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
 
 
 def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
+    from burnish.checkpointing.output import check_output
     from burnish.config.model_facts import read_model_facts
     from burnish.config.schema import RlConfig
     from burnish.config.schema_rm import RmConfig
 
     config = loaded.config
+    check_output(config)
     facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
     if facts is None:
         notes.append(f"model.path {config.model.path!r} is no local model folder, so its sizes and memory are unknown")
@@ -73,8 +75,10 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
 def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """Refuses what `burnish rl` would refuse, as far as that can be known without weights and downloads."""
     from burnish.config.plan import plan_rl
-    from burnish.trainers.preflight import preview
+    from burnish.trainers.preflight import check_fit, preview
 
+    if facts is not None:
+        check_fit(config, facts.context_tokens, facts.vocabulary_size)
     num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
     if num_prompts is None:
         notes.append("data.train names a data set of the hub, so the number of prompts is unknown")

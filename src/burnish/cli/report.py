@@ -26,9 +26,13 @@ def write_report(run: Run, out: Out = None) -> None:
     from rich.console import Console
 
     from burnish.observability import report
+    from burnish.reading import file_problem, reading
 
     folder = Path(run)
-    if not folder.is_dir():
-        raise BurnishError(f"run folder {run!r} does not exist", remedy="give what `output` of the run file names")
-    page = report.write_report(folder, None if out is None else Path(out))
+    problem = file_problem(folder)
+    if problem != "is a folder, not a file":
+        found = "is a file, not a folder" if problem is None else problem
+        raise BurnishError(f"run folder {run!r} {found}", remedy="give what `output` of the run file names")
+    with reading(f"run folder {run}: writing a report of it", remedy="mend or remove the file that is damaged"):
+        page = report.write_report(folder, None if out is None else Path(out))
     Console().print(f"report  {page}", markup=False, highlight=False, soft_wrap=True)

@@ -34,6 +34,7 @@ def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fal
     """
     from rich.console import Console
 
+    from burnish.checkpointing.output import check_output
     from burnish.cli.folders import move_aside
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
@@ -42,6 +43,7 @@ def train_with_rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fal
     loaded = load_run_file(file, overrides or (), "rl")
     console = Console()
     if fresh:
+        check_output(loaded.config)
         move_aside(loaded.config.output, console)
     from burnish.trainers.run import train_rl
 

@@ -25,6 +25,7 @@ def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fals
     """
     from rich.console import Console
 
+    from burnish.checkpointing.output import check_output
     from burnish.cli.folders import move_aside
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
@@ -33,6 +34,7 @@ def train_reward(file: RunFile, overrides: Overrides = None, fresh: Fresh = Fals
     loaded = load_run_file(file, overrides or (), "rm")
     console = Console()
     if fresh:
+        check_output(loaded.config)
         move_aside(loaded.config.output, console)
     from burnish.trainers.reward_model import train_reward_model
 

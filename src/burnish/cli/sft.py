@@ -23,6 +23,7 @@ def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = 
     """
     from rich.console import Console
 
+    from burnish.checkpointing.output import check_output
     from burnish.cli.folders import move_aside
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
@@ -31,6 +32,7 @@ def train_supervised(file: RunFile, overrides: Overrides = None, fresh: Fresh = 
     loaded = load_run_file(file, overrides or (), "sft")
     console = Console()
     if fresh:
+        check_output(loaded.config)
         move_aside(loaded.config.output, console)
     from burnish.trainers.sft import train_sft
 

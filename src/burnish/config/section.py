@@ -37,8 +37,10 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain_scalars(cls, value: Any, info: ValidationInfo) -> Any:
-        _refuse_unusable(value)
-        return fields.plain_scalar(fields.field_annotations(cls)[str(info.field_name)], value)
+        annotation = fields.field_annotations(cls)[str(info.field_name)]
+        if fields.inner_section(annotation)[0] is None:  # a section looks at its own fields
+            _refuse_unusable(value)
+        return fields.plain_scalar(annotation, value)
 
 
 def _refuse_unusable(value: Any) -> None:

@@ -57,7 +57,7 @@ for _kind, _pattern in (
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.VERBOSE), None)
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", "")))
 _MERGE = "<<"
-_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null"))
 _MAX_VALUES = 20_000
 """Aliases of aliases can stand for billions of values; a run file has a few dozen."""
 _MAX_DEPTH = 50
@@ -67,7 +67,12 @@ _TOO_DEEP = f"lists or sections are nested more than {_MAX_DEPTH} deep"
 def parse_yaml(text: str) -> ParsedYaml:
     """Parse the text of a run file. Errors of syntax, tags and repeated keys come back as problems with their line."""
     parsed = ParsedYaml()
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:
+        what = " ".join(str(error).split("\n")[:1])
+        parsed.problems.append(Problem("", f"not readable as YAML: {what}", "save the file as plain UTF-8 text"))
+        return parsed
     try:
         node = loader.get_single_node()
         if node is not None:
@@ -101,7 +106,7 @@ def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: P
     _check_size(node, parents, parsed)
     if parents:
         parsed.lines.setdefault(".".join(parents), node.start_mark.line + 1)
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
+    if node.tag not in _PLAIN_TAGS:
         raise _refused(f"the tag {node.tag!r} is not allowed", node)
     if isinstance(node, yaml.MappingNode):
         return _mapping(loader, node, parents, parsed)
@@ -166,4 +171,5 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     if isinstance(error, yaml.constructor.ConstructorError):
         remedy = "only plain values are read (text, numbers, lists, sections)"
         remedy += "; remove the tag" if "tag" in str(error.problem) else "; write them out"
-    return Problem("", f"{place}not readable as YAML: {error.problem or error.context}", remedy)
+    said = [part for part in (error.context, error.problem) if part]
+    return Problem("", f"{place}not readable as YAML: {', '.join(said)}", remedy)

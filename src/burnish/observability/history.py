@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import DataError
+from burnish.reading import file_problem
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -15,8 +16,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
     Raises DataError with file and line when an earlier line is not a row.
     """
-    if not path.exists():
+    problem = file_problem(path)
+    if problem is not None and problem.startswith("does not exist"):
         return []
+    if problem is not None:
+        raise DataError(f"{path} {problem}", remedy="give the folder of a run")
     lines = path.read_bytes().split(b"\n")
     whole, torn = lines[:-1], lines[-1]  # every complete line ends with a newline, so the last piece is never one
     rows = [_parse(line, path, number) for number, line in enumerate(whole, start=1)]
@@ -47,11 +51,14 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            return row
-    except ValueError as error:
+            unusable = [name for name, value in row.items() if not isinstance(value, (int, float))]
+            if not unusable:
+                return row
+            reason = f"{unusable[0]} is {row[unusable[0]]!r:.60}, not a number"
+        else:
+            reason = "it is not an object with a whole-numbered `step`"
+    except (ValueError, RecursionError) as error:
         reason = str(error)
-    else:
-        reason = "it is not an object with a whole-numbered `step`"
     raise DataError(
         f"{path}:{number} is not a row of metrics: {reason}",
         remedy="remove that line, or the file if the run is not needed any more",
@@ -61,6 +68,6 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
 def _parse_if_whole(line: bytes) -> list[dict[str, Any]]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [row] if isinstance(row, dict) and isinstance(row.get("step"), int) else []

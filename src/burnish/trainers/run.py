@@ -8,14 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from burnish.checkpointing.output import check_place
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.models.allocator import keep_freed_memory
-from burnish.models.loading import load_model
+from burnish.models.loading import load_model, num_embeddings
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.interrupt import graceful_stop
+from burnish.trainers.preflight import check_fit
 from burnish.trainers.result import EvalReport, RunResult
 from burnish.trainers.rl import run_loop
 from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
@@ -37,10 +39,12 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     Writes `eval/metrics.json` and `eval/rollouts/eval-000000.jsonl` into the run's folder. Raises ConfigError when
     the run file names no held-out data.
     """
+    check_place(config.output)
     settings = config.model if weights is None else config.model.model_copy(update={"path": str(weights), "lora": None})
     with ExitStack() as stack:
         scorer = stack.enter_context(open_scorer(config))
         loaded = load_model(settings, seed=config.seed, plain=config.debug.plain)
+        check_fit(config, loaded.context_length, num_embeddings(loaded.model))
         keep_freed_memory(loaded.model.device.type)
         for line in (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)):
             console.print(line, highlight=False)

@@ -16,13 +16,14 @@ from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
 from burnish.algorithms.policy_losses import PolicyLossSpec
 from burnish.checkpointing.encoding import read_state, write_state
 from burnish.checkpointing.lock import RunLock
+from burnish.checkpointing.output import check_output
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
 from burnish.errors import CheckpointError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
-from burnish.models.loading import LoadedModel, load_model
+from burnish.models.loading import LoadedModel, load_model, num_embeddings
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Objective
@@ -44,7 +45,7 @@ from burnish.trainers.evaluation import Evaluator
 from burnish.trainers.feeds import SampledPrompts, evaluation_prompts, load_prompt_set, shared_columns
 from burnish.trainers.journal import Journal
 from burnish.trainers.objective import Correction, PolicyObjective
-from burnish.trainers.preflight import check_settings
+from burnish.trainers.preflight import check_fit, check_settings
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl import Progress, RlRun, TokenSelection
 from burnish.types import Rollout
@@ -69,6 +70,7 @@ class Workplace:
 @contextmanager
 def open_workplace(config: RunConfig, console: Console) -> Iterator[Workplace]:
     """Lock the run's folder, refuse a run of another configuration, find the newest whole checkpoint."""
+    check_output(config)
     path = Path(config.output)
     with RunLock(path):
         RunDirectory(path).admit(config)
@@ -97,6 +99,7 @@ def open_rl_run(config: RlConfig, console: Console) -> Iterator[RlRun]:
         workplace = stack.enter_context(open_workplace(config, console))
         scorer = stack.enter_context(open_scorer(config))
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+        check_fit(config, loaded.context_length, num_embeddings(loaded.model))
         keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain))
         _say(console, loaded.notes)

@@ -43,8 +43,8 @@ YAML = [
     run_file("deep list that closes", "nested", base="a: " + "[" * 5_000 + "]" * 5_000),
     run_file("deep mapping", "nested", base="{a: " * 5_000),
     run_file("deep blocks", "nested", base="\n".join(" " * n + "a:" for n in range(700))),
-    run_file("section that merges itself", "itself", base="model: &m\n  <<: *m\n  path: a\n"),
-    run_file("list that holds itself", "itself", base="model: &m [*m]\n"),
+    run_file("section that merges itself", "inside of themselves", base="model: &m\n  <<: *m\n  path: a\n"),
+    run_file("list that holds itself", "inside of themselves", base="model: &m [*m]\n"),
     run_file("merge of a number", "<<", base="model: {<<: 5, path: ./model}\n"),
     run_file("merge of a list of numbers", "<<", base="model: {<<: [5], path: ./model}\n"),
     run_file("alias of nothing", "undefined alias", base="model: *nothing\n"),
@@ -84,7 +84,9 @@ YAML = [
 
 
 def number(field: str, value: str, *says: str, base: str = "rl", **how: Any) -> Row:
-    return row(f"{field}={value:.30} ({base})", field, *says, words=[f"{field}={value}", *how.pop("also", ())], base=base, **how)
+    named = () if says[0] in ("has no option '1'", "above 1") else (field,)
+    name = f"{field}={value:.30} {' '.join(how.get('command', ('',)))} ({base})"
+    return row(name, *named, *says, words=[f"{field}={value}", *how.pop("also", ())], base=base, **how)
 
 
 NUMBERS = [
@@ -112,7 +114,7 @@ NUMBERS = [
     number("optimization.tokens_per_microbatch", "1" + "0" * 400, "at most"),
     number("optimization.warmup_steps", "1" + "0" * 400, "at most"),
     number("steps", "1" + "0" * 400, "at most"),
-    number("steps", "1e300", "at most", base="sft"),
+    number("steps", "1e300", "float32", base="sft"),
     number("steps", "9" * 5_000, "digits"),
     number("seed", "1" + "0" * 400, "at most"),
     number("seed", "18446744073709551616", "at most"),
@@ -163,7 +165,7 @@ NUMBERS = [
     number("algorithm.loss_options", "5", "names with values"),
     number("algorithm.loss_options", "{dual_clip: a}", "dual_clip"),
     number("algorithm.loss_options", "{dual_clip: .nan}", "dual_clip"),
-    number("algorithm.loss_options", "{dual_clip: null}", "dual_clip"),
+    number("algorithm.loss_options", "{dual_clip: 0.5}", "above 1"),
     number("algorithm.estimator_options", "{eps: []}", "eps"),
     number("algorithm.estimator_options", "{1: 2}", "has no option '1'"),
     number("max_tokens", "0", "at least 1", base="sft"),
@@ -197,12 +199,12 @@ PATHS = [
     path_of("output", ".", "working folder"),
     path_of("output", "./run/..", "working folder"),
     path_of("output", "..", "holds"),
-    path_of("output", "/", "root"),
+    path_of("output", "/", "root", command=("plan", "run.yaml")),
     path_of("output", ".", "working folder", command=("plan", "run.yaml")),
     path_of("output", ".", "working folder", base="sft", command=("plan", "run.yaml")),
     path_of("output", ".", "working folder", base="rm"),
     path_of("output", ".", "working folder", also=["--fresh"]),
-    path_of("output", "/", "root", base="sft", also=["--fresh"]),
+    path_of("output", "/", "root", base="sft", command=("plan", "run.yaml")),
     path_of("output", "model", "model.path"),
     path_of("output", "model", "model.path", base="sft"),
     path_of("output", "train.jsonl", "train.jsonl"),
