@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from burnish.cli.arguments import Overrides
-from burnish.errors import ConfigError, ModelError
+from burnish.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,6 +88,11 @@ def _check_sources(
     finally:
         scorer.close()
     _show_report(report, labels, show, console)
+    if prompts and len(report.without_gold) == len(prompts):
+        raise DataError(
+            f"none of the {len(prompts):,} rows of {name} has a gold answer, so there is nothing to check",
+            remedy=f"name their column ({name}.0.columns: {{answer: ...}}), or add the answers",
+        )
     return len(report.failures)
 
 

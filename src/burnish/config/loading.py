@@ -134,9 +134,9 @@ def read_run_text(path: Path) -> str:
     """Text of a run file. ConfigError when there is none, or when it is no text."""
     problem = file_problem(path)
     if problem == "does not exist":
-        raise ConfigError(f"run file {str(path)!r} does not exist (looked in {Path.cwd()})", remedy="check the path")
+        raise ConfigError(f"run file {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
     if problem is not None:
-        raise ConfigError(f"run file {str(path)!r} {problem}", remedy="name a .yaml file")
+        raise ConfigError(f"run file {path} {problem}", remedy="name a .yaml file")
     try:
         with path.open("rb") as stream:
             content = read_at_most(stream, _MAX_BYTES)

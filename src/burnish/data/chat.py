@@ -13,6 +13,7 @@ import jinja2
 
 from burnish.data.rows import describe
 from burnish.errors import DataError
+from burnish.reading import reason_of
 from burnish.types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 Chat = Literal["auto", "always", "never"]
 Tokens = tuple[int, ...]
-
-# What a template, which is a program that came with the model, may raise on a conversation that it does not expect.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
 
 def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat = "auto") -> tuple[int, ...]:
@@ -127,9 +125,10 @@ def with_template(tokenizer: PreTrainedTokenizerBase, where: str, call: Callable
     require_chat_template(tokenizer, where)
     try:
         return call()
-    except _TEMPLATE_ERRORS as error:
+    except Exception as error:  # boundary: a template is a program that came with the model
+        said = str(error) if isinstance(error, jinja2.TemplateError) else reason_of(error)
         raise DataError(
-            f"{where}: the chat template refuses this conversation: {error}",
+            f"{where}: the chat template refuses this conversation: {said}",
             remedy="change the turns (roles, order, system message) or set model.chat_template",
         ) from error
 

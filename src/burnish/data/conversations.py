@@ -37,9 +37,9 @@ def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
 def _parse(value: str, row: Row, path: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{row.where}: column {path!r} is text but no JSON list of messages ({error.msg}): {describe(value)}",
+            f"{row.where}: column {path!r} is text but no JSON list of messages ({error}): {describe(value)}",
             remedy="set columns: {prompt: ...} for prompts that are plain text",
         ) from error
 

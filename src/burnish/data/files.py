@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -136,7 +137,7 @@ def parse_json(text: str, where: str) -> Any:
     nothing that can be kept: a key given twice, NaN, a number of thousands of digits, nesting without end, half a
     character."""
     try:
-        values = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_once_each)
+        values = json.loads(text, parse_constant=_no_constant, parse_float=_finite_float, object_pairs_hook=_once_each)
         if "\\u" in text:
             json.dumps(values, ensure_ascii=False).encode()
     except json.JSONDecodeError:
@@ -158,6 +159,13 @@ def parse_json(text: str, where: str) -> Any:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON (write null for a missing one)")
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits:.60} is larger than any float")
+    return number
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -202,6 +210,9 @@ def _read_json(path: Path, text: str) -> Iterator[RawRow]:
 
 
 def _read_csv(path: Path, text: str) -> Iterator[RawRow]:
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DataError(f"{path}:{line}: malformed CSV: it holds a NUL character", remedy="write the file as UTF-8")
     csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = _csv_header(path, reader)

@@ -7,13 +7,15 @@ import datetime
 import decimal
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from burnish.errors import DataError
+from burnish.reading import reading
 
 _ABSENT = object()
 
@@ -25,6 +27,18 @@ class Row:
     number: int
     where: str
     values: Mapping[str, Any]
+
+
+@contextmanager
+def reading_row(where: str) -> Iterator[None]:
+    """Whatever goes wrong while one row is read names its file and line, `where`."""
+    with reading(f"{where}: reading this row", remedy="mend or remove the row"):
+        try:
+            yield
+        except DataError as error:
+            if where in error.message:
+                raise
+            raise DataError(f"{where}: {error.message}", remedy=error.remedy) from error
 
 
 def plain_value(value: Any) -> Any:

@@ -12,7 +12,7 @@ from burnish.data.assistant_turns import encode_with_turns
 from burnish.data.chat import Chat, encode_continuation, encode_prompt, encode_text, plain_text, turns_of
 from burnish.data.conversations import checked_messages, prompt_of
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
-from burnish.data.rows import Row, text_at, value_at
+from burnish.data.rows import Row, reading_row, text_at, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
@@ -95,7 +95,8 @@ def _source_examples(
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
-        tokens, mask = _encode(loaded, row, row_id, tokenizer, chat)
+        with reading_row(row.where):
+            tokens, mask = _encode(loaded, row, row_id, tokenizer, chat)
         if max_tokens is not None and len(tokens) > max_tokens:
             tokens, mask = _shortened((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
@@ -133,7 +134,10 @@ def _encode(loaded: LoadedSource, row: Row, row_id: str, tokenizer: PreTrainedTo
                 "plain text",
                 remedy="remove them, or name columns: {prompt: ..., completion: ...}",
             )
-        return _encode_document(text_at(row, roles["text"], role="text"), tokenizer, row)
+        text = text_at(row, roles["text"], role="text")
+        if not text.strip():
+            raise DataError(f"{row.where}: the text is empty", remedy="remove the row, or write what to learn")
+        return _encode_document(text, tokenizer, row)
     asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
     if "completion" not in roles:
         return _encode_chat(asked, row, tokenizer, chat)
@@ -150,7 +154,10 @@ def _completion(row: Row, column: str) -> str | tuple[Message, ...]:
         return checked_messages(value, row, column)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    return text_at(row, column, role="completion")
+    text = text_at(row, column, role="completion")
+    if not text.strip():
+        raise DataError(f"{row.where}: the completion is empty", remedy="remove the row, or write what to learn")
+    return text
 
 
 def _encode_chat(asked: str | tuple[Message, ...], row: Row, tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Encoded:

@@ -11,7 +11,7 @@ from typing import Any
 
 from burnish.config.schema_data import DataSource
 from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
-from burnish.data.rows import Row, plain_row, suggestion
+from burnish.data.rows import Row, plain_row, reading_row, suggestion
 from burnish.errors import DataError
 from burnish.reading import reading
 
@@ -30,7 +30,8 @@ def read_table(source: DataSource) -> Table:
     left_out: dict[str, None] = {}
     with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set anew"):
         for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
-            values, unreadable = plain_row(raw)
+            with reading_row(where):
+                values, unreadable = plain_row(raw)
             left_out.update(dict.fromkeys(unreadable))
             rows.append(Row(number, where, values))
     if not rows:

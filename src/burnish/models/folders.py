@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from burnish.errors import ModelError
+from burnish.models.weight_files import check_weight_files
 from burnish.reading import file_problem, reading
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -68,8 +69,10 @@ def check_model_folder(source: str, *, needs_weights: bool) -> None:
             f"model folder {source!r} has no config.json",
             remedy="point model.path at the folder that save_pretrained wrote" + _inner_hint(folder),
         )
-    if not needs_weights or any(folder.glob("*.safetensors")):
+    if not needs_weights:
         return
+    if any(folder.glob("*.safetensors")):
+        return check_weight_files(folder)
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if pickles:
         raise ModelError(

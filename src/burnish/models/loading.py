@@ -280,6 +280,8 @@ def _raw_configs(source: str, config: ModelConfig) -> tuple[dict[str, Any], dict
         raw, _ = PretrainedConfig.get_config_dict(source, revision=config.revision)
     except Exception as error:  # boundary to transformers and the hub: anything may come out of it
         raise _unloadable(config, error) from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"config.json of model {config.path!r} holds no JSON object", remedy="take the model's own")
     if Path(source).is_dir():
         return raw, read_generation_config(source)
     try:

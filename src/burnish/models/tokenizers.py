@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.folders import nearest_folder_hint, resolve_source
+from burnish.models.template_trial import check_template
 from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 from burnish.reading import file_problem, reading
 
@@ -45,7 +46,16 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         )
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template_text(config.chat_template)
+    _check_templates(tokenizer, path, replaced=config.chat_template is not None)
     return tokenizer
+
+
+def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced: bool) -> None:
+    name = "model.chat_template" if replaced else f"the chat template of {path!r}"
+    templates = tokenizer.chat_template or {}
+    tokens = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    for template in [templates] if isinstance(templates, str) else templates.values():
+        check_template(template, tuple(tokens.items()), name, must_parse=replaced)
 
 
 def chat_template_text(value: str) -> str:

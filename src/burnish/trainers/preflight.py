@@ -60,8 +60,8 @@ def check_fit(config: RlConfig, context_tokens: int | None, num_embeddings: int)
     longest = config.rollout.max_response_tokens
     if context_tokens is not None and longest >= context_tokens:
         raise ConfigError(
-            f"rollout.max_response_tokens is {longest:,}, but the model's context is {context_tokens:,} tokens: no room "
-            "for a prompt",
+            f"rollout.max_response_tokens is {longest:,}, but the model's context is {context_tokens:,} tokens: no "
+            "room for a prompt",
             remedy=f"set it below {context_tokens:,}, or use a model with a longer context",
         )
     check_token_ids(config.rollout.stop_token_ids, num_embeddings, "rollout.stop_token_ids names")

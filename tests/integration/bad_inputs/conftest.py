@@ -100,7 +100,7 @@ def refuse(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Mappin
         captured = capsys.readouterr()
         assert code == row.get("code", 2), captured.out + captured.err
         assert "Traceback (most recent" not in captured.err, captured.err
-        assert any(word in captured.err for word in ("-> ", "Usage: ")), f"no remedy: {captured.err}"
+        assert any(word in captured.err for word in ("-> ", "Usage: ", "─ Error ─")), f"no remedy: {captured.err}"
         for said in row["says"]:
             assert said in captured.err, captured.err
 
