@@ -52,6 +52,8 @@ def check_rewards(
     from burnish.config.loading import load_run_file
 
     console = Console()
+    if top_score is not None and not math.isfinite(top_score):
+        raise typer.BadParameter(f"{top_score} is no score", param_hint="--top-score")
     if list_rewards:
         return _list_rewards(console)
     if file is None:

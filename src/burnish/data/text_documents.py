@@ -66,7 +66,7 @@ def _asked_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in gaps]
 
 
-_SECONDS = 4
+_SECONDS = 3
 _CHARACTERS_A_SECOND = 5_000_000
 
 

@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from burnish.errors import ModelError
 from burnish.trial import call_in_own_process
 
-_SECONDS = 4
+_SECONDS = 2
 _MAX_BYTES = 1 << 30
 _MAX_CHARACTERS = 200_000
 _TURNS = ("system", "user", "assistant", "user", "assistant")

@@ -53,6 +53,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced: bool) -> None:
     name = "model.chat_template" if replaced else f"the chat template of {path!r}"
     templates = tokenizer.chat_template or {}
+    if not isinstance(templates, (str, dict)):
+        raise ModelError(f"{name} is {templates!r:.60}, not text", remedy="set model.chat_template")
     tokens = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     for template in [templates] if isinstance(templates, str) else templates.values():
         check_template(template, tuple(tokens.items()), name, must_parse=replaced)

@@ -23,6 +23,8 @@ _LARGEST = {
     "num_attention_heads": 100_000,
     "n_head": 100_000,
     "vocab_size": 100_000_000,
+    "max_position_embeddings": 1 << 40,
+    "n_positions": 1 << 40,
 }
 """Far beyond every model there is: past them, building the model takes hours or all of the memory."""
 

@@ -34,7 +34,7 @@ def _check_length(file: Path) -> None:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 0 < length < min(_MAX_HEADER_BYTES, present):
-            raise ModelError(f"{file} is no whole safetensors file: its header is not there", remedy=_REMEDY)
+            raise ModelError(f"{file} cannot be loaded: it is cut off in its header", remedy=_REMEDY)
         header: dict[str, Any] = json.loads(stream.read(length))
     ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
     wanted = 8 + length + max(ends, default=0)

@@ -23,7 +23,9 @@ def row(name: str, *says: str, **how: Any) -> Row:
     return {"name": name, "says": says, **how}
 
 
-def train(name: str, *says: str, content: str | bytes, file: str = "train.jsonl", command: Any = CHECK, **how: Any) -> Row:
+def train(
+    name: str, *says: str, content: str | bytes, file: str = "train.jsonl", command: Any = CHECK, **how: Any
+) -> Row:
     """The training data of an RL run hold `content`, read by `check`, which needs no model."""
     also = list(how.pop("also", ()))
     words = also if any(word.startswith("data.train=") for word in also) else [f"data.train={file}", *also]
@@ -112,7 +114,8 @@ JSON = [
     train("keys of another language", "columns", content='{"вопрос": "1", "ответ": "2"}\n'),
     train("blank lines alone", "is empty", content="\n\n \n"),
     train("byte order mark alone", "is empty", content=b"\xef\xbb\xbf"),
-    train("byte order mark and a wrong byte", "train.jsonl:2", "0xff", content=b"\xef\xbb\xbf" + GOOD.encode() + b"\xff\n"),
+    train("byte order mark and a wrong byte", "train.jsonl:2", "0xff",
+        content=b"\xef\xbb\xbf" + GOOD.encode() + b"\xff\n"),
     train("first row without columns", "columns", content="{}\n" + GOOD),
     train("list of numbers as .json", "row 0", file="a.json", content="[1, 2]"),
     train("object of objects as .json", "list of objects", file="a.json", content='{"a": {"prompt":\n "1"}}\n'),
@@ -226,31 +229,39 @@ MEANING = [
           content='{"messages": [{"role": 1, "content": "1"}], "answer": "1"}\n'),
     train("letters that the tokenizer lacks", "tokenizer", content='{"prompt": "ü+1=", "answer": "1"}\n',
           command=("rl", "run.yaml")),
-    sft("empty completion", "sft.jsonl:2", "completion", rows=[{"prompt": "1", "completion": "1"}, {"prompt": "1", "completion": ""}]),
+    sft("empty completion", "sft.jsonl:2", "completion", rows=[{"prompt": "1", "completion": "1"}, {"prompt": "1",
+        "completion": ""}]),
     sft("completion of blanks", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": "  \n"}]),
     sft("completion that is null", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": None}]),
     sft("completion that is an object", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": {"a": 1}}]),
     sft("completion that is a boolean", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": True}]),
     sft("completion that is an empty list", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": []}]),
     sft("prompts without completions", "completion", rows=[{"prompt": "1"}]),
-    sft("completions that are missing later", "sft.jsonl:2", "completion", rows=[{"prompt": "1", "completion": "2"}, {"prompt": "3"}]),
+    sft("completions that are missing later", "sft.jsonl:2", "completion", rows=[{"prompt": "1", "completion": "2"},
+        {"prompt": "3"}]),
     sft("text that is a number", "sft.jsonl:1", rows=[{"text": 5}]),
     sft("text that is empty", "sft.jsonl:1", "empty", rows=[{"text": ""}]),
-    sft("chat without a template", "chat template", rows=[{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}]),
+    sft("chat without a template", "chat template", rows=[{"messages": [{"role": "user", "content": "1"},
+        {"role": "assistant", "content": "2"}]}]),
     sft("every example too long", "no row is left", rows=[{"prompt": "1" * 40, "completion": "2"}]),
     sft("example longer than a batch", "no row is left", rows=[{"prompt": "1" * 10, "completion": "2"}],
         words="optimization.tokens_per_batch=4"),
     pairs("responses that are numbers", "chosen", rows=[{"prompt": "1", "chosen": 5, "rejected": 6}]),
     pairs("responses that are null", "rejected", rows=[{"prompt": "1", "chosen": "5", "rejected": None}]),
     pairs("prompt that is an object", "prompt", rows=[{"prompt": {}, "chosen": "5", "rejected": "6"}]),
-    pairs("margin that is text", "margin", rows=[{"prompt": "1", "chosen": "5", "rejected": "6", "margin": "big"}], words="margins=true"),
-    pairs("margin that is missing", "no margin", rows=[{"prompt": "1", "chosen": "5", "rejected": "6"}], words="margins=true"),
+    pairs("margin that is text", "margin", rows=[{"prompt": "1", "chosen": "5", "rejected": "6", "margin": "big"}],
+        words="margins=true"),
+    pairs("margin that is missing", "no margin", rows=[{"prompt": "1", "chosen": "5", "rejected": "6"}],
+        words="margins=true"),
     pairs("tie that is text", "tie", rows=[{"prompt": "1", "chosen": "5", "rejected": "6", "tie": "perhaps"}]),
     pairs("one candidate", "candidate", rows=[{"prompt": "1", "responses": ["5"], "best": 0}], words="loss=best_of"),
     pairs("best below zero", "best", rows=[{"prompt": "1", "responses": ["5", "6"], "best": -1}], words="loss=best_of"),
-    pairs("best that is a fraction", "best", rows=[{"prompt": "1", "responses": ["5", "6"], "best": 0.5}], words="loss=best_of"),
-    pairs("candidates that are text", "responses", rows=[{"prompt": "1", "responses": "56", "best": 0}], words="loss=best_of"),
-    pairs("fixed length of the policy beyond the context", "max_response_tokens", rows=[{"prompt": "1", "chosen": "5", "rejected": "6"}] * 4,
+    pairs("best that is a fraction", "best", rows=[{"prompt": "1", "responses": ["5", "6"], "best": 0.5}],
+        words="loss=best_of"),
+    pairs("candidates that are text", "responses", rows=[{"prompt": "1", "responses": "56", "best": 0}],
+        words="loss=best_of"),
+    pairs("fixed length of the policy beyond the context", "max_response_tokens", rows=[{"prompt": "1", "chosen": "5",
+        "rejected": "6"}] * 4,
           words="normalization.kind=gain_bias normalization.max_response_tokens=64"),
 ]  # fmt: skip
 

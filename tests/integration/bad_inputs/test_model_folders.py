@@ -105,7 +105,10 @@ CONFIG = [
     row("a billion layers", "num_hidden_layers is 1000000000", words="model.from_scratch=true",
         make=changed("config.json", num_hidden_layers=10**9)),
     row("a vocabulary of 10^400", "vocab_size is 1000", make=changed("config.json", vocab_size=10**400)),
-    row("heads that do not divide", "./model", make=changed("config.json", num_attention_heads=7), words="model.from_scratch=true"),
+    row("heads that do not divide", "./model", make=changed("config.json", num_attention_heads=7),
+        words="model.from_scratch=true"),
+    row("a context below zero", "max_position_embeddings is -1",
+        make=changed("config.json", max_position_embeddings=-1)),
     row("unknown activation", "./model", make=changed("config.json", hidden_act="silly")),
     row("odd rope", "./model", make=changed("config.json", rope_parameters={"rope_type": "unknown"})),
     row("odd number type", "./model", make=changed("config.json", torch_dtype="float99", dtype="float99")),
@@ -114,7 +117,8 @@ CONFIG = [
         make=changed("config.json", eos_token_id=99_999)),
     row("adapter in place of a model", "adapter", "merge", make=several(
         missing("config.json"), file("adapter_config.json", "{}"))),
-    row("own code", "trust_remote_code", make=changed("config.json", model_type="mine", auto_map={"AutoConfig": "a.B"})),
+    row("own code", "trust_remote_code", make=changed("config.json", model_type="mine",
+        auto_map={"AutoConfig": "a.B"})),
     row("damaged config, planned", "./model", make=file("config.json", "{"), command=("plan", "run.yaml")),
     row("damaged config for sft", "./model", make=file("config.json", "[" * 100_000), base="sft"),
     row("damaged config for rm", "./model", make=changed("config.json", hidden_size="many"), base="rm"),
@@ -123,7 +127,8 @@ CONFIG = [
 ]  # fmt: skip
 
 GENERATION = [
-    row(f"generation_config.json: {name}", "generation_config.json", *says, make=file("generation_config.json", content))
+    row(f"generation_config.json: {name}", "generation_config.json", *says, make=file("generation_config.json",
+        content))
     for name, content, *says in (
         ("no JSON", "{"),
         ("empty", ""),
@@ -166,7 +171,8 @@ WEIGHTS = [
     row("weights that are empty", "model.safetensors", make=cut(0)),
     row("weights that are text", "model.safetensors", make=file("model.safetensors", "hello, world")),
     row("weights whose header is too long", "model.safetensors", make=file("model.safetensors", b"\xff" * 8 + b"{}")),
-    row("weights whose header is no JSON", "model.safetensors", make=file("model.safetensors", (9).to_bytes(8, "little") + b"no header")),
+    row("weights whose header is no JSON", "model.safetensors", make=file("model.safetensors", (9).to_bytes(8,
+        "little") + b"no header")),
     row("weights that are a pipe", "model.safetensors is a pipe", make=replaced("model.safetensors", os.mkfifo)),
     row("weights that are a folder", "model.safetensors", make=replaced("model.safetensors", Path.mkdir)),
     row("weights that are a link to nothing", "model.safetensors is a link to nothing",
@@ -181,8 +187,10 @@ WEIGHTS = [
     row("index of numbers", "index.json", make=several(
         lambda folder: (folder / "model/model.safetensors").rename(folder / "model/model-00001-of-00001.safetensors"),
         file("model.safetensors.index.json", '{"weight_map": 5}'))),
-    row("pickle beside nothing", "pickle", make=several(missing("model.safetensors"), file("pytorch_model.bin", b"\x80"))),
-    row("checkpoint of another program", "pickle", make=several(missing("model.safetensors"), file("model.ckpt", b"\x80"))),
+    row("pickle beside nothing", "pickle", make=several(missing("model.safetensors"), file("pytorch_model.bin",
+        b"\x80"))),
+    row("checkpoint of another program", "pickle", make=several(missing("model.safetensors"), file("model.ckpt",
+        b"\x80"))),
     row("weights cut short, planned", "model.safetensors", make=cut(20), command=("plan", "run.yaml")),
 ]  # fmt: skip
 
@@ -191,44 +199,63 @@ TOKENIZERS = [
     row("tokenizer that is empty", "tokenizer", make=file("tokenizer.json", "")),
     row("tokenizer of nothing", "tokenizer", make=file("tokenizer.json", "{}")),
     row("tokenizer nested deeply", "tokenizer", make=file("tokenizer.json", "[" * 100_000)),
-    row("tokenizer that is missing", "tokenizer", make=several(missing("tokenizer.json"), missing("tokenizer_config.json"))),
+    row("tokenizer that is missing", "tokenizer", make=several(missing("tokenizer.json"),
+        missing("tokenizer_config.json"))),
     row("tokenizer that is a pipe", "tokenizer.json is a pipe", make=replaced("tokenizer.json", os.mkfifo)),
     row("tokenizer configuration that is no JSON", "tokenizer", make=file("tokenizer_config.json", "{")),
     row("tokenizer configuration that is a list", "tokenizer", make=file("tokenizer_config.json", "[]")),
     row("tokenizer of an unknown class", "tokenizer", make=changed("tokenizer_config.json", tokenizer_class=5)),
-    row("tokenizer larger than the model", "embeddings", make=changed("config.json", vocab_size=5), words="model.from_scratch=true"),
-    row("tokenizer that is no JSON, planned", "tokenizer", make=file("tokenizer.json", "{"), command=("plan", "run.yaml")),
+    row("tokenizer larger than the model", "embeddings", make=changed("config.json", vocab_size=5),
+        words="model.from_scratch=true"),
+    row("tokenizer that is no JSON, planned", "tokenizer", make=file("tokenizer.json", "{"), command=("plan",
+        "run.yaml")),
     row("tokenizer that is no JSON, sft", "tokenizer", make=file("tokenizer.json", "{"), base="sft"),
 ]  # fmt: skip
 
 
 def template(name: str, *says: str, text: str, **how: Any) -> Row:
     """The model's own chat template is this, and the data are conversations."""
-    return row(f"template: {name}", *(says or ("chat template of './model'",)), make=file("chat_template.jinja", text),
-               files={"train.jsonl": CHAT}, **how)
+    return row(
+        f"template: {name}",
+        *(says or ("chat template of './model'",)),
+        make=file("chat_template.jinja", text),
+        files={"train.jsonl": CHAT},
+        **how,
+    )
 
 
 def own_template(name: str, *says: str, text: str, **how: Any) -> Row:
     """The same as `model.chat_template` in the run file."""
-    return row(f"own template: {name}", "model.chat_template", *says, files={"train.jsonl": CHAT, "t.jinja": text},
-               words="model.chat_template=t.jinja", **how)
+    return row(
+        f"own template: {name}",
+        "model.chat_template",
+        *says,
+        files={"train.jsonl": CHAT, "t.jinja": text},
+        words="model.chat_template=t.jinja",
+        **how,
+    )
 
 
+DOUBLED = "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}"
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TURN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TEMPLATES = [
-    template("endless loops in loops", "does not end", text="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
+    template("endless loops in loops", "does not end", text=LOOPS),
     template("endless recursion of two", "does not end",
              text="{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}"),
     template("a text times 10^10", "GiB", text="{{ 'x' * 10**10 }}"),
     template("a text times 10^8", "characters", text="{{ 'x' * 10**8 }}"),
     template("a text doubled 60 times", "GiB",
-             text="{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}"),
+             text=DOUBLED),
     template("a wide filter", "chat template of './model'", text="{{ 'x' | center(10**10) }}"),
     template("a power", "chat template of './model'", text="{{ 10 ** (10 ** 10) }}"),
     template("a separator that explodes", "chat template of './model'", text="{{ range(99999) | join('x' * 10**6) }}"),
     template("a format that explodes", "chat template of './model'", text="{{ '%9999999999d' % 1 }}"),
     template("a range beyond all", "train.jsonl:1", "chat template", text="{% for a in range(10**9) %}x{% endfor %}"),
-    template("recursion without end", "train.jsonl:1", "chat template", text="{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+    template("recursion without end", "train.jsonl:1", "chat template",
+        text="{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+    row("template that is a number", "chat template of './model' is 5",
+        make=changed("tokenizer_config.json", chat_template=5)),
     template("no Jinja", "train.jsonl:1", "chat template", text="{% for %}"),
     template("an unknown filter", "train.jsonl:1", "chat template", text="{{ messages | nothing }}"),
     template("a division by zero", "train.jsonl:1", "chat template", text="{{ 1 // 0 }}"),
