@@ -26,17 +26,11 @@ from burnish.config.section import (
     Section,
     Temperature,
     as_list,
+    name_shorthand,
     path_shorthand,
+    preset_shorthand,
     refuse,
 )
-
-
-def _name_shorthand(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _preset_shorthand(value: Any) -> Any:
-    return {"preset": value} if isinstance(value, str) else value
 
 
 class RewardConfig(Section):
@@ -55,7 +49,7 @@ class RewardConfig(Section):
     """Name in the logs, when the same reward is used twice."""
 
 
-Reward = Annotated[RewardConfig, BeforeValidator(_name_shorthand)]
+Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
 
 
 class ScoringConfig(Section):
@@ -353,7 +347,7 @@ class RlConfig(RunConfig):
     rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
     """Rewards; a name, a section or a list of them."""
     scoring: ScoringConfig = ScoringConfig()
-    algorithm: Annotated[AlgorithmConfig, BeforeValidator(_preset_shorthand)] = AlgorithmConfig()
+    algorithm: Annotated[AlgorithmConfig, BeforeValidator(preset_shorthand)] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     critic: CriticConfig = CriticConfig()
     optimization: RlOptimizationConfig = RlOptimizationConfig()

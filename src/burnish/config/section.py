@@ -114,3 +114,11 @@ def as_list(value: Any) -> Any:
 
 def path_shorthand(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
+
+
+def name_shorthand(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def preset_shorthand(value: Any) -> Any:
+    return {"preset": value} if isinstance(value, str) else value
