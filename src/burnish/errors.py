@@ -8,12 +8,14 @@ from __future__ import annotations
 
 
 class BurnishError(Exception):
-    """Base of all expected errors. `remedy` is one sentence that tells the user what to change."""
+    """Base of all expected errors. `remedy` is one sentence that tells the user what to change; `unexpected` marks an
+    error whose cause nobody foresaw (`burnish.reading`), so that its traceback is worth keeping."""
 
-    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+    def __init__(self, message: str, *, remedy: str | None = None, unexpected: bool = False) -> None:
         super().__init__(message if remedy is None else f"{message}\n  -> {remedy}")
         self.message = message
         self.remedy = remedy
+        self.unexpected = unexpected
 
 
 class ConfigError(BurnishError):

@@ -98,8 +98,9 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(function).parameters.values())
     variadic = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if variadic:
+        name = f"{function.__module__}:{function.__qualname__}"
         raise ConfigError(
-            f"function {function.__qualname__!r} takes {variadic[0]}, so its needs cannot be read off",
+            f"function {name!r} takes {variadic[0]}, so its needs cannot be read off",
             remedy="name every parameter: tensors first, numbers after a bare *",
         )
     return parameters

@@ -17,8 +17,10 @@ import yaml
 from pydantic import ValidationError
 
 from burnish import __version__
+from burnish.config.loading import read_run_text
 from burnish.config.schema import RlConfig, RunConfig
-from burnish.errors import BurnishError, CheckpointError
+from burnish.config.yaml_text import parse_yaml
+from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 
 CONFIG_FILE = "config.yaml"
@@ -137,9 +139,14 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         """The resolved configuration of the run as plain values."""
         try:
-            content = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise CheckpointError(f"cannot read {self.config_file}: {error}", remedy=_CONFIG_REMEDY) from error
+            parsed = parse_yaml(read_run_text(self.config_file))
+        except ConfigError as error:
+            raise CheckpointError(error.message, remedy=_CONFIG_REMEDY) from error
+        if parsed.problems:
+            raise CheckpointError(
+                f"cannot read {self.config_file}: {parsed.problems[0].message}", remedy=_CONFIG_REMEDY
+            )
+        content = parsed.data
         if not isinstance(content, dict):
             raise CheckpointError(f"{self.config_file} is not a run's configuration", remedy=_CONFIG_REMEDY)
         return content

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code.
 
     0: done; 1: a defect of Burnish (its traceback is shown) or a check that found something; 2: something that the
-    user can put right, told in one message on standard error (`--debug` adds the traceback); 130: interrupted.
+    user can put right, told in one message on standard error (`--debug` adds the traceback; that of an error which
+    nobody foresaw is kept in a file of the system's temporary folder, whose path is shown); 130: interrupted.
     """
+    _show_any_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in words
     words = [word for word in words if word != _DEBUG]
@@ -54,8 +60,35 @@ def _code(stop: SystemExit) -> int:
     return stop.code if isinstance(stop.code, int) else 1
 
 
+def _show_any_text() -> None:
+    """Names and values with characters that the terminal's encoding lacks (lone surrogates among them) are shown
+    escaped: a message about a file must not fail on the file's name."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _show(error: BurnishError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True, soft_wrap=True).print(Text("error: ", style="bold red") + Text(str(error)))
+    said = str(error)
+    if error.unexpected:
+        said += f"\n  the full traceback is in {_keep_traceback(error)}"
+    Console(stderr=True, soft_wrap=True).print(Text("error: ", style="bold red") + Text(_without_controls(said)))
+
+
+def _without_controls(text: str) -> str:
+    """The text with control characters written as escapes, so that nothing in a file can steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" or c > "\x9f" else repr(c)[1:-1] for c in text)
+
+
+def _keep_traceback(error: BurnishError) -> str:
+    """Write the traceback to a file of its own in the temporary folder; its path, or why there is none."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="burnish-traceback-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(traceback.format_exception(error))
+    except OSError as failure:
+        return f"no file ({failure.strerror}): add --debug to see it"
+    return name

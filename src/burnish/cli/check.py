@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from burnish.cli.arguments import Overrides
-from burnish.errors import ConfigError, ModelError
+from burnish.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,6 +55,8 @@ def check_rewards(
     from burnish.config.loading import load_run_file
 
     console = Console()
+    if top_score is not None and not math.isfinite(top_score):
+        raise typer.BadParameter(f"{top_score} is no score", param_hint="--top-score")
     if list_rewards:
         return _list_rewards(console)
     if file is None:
@@ -101,6 +103,11 @@ def _check_sources(
         )
         labels = scorer.answer_labels if judge is None else tuple(judge.thresholds)
     _show_report(report, judge, labels, show, console)
+    if prompts and len(report.without_gold) == len(prompts):
+        raise DataError(
+            f"none of the {len(prompts):,} rows of {name} has a gold answer, so there is nothing to check",
+            remedy=f"name their column ({name}.0.columns: {{answer: ...}}), or add the answers",
+        )
     unreached = success is not None and report.checked > 0 and report.solved == 0
     if success is not None:
         _show_success(report, success, explicit=_says_success(config), console=console)

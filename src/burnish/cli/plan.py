@@ -52,11 +52,13 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
 
 
 def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
+    from burnish.checkpointing.output import check_output
     from burnish.config.model_facts import read_model_facts
     from burnish.config.schema import RlConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
     from burnish.trainers.chaining import pinned
 
+    check_output(loaded.config)
     config, chained = pinned(loaded.config)
     notes.extend(chained)
     facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
@@ -90,8 +92,10 @@ def _slow_number_type(config: RunConfig) -> Iterator[str]:
 def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """Refuses what `burnish rl` would refuse, as far as that can be known without weights and downloads."""
     from burnish.config.plan import plan_rl
-    from burnish.trainers.preflight import preview
+    from burnish.trainers.preflight import check_fit, preview
 
+    if facts is not None:
+        check_fit(config, facts.context_tokens, facts.vocabulary_size)
     num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
     if num_prompts is None:
         notes.append("data.train names a data set of the hub, so the number of prompts is unknown")

@@ -34,15 +34,18 @@ def write_report(runs: Runs, out: Out = None) -> None:
     from rich.console import Console
 
     from burnish.observability import report
+    from burnish.reading import file_problem, reading
 
     folders = [Path(run) for run in runs]
     for folder in folders:
-        if not folder.is_dir():
-            raise BurnishError(
-                f"run folder {str(folder)!r} does not exist", remedy="give what `output` of the run file names"
-            )
-    if len(folders) == 1:
-        page = report.write_report(folders[0], None if out is None else Path(out))
-    else:
-        page = report.write_comparison(folders, Path(out) if out else folders[0].parent / "comparison.html")
+        problem = file_problem(folder)
+        if problem != "is a folder, not a file":
+            found = "is a file, not a folder" if problem is None else problem
+            raise BurnishError(f"run folder {str(folder)!r} {found}", remedy="give what `output` of the run file names")
+    named = ", ".join(map(str, folders))
+    with reading(f"run folder {named}: writing a report of it", remedy="mend or remove the file that is damaged"):
+        if len(folders) == 1:
+            page = report.write_report(folders[0], None if out is None else Path(out))
+        else:
+            page = report.write_comparison(folders, Path(out) if out else folders[0].parent / "comparison.html")
     Console().print(f"report  {page}", markup=False, highlight=False, soft_wrap=True)

@@ -42,6 +42,7 @@ def train_with_rl(
     burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
     burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
     """
+    from burnish.checkpointing.output import check_output
     from burnish.cli.folders import move_aside
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
@@ -51,6 +52,7 @@ def train_with_rl(
     loaded = load_run_file(file, overrides or (), "rl")
     console = training_console()
     if fresh:
+        check_output(loaded.config)
         move_aside(loaded.config.output, console)
     from burnish.trainers.run import train_rl
 

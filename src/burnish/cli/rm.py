@@ -25,6 +25,7 @@ def train_reward(
     burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
     burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
     """
+    from burnish.checkpointing.output import check_output
     from burnish.cli.folders import move_aside
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
@@ -34,6 +35,7 @@ def train_reward(
     loaded = load_run_file(file, overrides or (), "rm")
     console = training_console()
     if fresh:
+        check_output(loaded.config)
         move_aside(loaded.config.output, console)
     from burnish.trainers.reward_model import train_reward_model
 

@@ -23,6 +23,7 @@ def train_supervised(
     burnish sft sft.yaml
     burnish sft sft.yaml data.train=chats.jsonl optimization.epochs=2 output=runs/sft
     """
+    from burnish.checkpointing.output import check_output
     from burnish.cli.folders import move_aside
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
@@ -32,6 +33,7 @@ def train_supervised(
     loaded = load_run_file(file, overrides or (), "sft")
     console = training_console()
     if fresh:
+        check_output(loaded.config)
         move_aside(loaded.config.output, console)
     from burnish.trainers.sft import train_sft
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ def check_rl(config: RlConfig) -> list[Problem]:
     algorithm = config.algorithm
     return [
         *_names(algorithm),
+        *_options(algorithm),
         *_clips(algorithm),
         *_unused(algorithm),
         *_units(algorithm),
@@ -92,6 +94,15 @@ def _is_function_name(value: str) -> bool:
     place, colon, name = value.rpartition(":")
     is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
     return bool(colon) and name.isidentifier() and is_place
+
+
+def _options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+    """Options of the estimator and the loss are numbers; which of them there are is known where these are looked up."""
+    for field, options in (("estimator", algorithm.estimator_options), ("loss", algorithm.loss_options)):
+        for name, value in options.items():
+            if value is not None and not (isinstance(value, (bool, int, float)) and math.isfinite(value)):
+                message = f"is {value!r:.60}, not a finite number"
+                yield Problem(f"algorithm.{field}_options.{name}", message, "give a number, true, false or null")
 
 
 def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
@@ -339,6 +350,8 @@ def held_out(data: DataConfig) -> Iterator[Problem]:
 def known_sinks(config: RunConfig) -> Iterator[Problem]:
     """Sinks that are neither ours nor the name of a class."""
     for index, name in enumerate(config.logging.sinks):
+        if name in config.logging.sinks[:index]:
+            yield Problem(f"logging.sinks.{index}", f"{name!r} stands there twice", "keep one of the two")
         if name not in names.SINK_NAMES and not _is_function_name(name):
             remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
             yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is no sink", remedy)

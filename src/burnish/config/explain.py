@@ -99,9 +99,11 @@ def _wrong_value(path: str, item: dict[str, Any], section: type[BaseModel]) -> P
     annotation = fields.annotation_at(section, path)
     value = item["input"]
     known = fields.choices(annotation) if annotation is not None else []
-    shown = "is empty (null)" if value is None else f"is {value!r:.120}"
+    shown = "is empty (null)" if value is None else f"is {_shortened(repr(value))}"
     if item["type"] == "finite_number":
         shown += ", not a finite number"
+    if item["type"] == "unusable":
+        shown += f": {item['ctx']['reason']}"
     remedy = f"expected: {_expected(path, section)}"
     near = names.nearest(value, known) if isinstance(value, str) else None
     if near is not None:
@@ -111,6 +113,10 @@ def _wrong_value(path: str, item: dict[str, Any], section: type[BaseModel]) -> P
     elif isinstance(value, str) and "number" in remedy and "text" not in remedy:
         remedy += " (a number without quotes and units)"
     return Problem(path, shown, remedy)
+
+
+def _shortened(text: str, width: int = 120) -> str:
+    return text if len(text) <= width else f"{text[:width]}..."
 
 
 def _expected(path: str, section: type[BaseModel]) -> str:

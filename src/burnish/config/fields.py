@@ -121,14 +121,20 @@ def _limits(annotation: Any) -> str:
         for limit in item.metadata if isinstance(item, FieldInfo) else [item]:
             match limit:
                 case annotated_types.Ge(ge=low):
-                    words.append(f"at least {low:g}")  # type: ignore[str-format]
+                    words.append(f"at least {_in_words(low)}")
                 case annotated_types.Gt(gt=low):
-                    words.append(f"above {low:g}")  # type: ignore[str-format]
+                    words.append(f"above {_in_words(low)}")
                 case annotated_types.Le(le=high):
-                    words.append(f"at most {high:g}")  # type: ignore[str-format]
+                    words.append(f"at most {_in_words(high)}")
                 case annotated_types.Lt(lt=high):
-                    words.append(f"below {high:g}")  # type: ignore[str-format]
+                    words.append(f"below {_in_words(high)}")
+                case annotated_types.MinLen(min_length=1):
+                    words.append("not empty")
     return " and ".join(words)
+
+
+def _in_words(limit: Any) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
 
 
 def _is_union(bare: Any) -> bool:
@@ -179,7 +185,7 @@ def annotation_at(section: type[BaseModel], path: str) -> Any:
         inner, _ = inner_section(annotation)
         if inner is not None and part in inner.model_fields:
             annotation = field_annotations(inner)[part]
-        elif part.isdigit() and get_origin(strip(annotation)) is tuple:
+        elif part.isascii() and part.isdigit() and get_origin(strip(annotation)) is tuple:
             annotation = get_args(strip(annotation))[0]
         else:
             return None

@@ -25,13 +25,17 @@ from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, SftConfi
 from burnish.config.schema_rm import RmConfig
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml
 from burnish.errors import ConfigError
+from burnish.reading import file_problem, read_at_most, reading
 
 Kind = Literal["rl", "sft", "rm"]
 COMMAND_LINE = "command line"
 FILE = "file"
 DEFAULT = "default"
 SECTIONS: dict[str, type[RunConfig]] = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
-_MAX_BYTES = 1_000_000
+_MAX_BYTES = 250_000
+"""A run file has a few thousand; PyYAML needs a second for so many."""
+_MAX_PARTS = 50
+"""Most words between the dots of a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: Kind = 
     Raises ConfigError that shows every problem with its line (or the override), value and remedy.
     """
     parsed = parse_yaml(read_run_text(Path(path)))
-    return _load(parsed, overrides, kind, source=str(path))
+    with reading(f"{path}: reading the run file", ConfigError, remedy="look for odd keys and values in it"):
+        return _load(parsed, overrides, kind, source=str(path))
 
 
 def load_run_data(
@@ -128,19 +133,27 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: s
 
 def read_run_text(path: Path) -> str:
     """Text of a run file. ConfigError when there is none, or when it is no text."""
-    if not path.exists():
+    problem = file_problem(path)
+    if problem == "does not exist":
         raise ConfigError(f"run file {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
-    if not path.is_file():
-        raise ConfigError(f"run file {path} is a folder, not a file", remedy="name a .yaml file")
+    if problem is not None:
+        raise ConfigError(f"run file {path} {problem}", remedy="name a .yaml file")
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ConfigError(f"run file {path} is larger than {_MAX_BYTES} bytes", remedy="is it a data file?")
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"run file {path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8") from error
+        with path.open("rb") as stream:
+            content = read_at_most(stream, _MAX_BYTES)
     except OSError as error:
         raise ConfigError(
             f"run file {path} cannot be read: {error.strerror}", remedy="check its permissions"
+        ) from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"run file {path} is larger than {_MAX_BYTES:,} bytes", remedy="is it a data file?")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"run file {path} is not UTF-8 text: line {line} has the byte {content[error.start]:#04x}",
+            remedy="save it as UTF-8",
         ) from error
 
 
@@ -201,14 +214,19 @@ def _dropped_kl(section: Mapping[str, Any]) -> tuple[str, ...]:
 def _apply_override(given: _Layers, places: dict[str, str], override: str) -> None:
     key, equals, text = override.partition("=")
     key = key.strip().lstrip("-")
-    if not equals or not key or not all(key.split(".")):
-        message = f"{override!r} is not of the form key.path=value"
+    parts = key.split(".")
+    if not equals or len(parts) > _MAX_PARTS or not all(part and part == part.strip() for part in parts):
+        message = f"{override!r:.200} is not of the form key.path=value"
         given.problems.append(Problem("", message, "for example rollout.group_size=4", COMMAND_LINE))
+        return
+    if places.get(key, "").startswith(f"{COMMAND_LINE} ({key}="):
+        message = f"{key} is given twice on the command line: {places[key].removeprefix(COMMAND_LINE)} and ({override})"
+        given.problems.append(Problem("", message, "keep one of the two", COMMAND_LINE))
         return
     try:
         value = parse_value(text)
     except yaml.YAMLError as error:
-        message = f"{override!r}: the value is not readable as YAML: {error}"
+        message = f"{override!r:.200}: the value is not readable as YAML: {error}"
         given.problems.append(
             Problem("", message, "quote the value for YAML, for example 'output=\"my: run\"'", COMMAND_LINE)
         )
@@ -218,10 +236,10 @@ def _apply_override(given: _Layers, places: dict[str, str], override: str) -> No
     wrong = _place(given, key.split("."), value)
     if wrong is not None:
         given.problems.append(
-            Problem("", f"{override!r}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
+            Problem("", f"{override!r:.200}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
         )
         return
-    place = f"{COMMAND_LINE} ({override})"
+    place = f"{COMMAND_LINE} ({override:.200})"
     for path in [key, *(f"{key}.{leaf}" for leaf in _leaves(value) if leaf)]:
         places[path] = place
     for length in range(1, key.count(".") + 1):
@@ -259,7 +277,7 @@ def _place(given: _Layers, parts: list[str], value: Any) -> str | None:
 
 
 def _index_problem(items: list[Any], part: str, path: str) -> str | None:
-    if not part.isdigit() or int(part) >= len(items):
+    if not (part.isascii() and part.isdigit()) or int(part) >= len(items):
         numbers = f"0 to {len(items) - 1}" if items else "none"
         return f"{path} has {len(items)} entries (index {numbers}), {part!r} is not one of them"
     return None

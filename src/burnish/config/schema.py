@@ -14,40 +14,49 @@ from pydantic import BeforeValidator, Field, model_validator
 from burnish.config import checks
 from burnish.config.schema_data import DataConfig, ModelConfig
 from burnish.config.schema_evaluation import EvaluationConfig
-from burnish.config.section import Fraction, NonNegativeInt, PositiveInt, Section, as_list, path_shorthand, refuse
-
-
-def _name_shorthand(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _preset_shorthand(value: Any) -> Any:
-    return {"preset": value} if isinstance(value, str) else value
+from burnish.config.section import (
+    Count,
+    DecayRate,
+    Fraction,
+    NonNegativeInt,
+    OutputPath,
+    Passes,
+    PathText,
+    PositiveInt,
+    Seconds,
+    Section,
+    Temperature,
+    as_list,
+    name_shorthand,
+    path_shorthand,
+    preset_shorthand,
+    refuse,
+)
 
 
 class RewardConfig(Section):
     """One reward; several are summed with their weights."""
 
-    name: str
+    name: PathText
     """Built-in name (`burnish check --list`), `path/to/file.py:function`, `package.module:function`, or `model:PATH`
     for a reward model, a folder or a run (`model:runs/rm@best`; options: device, dtype, tokens_per_microbatch)."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the reward; a misspelt one is an error."""
-    timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    timeout_seconds: Seconds = 10.0
     """Time for one response (for a batched reward: for one call); past it the worker is killed."""
     label: str | None = None
     """Name in the logs, when the same reward is used twice."""
 
 
-Reward = Annotated[RewardConfig, BeforeValidator(_name_shorthand)]
+Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
 
 
 class ScoringConfig(Section):
     """How rewards are run and what happens when one fails."""
 
-    workers: PositiveInt = 2
+    workers: Annotated[int, Field(ge=1, le=1_024)] = 2
     """Worker processes for rewards."""
     on_failure: Literal["exclude", "score"] = "exclude"
     """A response whose reward failed: leave it out of its group, or give it `failure_score`."""
@@ -153,14 +162,14 @@ class AlgorithmConfig(Section):
 class VllmConfig(Section):
     """The process that `rollout.engine: vllm` samples in."""
 
-    python: str | None = None
+    python: PathText | None = None
     """Interpreter that has vLLM, for example `envs/vllm/bin/python`; none is the one that runs Burnish."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of `vllm.LLM` beside those that Burnish sets, for example `{gpu_memory_utilization: 0.4}` where
     training needs the same GPU's memory, `{enforce_eager: true}`, or a `dtype` other than the model's."""
-    start_timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    start_timeout_seconds: Seconds = 600.0
     """Longest wait for vLLM to set itself up, and for it to take a piece of the weights."""
-    call_timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    call_timeout_seconds: Seconds = 1800.0
     """Longest wait for the responses of one call; then the process is taken for dead and started again."""
 
     @property
@@ -171,15 +180,15 @@ class VllmConfig(Section):
 class RolloutConfig(Section):
     """What is sampled in one step."""
 
-    prompts_per_step: PositiveInt = 32
+    prompts_per_step: Count = 32
     """Prompts (not responses) in one step, over all workers."""
-    group_size: PositiveInt = 8
+    group_size: Count = 8
     """Responses per prompt. A step has prompts_per_step x group_size responses."""
     max_prompt_tokens: PositiveInt = 512
     """Longest prompt; see `data.over_long`."""
     max_response_tokens: PositiveInt = 512
     """Longest response."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature; the trainer's log-probabilities use the same."""
     top_k: NonNegativeInt = 0
     """Sample among the k likeliest tokens; 0 is off."""
@@ -187,7 +196,7 @@ class RolloutConfig(Section):
     """Sample from the smallest set of tokens with this mass; 1 is off."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop tokens below this fraction of the likeliest one; 0 is off."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a response (the text stays in the response)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end a response, beside the model's own end-of-sequence ids."""
@@ -220,7 +229,7 @@ class OptimizationConfig(Section):
     Optimizer steps that are skipped (`algorithm.max_epoch_kl`) count all the same."""
     optimizer: Literal["adamw", "adam_tf"] = "adamw"
     """Update rule; `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of the two moments."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Term that keeps the division finite."""
@@ -230,7 +239,7 @@ class OptimizationConfig(Section):
     """Clip the gradient's norm to this; none does not clip."""
     minibatches: PositiveInt = 1
     """Optimizer steps per pass over the step's rollouts."""
-    epochs: PositiveInt = 1
+    epochs: Passes = 1
     """Passes over the step's rollouts, each with a fresh permutation."""
     tokens_per_microbatch: PositiveInt = 2_048
     """Most tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the
@@ -257,7 +266,7 @@ class CriticConfig(Section):
 
     kind: Literal["separate", "shared"] = "separate"
     """A model of its own, all of whose weights train, or a value head on the policy's trunk (one backward for both)."""
-    init: str = "policy"
+    init: PathText = "policy"
     """Start of a separate critic: `policy` (a copy of its trunk and a new head), the folder of a sequence classifier
     with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, a run (`runs/rm`, `runs/ppo@500`: its
     reward model, or the separate critic that it trained), or `reward_model`, the folder of the run's one `model:PATH`
@@ -313,7 +322,7 @@ class DebugConfig(Section):
 class RunConfig(Section):
     """Fields that every run has."""
 
-    output: str = "runs/burnish"
+    output: OutputPath = "runs/burnish"
     """Folder of the run; starting again in it resumes."""
     seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
@@ -335,7 +344,7 @@ class RlConfig(RunConfig):
     rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
     """Rewards; a name, a section or a list of them."""
     scoring: ScoringConfig = ScoringConfig()
-    algorithm: Annotated[AlgorithmConfig, BeforeValidator(_preset_shorthand)] = AlgorithmConfig()
+    algorithm: Annotated[AlgorithmConfig, BeforeValidator(preset_shorthand)] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     critic: CriticConfig = CriticConfig()
     optimization: RlOptimizationConfig = RlOptimizationConfig()
@@ -371,13 +380,13 @@ class SftOptimizationConfig(OptimizationConfig):
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
-    tokens_per_batch: PositiveInt = 16_384
+    tokens_per_batch: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
     """Tokens of one optimizer step (whole examples, at most this many with padding counted out)."""
     schedule_unit: Literal["optimizer_step"] = "optimizer_step"
     """Not used by supervised fine-tuning: one batch is one optimizer step."""
     minibatches: Literal[1] = 1
     """Not used by supervised fine-tuning: one batch is one optimizer step."""
-    epochs: PositiveInt = 1
+    epochs: Passes = 1
     """Passes over the data."""
 
 

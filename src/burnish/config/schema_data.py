@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from burnish.config.section import PositiveInt, Section, as_list, path_shorthand
+from burnish.config.section import PathText, PositiveInt, Section, as_list, path_shorthand
 from burnish.types import UseKernels
 
 
 class LoraConfig(Section):
     """Train low-rank adapters instead of all weights; the reference is then the base with the adapter off."""
 
-    rank: PositiveInt = 16
+    rank: Annotated[int, Field(ge=1, le=65_536)] = 16
     """Rank of each adapter."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale of the adapter; its output is multiplied by alpha / rank."""
@@ -24,10 +24,10 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """Which model is trained, and how its weights are held."""
 
-    path: str
+    path: PathText
     """Local folder in the Hugging Face layout (safetensors), a hub name, or a run: `runs/sft` is its newest checkpoint,
     `runs/sft@500` that of step 500, `runs/sft@best` and `runs/sft@best:eval/loss` the best one that it has kept."""
-    tokenizer: str | None = None
+    tokenizer: PathText | None = None
     """Folder or hub name of the tokenizer, when it does not lie beside the weights."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
@@ -58,7 +58,7 @@ class ModelConfig(Section):
 class DataSource(Section):
     """One data set."""
 
-    path: str
+    path: PathText
     """File (.jsonl, .json, .csv, .parquet, .txt; .gz too), folder of a saved data set, or hub name."""
     split: str = "train"
     """Split of a hub or saved data set."""
@@ -91,6 +91,9 @@ class DataSource(Section):
     """Share of this source among several (largest remainder keeps the shares exact)."""
     limit: PositiveInt | None = None
     """Use only the first so many rows."""
+    max_bytes: PositiveInt = 1_000_000_000
+    """Refuse a file that holds more bytes than this, counted after a .gz is unpacked: files are read whole, and a few
+    packed kilobytes can stand for more than the memory has."""
     document_separator: str | None = None
     """Text files: regular expression between two documents (`"\\n\\n(?=Once upon a time)"`); default: `<|endoftext|>`
     where the file has it, else two blank lines, else one blank line, else the end of each line."""

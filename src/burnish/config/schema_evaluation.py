@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from burnish.config.section import NonNegativeInt, PositiveInt, Section
+from burnish.config.section import PositiveInt, Section, Temperature
 
 
 class EvaluationConfig(Section):
@@ -16,9 +16,9 @@ class EvaluationConfig(Section):
     """Evaluate after every so many steps (and after the last); none is never."""
     at_start: bool | None = None
     """Evaluate the untrained model first, so that a curve has its beginning; none is whenever `every_steps` is set."""
-    samples: NonNegativeInt = 0
+    samples: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Samples per prompt beside the greedy response (for pass@k and maj@k)."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Temperature = 1.0
     """Temperature of those samples."""
     max_prompts: PositiveInt | None = 256
     """Evaluate at most so many prompts, always the same ones; none takes all."""

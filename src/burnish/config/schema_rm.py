@@ -10,7 +10,16 @@ from burnish.config import checks_rm
 from burnish.config.schema import OptimizationConfig, RunConfig
 from burnish.config.schema_data import Sources
 from burnish.config.schema_evaluation import EvaluationConfig
-from burnish.config.section import NonNegativeInt, PositiveInt, Section, refuse
+from burnish.config.section import (
+    Count,
+    NonNegativeInt,
+    Passes,
+    PathText,
+    PositiveInt,
+    Section,
+    Temperature,
+    refuse,
+)
 
 
 class RmOptimizationConfig(OptimizationConfig):
@@ -20,13 +29,13 @@ class RmOptimizationConfig(OptimizationConfig):
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
-    comparisons_per_batch: PositiveInt = 32
+    comparisons_per_batch: Count = 32
     """Comparisons (not responses) of one optimizer step."""
     schedule_unit: Literal["optimizer_step"] = "optimizer_step"
     """Not used by reward models: one batch is one optimizer step."""
     minibatches: Literal[1] = 1
     """Not used by reward models: one batch is one optimizer step."""
-    epochs: PositiveInt = 1
+    epochs: Passes = 1
     """Passes over the data. Reward models overfit on the second one."""
 
 
@@ -61,17 +70,17 @@ class NormalizationConfig(Section):
     """Normalise before training."""
     after: bool = True
     """Normalise after training."""
-    policy: str | None = None
+    policy: PathText | None = None
     """Folder of the policy that responds; none is the untrained model of this run."""
     prompts: Sources = ()
     """What it responds to; none takes the prompts of the training comparisons."""
     references: Sources = ()
     """Prompts with completions; none takes the best responses of the training comparisons."""
-    responses: PositiveInt = 256
+    responses: Count = 256
     """Responses measured."""
     max_response_tokens: PositiveInt = 128
     """Longest response of the policy."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature of the policy."""
     ignore_eos: bool = False
     """The policy samples exactly max_response_tokens tokens, through its end-of-sequence tokens (2019 style)."""

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from burnish.config import fields
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""What is held or drawn at once: past a million no machine would come to the first step."""
+Passes = Annotated[int, Field(ge=1, le=10_000)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+Seconds = Annotated[float, Field(ge=0.001, le=1_000_000)]
+"""A time limit. The upper bound (11 days) is what timers of operating systems still take."""
+Temperature = Annotated[float, Field(ge=0.001)]
+"""Lower ones divide logits into infinity."""
+
+_MAX_WHOLE_NUMBER = 2**63 - 1
+_FLOAT32 = (1e-30, 1e30)
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4_096, 255
 
 
 class Section(BaseModel):
@@ -22,7 +37,68 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain_scalars(cls, value: Any, info: ValidationInfo) -> Any:
-        return fields.plain_scalar(fields.field_annotations(cls)[str(info.field_name)], value)
+        annotation = fields.field_annotations(cls)[str(info.field_name)]
+        if fields.inner_section(annotation)[0] is None:  # a section looks at its own fields
+            _refuse_unusable(value)
+        return fields.plain_scalar(annotation, value)
+
+
+def _refuse_unusable(value: Any) -> None:
+    """Text and numbers that no file, no tensor and no timer could hold, whatever the field is."""
+    match value:
+        case dict():
+            _refuse_unusable([*value, *value.values()])
+        case list() | tuple():
+            for item in value:
+                _refuse_unusable(item)
+        case bool():
+            return
+        case int() if abs(value) > _MAX_WHOLE_NUMBER:
+            raise _unusable(f"whole numbers are at most {_MAX_WHOLE_NUMBER:,}")
+        case float() if math.isfinite(value) and value != 0 and not _FLOAT32[0] <= abs(value) <= _FLOAT32[1]:
+            raise _unusable("float32 has room for {:g} to {:g} (and 0)".format(*_FLOAT32))
+        case str() if "\0" in value:
+            raise _unusable("it holds a NUL character")
+        case str() if any("\ud800" <= character <= "\udfff" for character in value):
+            raise _unusable("it holds a lone surrogate (half a character), which no file can hold")
+
+
+def _usable_path(path: str) -> str:
+    """The path as it is. Opens nothing: whether something is there is found out where it is read."""
+    if not path.strip():
+        raise _unusable("it is empty")
+    if path != path.strip():
+        raise _unusable("it begins or ends with a space")
+    if any(character < " " for character in path):
+        raise _unusable("it holds a line break or another control character")
+    encoded = os.fsencode(path)
+    if len(encoded) > _MAX_PATH_BYTES or any(len(part) > _MAX_NAME_BYTES for part in encoded.split(b"/")):
+        raise _unusable("it is too long for any path")
+    if path.startswith("~"):
+        _home_path(path)
+    return path
+
+
+def _home_path(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # what expanduser raises for a user that is not there
+        raise _unusable(f"nobody here has the home folder {path.partition('/')[0]}") from None
+
+
+def _written_in_full(path: str) -> str:
+    """An output path is shown, compared and kept as it is written, so `~` does not stand for a folder in it."""
+    if path.startswith("~"):
+        raise _unusable(f"~ does not stand for a home folder here: write {_home_path(path)}")
+    return path
+
+
+def _unusable(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("unusable", "{reason}", {"reason": reason})
+
+
+PathText = Annotated[str, AfterValidator(_usable_path)]
+OutputPath = Annotated[PathText, AfterValidator(_written_in_full)]
 
 
 def refuse(problems: list[Any]) -> None:
@@ -38,3 +114,11 @@ def as_list(value: Any) -> Any:
 
 def path_shorthand(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
+
+
+def name_shorthand(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def preset_shorthand(value: Any) -> Any:
+    return {"preset": value} if isinstance(value, str) else value

@@ -57,21 +57,30 @@ for _kind, _pattern in (
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.VERBOSE), None)
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", "")))
 _MERGE = "<<"
-_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-_MAX_VALUES = 100_000
+_PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null"))
+_MAX_VALUES = 20_000
 """Aliases of aliases can stand for billions of values; a run file has a few dozen."""
+_MAX_DEPTH = 50
+_TOO_DEEP = f"lists or sections are nested more than {_MAX_DEPTH} deep"
 
 
 def parse_yaml(text: str) -> ParsedYaml:
     """Parse the text of a run file. Errors of syntax, tags and repeated keys come back as problems with their line."""
     parsed = ParsedYaml()
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:
+        what = " ".join(str(error).split("\n")[:1])
+        parsed.problems.append(Problem("", f"not readable as YAML: {what}", "save the file as plain UTF-8 text"))
+        return parsed
     try:
         node = loader.get_single_node()
         if node is not None:
-            parsed.data = _build(loader, node, "", parsed)
+            parsed.data = _build(loader, node, (), parsed)
     except yaml.MarkedYAMLError as error:
         parsed.problems.append(_syntax_problem(error))
+    except RecursionError:
+        parsed.problems.append(Problem("", f"not readable as YAML: {_TOO_DEEP}", "close the brackets of each line"))
     except (yaml.YAMLError, ValueError) as error:
         parsed.problems.append(Problem("", f"not readable as YAML: {error}", "save the file as plain UTF-8 text"))
     finally:
@@ -92,52 +101,67 @@ def dump_yaml(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
-def _build(loader: _Loader, node: yaml.Node, path: str, parsed: ParsedYaml) -> Any:
-    parsed.num_values += 1
-    if parsed.num_values > _MAX_VALUES or path.count(".") > 100:
-        raise yaml.YAMLError("aliases (&, *) nest without end")
-    if path:
-        parsed.lines.setdefault(path, node.start_mark.line + 1)
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
-        raise yaml.constructor.ConstructorError(None, None, f"the tag {node.tag!r} is not allowed", node.start_mark)
+def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> Any:
+    """The plain data of a node that stands under the keys `parents`."""
+    _check_size(node, parents, parsed)
+    if parents:
+        parsed.lines.setdefault(".".join(parents), node.start_mark.line + 1)
+    if node.tag not in _PLAIN_TAGS:
+        raise _refused(f"the tag {node.tag!r} is not allowed", node)
     if isinstance(node, yaml.MappingNode):
-        return _mapping(loader, node, path, parsed)
+        return _mapping(loader, node, parents, parsed)
     if isinstance(node, yaml.SequenceNode):
-        return [_build(loader, item, _join(path, str(i)), parsed) for i, item in enumerate(node.value)]
-    return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return [_build(loader, item, (*parents, str(i)), parsed) for i, item in enumerate(node.value)]
+    try:
+        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    except ValueError as error:  # a number of thousands of digits
+        raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, path: str, parsed: ParsedYaml) -> dict[str, Any]:
+def _check_size(node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> None:
+    parsed.num_values += 1
+    if parsed.num_values > _MAX_VALUES:
+        raise _refused(f"aliases (&, *) stand for more than {_MAX_VALUES:,} values", node)
+    if len(parents) > _MAX_DEPTH:
+        raise _refused(f"{_TOO_DEEP}, or aliases (*) stand inside of themselves", node)
+
+
+def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Any]:
     data: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            parsed.problems.append(Problem(path, f"line {line}: a key must be a plain word", "write `key: value`"))
+            field = ".".join(parents)
+            parsed.problems.append(Problem(field, f"line {line}: a key must be a plain word", "write `key: value`"))
             continue
         key = key_node.value
-        if key == _MERGE:
-            merged = _build(loader, value_node, path, ParsedYaml())
-            data = {**_merged(merged), **data}
-            continue
-        field = _join(path, key)
+        field = ".".join((*parents, key))
         if key in seen:
             message = f"{field}: the key stands twice, first on line {seen[key]}"
             parsed.lines[field] = line
             parsed.problems.append(Problem(field, message, "keep one of the two"))
             continue
         seen[key] = parsed.lines[field] = line
-        data[key] = _build(loader, value_node, field, parsed)
-    return data
+        if key == _MERGE:
+            merged = _merged(loader, value_node, (*parents, key), parsed)
+        else:
+            data[key] = _build(loader, value_node, (*parents, key), parsed)
+    return {**merged, **data}
 
 
-def _merged(value: Any) -> dict[str, Any]:
+def _merged(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Any]:
+    """The sections behind `<<`, the first of them strongest."""
+    value = _build(loader, node, parents, parsed)
     parts = value if isinstance(value, list) else [value]
-    return {key: item for part in reversed(parts) if isinstance(part, dict) for key, item in part.items()}
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+    if not all(isinstance(part, dict) for part in parts):
+        raise _refused("<< takes an alias of a section (*name), or a list of them", node)
+    return {key: item for part in reversed(parts) for key, item in part.items()}
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
@@ -145,5 +169,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     remedy = "check indentation (spaces, no tabs), colons and quotes there"
     if isinstance(error, yaml.constructor.ConstructorError):
-        remedy = "only plain values are read (text, numbers, lists, sections); remove the tag"
-    return Problem("", f"{place}not readable as YAML: {error.problem or error.context}", remedy)
+        remedy = "only plain values are read (text, numbers, lists, sections)"
+        remedy += "; remove the tag" if "tag" in str(error.problem) else "; write them out"
+    said = [part for part in (error.context, error.problem) if part]
+    return Problem("", f"{place}not readable as YAML: {', '.join(said)}", remedy)

@@ -58,7 +58,7 @@ def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
 def _parse(value: str, row: Row, path: str, what: str) -> Any:
     try:
         return json.loads(value)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"{row.where}: column {path!r} is text but not a JSON list of {what} ({error}): {describe(value)}",
             remedy="set columns: {prompt: ...} for prompts that are plain text",

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Any
 from burnish.data.rows import describe, nearest
 from burnish.data.text_documents import split_documents
 from burnish.errors import DataError
+from burnish.reading import file_problem, read_at_most, reading, reason_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt")
 # A CSV cell may hold a whole document; the csv module's own limit is 128 KiB.
 _MAX_CSV_FIELD_CHARACTERS = 2**31 - 1
+_MAX_BYTES = 1_000_000_000
 
 RawRow = tuple[str, Mapping[str, Any]]  # where it stands, its values as the file gives them
 
@@ -34,10 +37,14 @@ def data_stem(path: Path) -> str:
     return name[: -len(suffix)] if (suffix := data_suffix(path)) else name
 
 
-def read_file(path: Path, *, document_separator: str | None = None) -> Iterator[RawRow]:
-    """The rows of one file, in order. DataError for a file that is missing, broken or of a format we do not read."""
-    if not path.is_file():
+def read_file(path: Path, *, document_separator: str | None = None, max_bytes: int = _MAX_BYTES) -> Iterator[RawRow]:
+    """The rows of one file, in order. DataError for a file that is missing, broken, of a format we do not read, no
+    regular file, or of more than `max_bytes` (unpacked)."""
+    problem = file_problem(path)
+    if problem is not None and problem.startswith("does not exist"):
         raise missing_file(path)
+    if problem is not None:
+        raise DataError(f"{str(path)!r} {problem}", remedy="check data paths: name a regular file or a folder")
     suffix = data_suffix(path)
     if not suffix:
         raise DataError(
@@ -47,9 +54,17 @@ def read_file(path: Path, *, document_separator: str | None = None) -> Iterator[
         raise DataError(
             f"{path}: document_separator is for .txt files, this is {suffix}", remedy="remove document_separator"
         )
-    if suffix == ".txt":
-        return _read_text(path, document_separator)
-    return _READERS[suffix](path)
+    return _rows(path, suffix, document_separator, max_bytes)
+
+
+def _rows(path: Path, suffix: str, separator: str | None, max_bytes: int) -> Iterator[RawRow]:
+    with reading(f"{path}: reading it as {suffix}", remedy="write the file anew, or leave it out"):
+        if suffix == ".parquet":
+            yield from _read_parquet(path, max_bytes)
+        elif suffix == ".txt":
+            yield from _read_text(path, _read_str(path, max_bytes), separator)
+        else:
+            yield from _READERS[suffix](path, _read_str(path, max_bytes))
 
 
 def missing_file(path: Path) -> DataError:
@@ -64,27 +79,41 @@ def missing_file(path: Path) -> DataError:
     return DataError(f"{path}: no such file or folder", remedy=f"check data paths; {hint}")
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read_bytes(path: Path, max_bytes: int) -> bytearray:
+    """The content, unpacked; never more of it in memory than `max_bytes` and a little."""
+    packed = path.name.lower().endswith(".gz")
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.name.lower().endswith(".gz") else content
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            content = read_at_most(stream, max_bytes)
+    except PermissionError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}", remedy="give yourself leave to read it") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}", remedy="check the file and its permissions") from error
+        what = "cannot be read as gzip" if packed else "cannot be read"
+        raise DataError(f"{path}: {what}: {error}", remedy="check the file, or write it anew") from error
+    if len(content) > max_bytes:
+        raise too_large(path, "unpacked, " if packed else "", max_bytes)
+    return content
 
 
-def _read_str(path: Path) -> str:
-    content = _read_bytes(path)
+def too_large(path: Path, how: str, max_bytes: int) -> DataError:
+    """The error for a file above the limit; `how` says how its bytes are counted."""
+    return DataError(
+        f"{path}: {how}it holds more than max_bytes ({max_bytes:,} bytes)",
+        remedy="raise max_bytes of this source (data.train.0.max_bytes) if the memory allows it, or split the file",
+    )
+
+
+def _read_str(path: Path, max_bytes: int) -> str:
+    content = _read_bytes(path, max_bytes)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        # With a byte order mark `error` counts from behind it, in its own copy of the bytes.
+        line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}:{line}: not UTF-8 text (byte {content[error.start]:#04x})", remedy="convert the file to UTF-8"
+            f"{path}:{line}: not UTF-8 text (byte {error.object[error.start]:#04x})",
+            remedy="convert the file to UTF-8",
         ) from error
-
-
-def _read_jsonl(path: Path) -> Iterator[RawRow]:
-    return _json_lines(path, _read_str(path))
 
 
 def _json_lines(path: Path, text: str) -> Iterator[RawRow]:
@@ -92,14 +121,59 @@ def _json_lines(path: Path, text: str) -> Iterator[RawRow]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
+        where = f"{path}:{number}"
         try:
-            values = json.loads(line)
+            values = parse_json(line, where)
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{path}:{number}: malformed JSON: {error.msg} at column {error.colno}, near {_near(line, error.pos)}",
+                f"{where}: malformed JSON: {error.msg} at column {error.colno}, near {_near(line, error.pos)}",
                 remedy="mend or remove this line; each line must be one JSON object",
             ) from error
-        yield f"{path}:{number}", _object(values, f"{path}:{number}")
+        yield where, _object(values, where)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value, strictly as JSON has it. Raises JSONDecodeError, and DataError for text that is JSON but stands for
+    nothing that can be kept: a key given twice, NaN, a number of thousands of digits, nesting without end, half a
+    character."""
+    try:
+        values = json.loads(text, parse_constant=_no_constant, parse_float=_finite_float, object_pairs_hook=_once_each)
+        if "\\u" in text:
+            json.dumps(values, ensure_ascii=False).encode()
+    except json.JSONDecodeError:
+        raise
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(
+            f"{where}: {half} is half a character (a lone surrogate), near {_near(error.object, error.start)}",
+            remedy="remove it, or write the whole pair",
+        ) from error
+    except RecursionError as error:
+        raise DataError(
+            f"{where}: malformed JSON: lists or objects are nested too deep", remedy="mend or remove it"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{where}: malformed JSON: {error}", remedy="mend or remove it") from error
+    return values
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON (write null for a missing one)")
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits:.60} is larger than any float")
+    return number
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return values
 
 
 def _near(line: str, position: int) -> str:
@@ -114,10 +188,9 @@ def _object(values: Any, where: str) -> Mapping[str, Any]:
     return values
 
 
-def _read_json(path: Path) -> Iterator[RawRow]:
-    text = _read_str(path)
+def _read_json(path: Path, text: str) -> Iterator[RawRow]:
     try:
-        whole = json.loads(text)
+        whole = parse_json(text, str(path))
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):
             # JSON lines under the name .json, as many published sets have it.
@@ -136,9 +209,12 @@ def _read_json(path: Path) -> Iterator[RawRow]:
     return ((f"{path}, row {number}", _object(item, f"{path}, row {number}")) for number, item in enumerate(whole))
 
 
-def _read_csv(path: Path) -> Iterator[RawRow]:
+def _read_csv(path: Path, text: str) -> Iterator[RawRow]:
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DataError(f"{path}:{line}: malformed CSV: it holds a NUL character", remedy="write the file as UTF-8")
     csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
-    reader = csv.reader(io.StringIO(_read_str(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = _csv_header(path, reader)
     while True:
         try:
@@ -166,30 +242,42 @@ def _csv_header(path: Path, reader: Iterable[list[str]]) -> list[str]:
     return header
 
 
-def _read_parquet(path: Path) -> Iterator[RawRow]:
+def _read_parquet(path: Path, max_bytes: int) -> Iterator[RawRow]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    source = io.BytesIO(_read_bytes(path)) if path.name.lower().endswith(".gz") else str(path)
-    number = 0
+    packed = path.name.lower().endswith(".gz")
+    number = num_bytes = 0
     try:
-        for batch in pyarrow.parquet.ParquetFile(source).iter_batches():
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(_read_bytes(path, max_bytes)) if packed else str(path))
+        groups = file.metadata
+        claimed = sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
+        if claimed > max_bytes:
+            raise too_large(path, "unpacked, ", max_bytes)
+        for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+            num_bytes += batch.nbytes
+            if num_bytes > max_bytes:
+                raise too_large(path, "unpacked, ", max_bytes)
             for values in batch.to_pylist():
                 yield f"{path}, row {number}", values
                 number += 1
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {error}", remedy="write the file anew") from error
+        raise DataError(
+            f"{path}: not a readable Parquet file: {reason_of(error)}", remedy="write the file anew"
+        ) from error
 
 
-def _read_text(path: Path, separator: str | None) -> Iterator[RawRow]:
-    for line, document in split_documents(_read_str(path), separator, str(path)):
+_PARQUET_ROWS = 8_192
+
+
+def _read_text(path: Path, text: str, separator: str | None) -> Iterator[RawRow]:
+    for line, document in split_documents(text, separator, str(path)):
         yield f"{path}:{line}", {"text": document}
 
 
-_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
-    ".jsonl": _read_jsonl,
-    ".ndjson": _read_jsonl,
+_READERS: dict[str, Callable[[Path, str], Iterator[RawRow]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".parquet": _read_parquet,
 }

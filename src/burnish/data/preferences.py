@@ -14,6 +14,7 @@ from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
+from burnish.data.rows import reading_row
 from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat
 from burnish.data.understanding import Understanding
@@ -164,7 +165,8 @@ def _source_examples(
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
         try:
-            read = read_row(loaded, row_id, row, rules)
+            with reading_row(row.where):
+                read = read_row(loaded, row_id, row, rules)
         except BadRow as error:
             if limits.bad_rows == "error":
                 raise
@@ -175,7 +177,8 @@ def _source_examples(
             _check_tie(read, limits.ties)
             skipped["tied"] += 1
             continue
-        example = encode_preference(read, limits.tokenizer, limits.chat, append_eos=limits.append_eos)
+        with reading_row(row.where):
+            example = encode_preference(read, limits.tokenizer, limits.chat, append_eos=limits.append_eos)
         fitting = _fit(example, read, limits, skipped, changed)
         if fitting is not None:
             kept.append(fitting)

@@ -13,7 +13,7 @@ from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
 from burnish.data.queries import cut_query
-from burnish.data.rows import Row, describe, value_at
+from burnish.data.rows import Row, describe, reading_row, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
 from burnish.data.sources import Table, default_domain, read_table, source_names
@@ -201,7 +201,9 @@ def _source_prompts(
                 skipped[_without_query(cuts, max_prompt_tokens)] += 1
                 continue
             prompt = cut
-        tokens: tuple[int, ...] | None = encode_prompt(prompt, tokenizer, chat)
+        tokens: tuple[int, ...] | None
+        with reading_row(row.where):
+            tokens = encode_prompt(prompt, tokenizer, chat)
         if max_prompt_tokens is not None and len(tokens or ()) > max_prompt_tokens:
             tokens = _shortened(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
             counter = skipped if tokens is None else changed
@@ -243,6 +245,11 @@ def _between(query: QueryConfig) -> str:
 
 
 def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
+    with reading_row(row.where):
+        return _read_prompt(loaded, row_id, row, changed, chat)
+
+
+def _read_prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
     roles = loaded.reading.roles
     asked = _asked(loaded, row, changed, chat)
     answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None

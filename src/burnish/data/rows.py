@@ -7,13 +7,15 @@ import datetime
 import decimal
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from burnish.errors import DataError
+from burnish.reading import reading
 
 _ABSENT = object()
 
@@ -29,6 +31,18 @@ class Row:
     where: str
     values: Mapping[str, Any]
     typed: bool = False
+
+
+@contextmanager
+def reading_row(where: str) -> Iterator[None]:
+    """Whatever goes wrong while one row is read names its file and line, `where`."""
+    with reading(f"{where}: reading this row", remedy="mend or remove the row"):
+        try:
+            yield
+        except DataError as error:
+            if where in error.message:
+                raise
+            raise DataError(f"{where}: {error.message}", remedy=error.remedy) from error
 
 
 def plain_value(value: Any) -> Any:

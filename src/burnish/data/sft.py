@@ -23,7 +23,7 @@ from burnish.data.chat import (
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
 from burnish.data.overlap import Asked
 from burnish.data.prompts import LoadedSource, OverLong, load_sources, require_rows
-from burnish.data.rows import Row, text_at, value_at
+from burnish.data.rows import Row, reading_row, text_at, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
@@ -115,7 +115,8 @@ def _source_examples(
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
-        tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
+        with reading_row(row.where):
+            tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
         if max_tokens is not None and len(tokens) > max_tokens:
             tokens, mask = _shortened((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
@@ -160,7 +161,10 @@ def _encode(
                 "plain text",
                 remedy="remove them, or name columns: {prompt: ..., completion: ...}",
             )
-        return _encode_document(text_at(row, roles["text"], role="text"), tokenizer, row)
+        text = text_at(row, roles["text"], role="text")
+        if not text.strip():
+            raise DataError(f"{row.where}: the text is empty", remedy="remove the row, or write what to learn")
+        return _encode_document(text, tokenizer, row)
     asked = prompt_of(row, roles, template=source.prompt_template, system_prompt=source.system_prompt)
     template = Template(tokenizer, chat.options, tools_at(row, roles))
     if "completion" not in roles:
@@ -196,7 +200,10 @@ def _completion(row: Row, column: str) -> str | tuple[Message, ...]:
         return checked_messages(value, row, column)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    return text_at(row, column, role="completion")
+    text = text_at(row, column, role="completion")
+    if not text.strip():
+        raise DataError(f"{row.where}: the completion is empty", remedy="remove the row, or write what to learn")
+    return text
 
 
 def _whole_conversation(asked: str | tuple[Message, ...], row: Row, chat: ChatFormat) -> tuple[Message, ...]:

@@ -11,8 +11,9 @@ from typing import Any
 
 from burnish.config.schema_data import DataSource
 from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
-from burnish.data.rows import Row, plain_row, suggestion
+from burnish.data.rows import Row, plain_row, reading_row, suggestion
 from burnish.errors import DataError
+from burnish.reading import reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,12 @@ def read_table(source: DataSource) -> Table:
     rows: list[Row] = []
     left_out: dict[str, None] = {}
     typed = _is_typed(Path(source.path).expanduser())
-    for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
-        values, unreadable = plain_row(raw)
-        left_out.update(dict.fromkeys(unreadable))
-        rows.append(Row(number, where, values, typed=typed))
+    with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set anew"):
+        for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
+            with reading_row(where):
+                values, unreadable = plain_row(raw)
+            left_out.update(dict.fromkeys(unreadable))
+            rows.append(Row(number, where, values, typed=typed))
     if not rows:
         raise DataError(f"{source.path}: the data set is empty", remedy="check the path and the split")
     return Table(tuple(rows), tuple(left_out))
@@ -81,7 +84,11 @@ def _raw_rows(source: DataSource) -> Iterator[RawRow]:
         return _folder_rows(path, source)
     if needs_download(source):
         return _hub_rows(source)
-    return read_file(path, document_separator=source.document_separator)
+    return _file_rows(path, source)
+
+
+def _file_rows(path: Path, source: DataSource) -> Iterator[RawRow]:
+    return read_file(path, document_separator=source.document_separator, max_bytes=source.max_bytes)
 
 
 def _is_hub_name(path: str) -> bool:
@@ -92,7 +99,7 @@ def _folder_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _saved_rows(folder, source)
     files = _files_of_split(folder, source.split)
-    return (row for file in files for row in read_file(file, document_separator=source.document_separator))
+    return (row for file in files for row in _file_rows(file, source))
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:

@@ -20,6 +20,7 @@ from jinja2 import ext, meta, nodes, parser
 
 from burnish.config.schema_data import DataConfig
 from burnish.errors import DataError
+from burnish.reading import reason_of
 from burnish.types import Message
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 Chat = Literal["auto", "always", "never"]
 
-# What a template, which is a program that came with the model, may raise on a conversation that it does not expect.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # What every template is given anyway, so that it cannot be an option of the run file.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -224,9 +223,10 @@ def notes_on(messages: Sequence[Message], template: Template) -> list[str]:
 def _guarded(where: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except _TEMPLATE_ERRORS as error:
+    except Exception as error:  # boundary: a template is a program that came with the model
+        said = str(error) if isinstance(error, jinja2.TemplateError) else reason_of(error)
         raise DataError(
-            f"{where}: the chat template refuses this conversation: {error}",
+            f"{where}: the chat template refuses this conversation: {said}",
             remedy="change the turns (roles, order, system message) or set model.chat_template",
         ) from error
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from burnish.errors import DataError
+from burnish.trial import call_in_own_process
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -16,9 +17,12 @@ def split_documents(text: str, separator: str | None, where: str) -> Iterator[tu
     `separator` is a regular expression, matched across lines. Without one: `<|endoftext|>` where the file has it,
     else two blank lines where it has those, else one blank line, else the end of each line.
     """
-    pattern = _compile(separator, where) if separator is not None else default_separator(text)
+    if separator is None:
+        gaps = find_gaps(default_separator(text).pattern, text)
+    else:
+        gaps = _asked_gaps(separator, text, where)
     start, line = 0, 1
-    for begin, end in [*_gaps(pattern, text), (len(text), len(text))]:
+    for begin, end in [*gaps, (len(text), len(text))]:
         piece = text[start:begin]
         if piece.strip():
             lead = len(piece) - len(piece.lstrip())
@@ -38,14 +42,38 @@ def default_separator(text: str) -> re.Pattern[str]:
     return re.compile(r"\n")
 
 
-def _gaps(pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
-    return [match.span() for match in pattern.finditer(text)]
+def find_gaps(separator: str, text: str) -> list[tuple[int, int]]:
+    """Where the expression matches: [begin, end) of each match, in characters."""
+    return [match.span() for match in re.compile(separator, re.MULTILINE).finditer(text)]
+
+
+def _asked_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]:
+    """The gaps of an expression from a run file, which may be one that never ends (`(a+)+$`)."""
+    if _compile(separator, where).fullmatch("") is not None:
+        raise DataError(
+            f"{where}: document_separator {separator!r} matches where nothing stands, between any two letters",
+            remedy="write what stands between two documents, for example '\\n\\n'",
+        )
+    seconds = _SECONDS + len(text) // _CHARACTERS_A_SECOND
+    request = {"separator": separator, "text": text}
+    try:
+        gaps = call_in_own_process(f"{__name__}:find_gaps", request, seconds=seconds)
+    except TimeoutError as error:
+        raise DataError(
+            f"{where}: document_separator {separator!r} was not done with the file within {seconds} s",
+            remedy="write a plainer expression, without a repetition inside of a repetition",
+        ) from error
+    return [(begin, end) for begin, end in gaps]
+
+
+_SECONDS = 3
+_CHARACTERS_A_SECOND = 5_000_000
 
 
 def _compile(separator: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(separator, re.MULTILINE)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise DataError(
             f"{where}: document_separator {separator!r} is not a regular expression: {error}",
             remedy=r"write a blank line as '\n\n'; escape characters like ( and * with a backslash",

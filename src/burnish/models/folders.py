@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 
 from burnish.errors import ModelError
+from burnish.models.weight_files import check_weight_files
+from burnish.reading import file_problem, reading
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_OPENED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -19,10 +22,16 @@ def resolve_source(path: str, *, field: str) -> str:
     a misspelt folder is far likelier.
     """
     folder = Path(path).expanduser()
-    if folder.is_dir():
+    problem = file_problem(folder)
+    if problem == "is a folder, not a file":
         return str(folder)
-    if folder.is_file():
+    if problem is None:
         raise ModelError(f"{field} {path!r} is a file", remedy="name the folder that holds config.json and the weights")
+    if not problem.startswith("does not exist"):
+        raise ModelError(
+            f"{field} {path!r} {problem.replace('a file', 'a folder')}",
+            remedy="name the folder that holds config.json and the weights",
+        )
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and folder.parent.is_dir())
     if looks_local or not _HUB_NAME.fullmatch(path):
         raise ModelError(
@@ -43,17 +52,27 @@ def nearest_folder_hint(path: str) -> str:
 
 
 def check_model_folder(source: str, *, needs_weights: bool) -> None:
-    """Raise ModelError when a local folder lacks config.json or safetensors weights; a hub name passes."""
+    """Raise ModelError when a local folder lacks config.json or safetensors weights, or holds something in their place
+    that cannot be read; a hub name passes."""
     folder = Path(source)
     if not folder.is_dir():
         return
+    with reading(f"model folder {source!r}: looking through it", ModelError, remedy="check its permissions"):
+        _check_entries(folder)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model folder {source!r} holds an adapter (adapter_config.json), not a model",
+            remedy="merge it into its base model once, and save that: peft's merge_and_unload, then save_pretrained",
+        )
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"model folder {source!r} has no config.json",
             remedy="point model.path at the folder that save_pretrained wrote" + _inner_hint(folder),
         )
-    if not needs_weights or any(folder.glob("*.safetensors")):
+    if not needs_weights:
         return
+    if any(folder.glob("*.safetensors")):
+        return check_weight_files(folder)
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if pickles:
         raise ModelError(
@@ -64,6 +83,14 @@ def check_model_folder(source: str, *, needs_weights: bool) -> None:
         f"model folder {source!r} has no weights (*.safetensors)",
         remedy="add the weights, or set model.from_scratch: true to start from random ones",
     )
+
+
+def _check_entries(folder: Path) -> None:
+    """Pipes, devices and links to nothing among the files that loading opens would hang or mislead it."""
+    for file in sorted(folder.iterdir()):
+        problem = file_problem(file)
+        if problem not in (None, "is a folder, not a file") and file.suffix in _OPENED:
+            raise ModelError(f"model folder {str(folder)!r}: {file.name} {problem}", remedy="put the file itself there")
 
 
 def _inner_hint(folder: Path) -> str:

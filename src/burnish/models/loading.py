@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +21,14 @@ from burnish.models.packing_probe import keep_faster_layers, keep_own_layers, us
 from burnish.models.recomputing import allow_recomputing
 from burnish.models.router_loss import RouterLoss
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
+from burnish.models.weight_checks import (
+    check_declared_sizes,
+    check_finite,
+    check_token_ids,
+    read_generation_config,
+    refuse_mismatched,
+)
+from burnish.reading import reading
 from burnish.types import UseKernels
 
 if TYPE_CHECKING:
@@ -75,10 +84,16 @@ def load_model(
     Raises ModelError (missing folder, no config.json, pickle weights, tokenizer that does not fit, weights missing from
     the files, a device that is not there).
     """
+    with reading(f"model {config.path!r}: loading it", ModelError, remedy="check the files in its folder"):
+        return _load_model(config, seed, head, plain, paths or FastPaths())
+
+
+def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: FastPaths) -> LoadedModel:
     source = resolve_source(config.path, field="model.path")
     check_model_folder(source, needs_weights=not config.from_scratch)
     device = resolve_device(config.device)
     raw_config, generation_config = _raw_configs(source, config)
+    check_declared_sizes(raw_config, config.path)
     model_config = _model_config(source, config)
     tokenizer = load_tokenizer(config)
     weights_note: str | None
@@ -86,8 +101,10 @@ def load_model(
         model, weights_note = _random_model(model_config, config, seed, head), "weights are random (model.from_scratch)"
     else:
         model, weights_note = _saved_model(source, config, head)
-    check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], path=config.path)
+        check_finite(model, config.path)
+    check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
     eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
+    check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")
     pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
     if config.router_aux_coef > 0:
         _check_router_loss(model, head)
@@ -98,7 +115,6 @@ def load_model(
     align_weights(model)
     if head == "language" and not plain:
         use_packed_rows(model)
-    paths = paths or FastPaths()
     kernels_note = _use_kernels(model, config, paths, has_passes=head == "language" and not plain)
     found = (weights_note, eos_note, pad_note, context_note, bfloat16_note(model, paths), kernels_note)
     notes = tuple(note for note in found if note is not None)
@@ -115,6 +131,11 @@ def load_model(
         paths,
         config.router_aux_coef,
     )
+
+
+def num_embeddings(model: PreTrainedModel) -> int:
+    """Token ids that the model knows: 0 to one less than this."""
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, *, has_passes: bool) -> str | None:
@@ -169,6 +190,11 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ModelError(f"model.device {name!r} is no device", remedy="use auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
+        raise ModelError(
+            f"model.device is {name!r}, on which nothing here has been made to run",
+            remedy="use auto, cpu, cuda or cuda:N",
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelError(
             f"model.device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices",
@@ -215,6 +241,7 @@ def _saved_model(source: str, config: ModelConfig, head: Head) -> tuple[PreTrain
         model, info = _from_pretrained(source, config, "eager", head)
     except Exception as error:  # boundary to transformers and the hub: anything may come out of it
         raise _unloadable(config, error) from error
+    refuse_mismatched(list(info["mismatched_keys"]), config.path)
     missing = sorted(info["missing_keys"])
     if head == "score" and missing and not any(name.startswith(f"{model.base_model_prefix}.") for name in missing):
         return model, NEW_HEAD
@@ -243,6 +270,7 @@ def _from_pretrained(
             use_safetensors=True,
             attn_implementation=attention,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below by name
             **({"num_labels": 1} if head == "score" else {}),
         )
     finally:
@@ -275,6 +303,8 @@ def _random_model(model_config: PretrainedConfig, config: ModelConfig, seed: int
         if "scaled_dot_product_attention" not in str(error):
             raise _unloadable(config, error) from error
         return build("eager")
+    except Exception as error:  # boundary to transformers: sizes that do not go together may fail anywhere
+        raise _unloadable(config, error) from error
 
 
 def _model_config(source: str, config: ModelConfig) -> PretrainedConfig:
@@ -294,11 +324,14 @@ def _raw_configs(source: str, config: ModelConfig) -> tuple[dict[str, Any], dict
         raw, _ = PretrainedConfig.get_config_dict(source, revision=config.revision)
     except Exception as error:  # boundary to transformers and the hub: anything may come out of it
         raise _unloadable(config, error) from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"config.json of model {config.path!r} holds no JSON object", remedy="take the model's own")
+    if Path(source).is_dir():
+        return raw, read_generation_config(source)
     try:
-        generation = GenerationConfig.from_pretrained(source, revision=config.revision).to_dict()
+        return raw, GenerationConfig.from_pretrained(source, revision=config.revision).to_dict()
     except OSError:  # the file is optional
-        generation = {}
-    return raw, generation
+        return raw, {}
 
 
 def _unloadable(config: ModelConfig, error: Exception) -> ModelError:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.folders import nearest_folder_hint, resolve_source
+from burnish.models.template_trial import check_template
+from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
+from burnish.reading import file_problem, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +46,18 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         )
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template_text(config.chat_template)
+    _check_templates(tokenizer, path, replaced=config.chat_template is not None)
     return tokenizer
+
+
+def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced: bool) -> None:
+    name = "model.chat_template" if replaced else f"the chat template of {path!r}"
+    templates = tokenizer.chat_template or {}
+    if not isinstance(templates, (str, dict)):
+        raise ModelError(f"{name} is {templates!r:.60}, not text", remedy="set model.chat_template")
+    tokens = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    for template in [templates] if isinstance(templates, str) else templates.values():
+        check_template(template, tuple(tokens.items()), name, must_parse=replaced)
 
 
 def chat_template_text(value: str) -> str:
@@ -51,12 +65,16 @@ def chat_template_text(value: str) -> str:
     if "{" in value:
         return value
     file = Path(value).expanduser()
-    if not file.is_file():
+    problem = file_problem(file)
+    if problem is not None and not problem.startswith("does not exist"):
+        raise ModelError(f"model.chat_template {value!r:.200} {problem}", remedy="give the path of a .jinja file")
+    if problem is not None:
         raise ModelError(
-            f"model.chat_template {value!r} is neither Jinja text (no brace in it) nor a file",
+            f"model.chat_template {value!r:.200} is neither Jinja text (no brace in it) nor a file",
             remedy="give the path of a .jinja file or the template itself",
         )
-    return file.read_text(encoding="utf-8")
+    with reading(f"model.chat_template {value!r}: reading the file", ModelError, remedy="save it as UTF-8 text"):
+        return file.read_text(encoding="utf-8")
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *, path: str) -> None:
@@ -91,19 +109,16 @@ def eos_token_ids(
     """Every id that ends a response: those of the generation config, the model's config and the tokenizer.
 
     Only what the files say counts; `raw_config` must not carry the defaults of a config class, whose eos id may be an
-    ordinary token of another vocabulary.
+    ordinary token of another vocabulary. ModelError for what is no id.
     """
     nested = raw_config.get("text_config")
-    named = [
-        generation_config.get("eos_token_id"),
-        raw_config.get("eos_token_id"),
-        nested.get("eos_token_id") if isinstance(nested, dict) else None,
-        tokenizer.eos_token_id,
+    found = [
+        *checked_token_ids(generation_config.get("eos_token_id"), GENERATION_FILE),
+        *checked_token_ids(raw_config.get("eos_token_id"), "config.json"),
+        *checked_token_ids(nested.get("eos_token_id") if isinstance(nested, dict) else None, "config.json"),
+        *checked_token_ids(tokenizer.eos_token_id, "the tokenizer"),
     ]
-    found: list[int] = []
-    for value in named:
-        found += value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    return tuple(dict.fromkeys(int(token) for token in found))
+    return tuple(dict.fromkeys(found))
 
 
 def choose_pad_token_id(

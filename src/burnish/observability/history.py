@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import DataError
+from burnish.reading import file_problem
 
 _REMEDY = (
     "mend the file (one line a step, in the order of the steps), or move it away: a run goes on with a new one, and a "
@@ -22,10 +23,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises DataError, with file and line, when an earlier line is not a row or does not come after the one before it,
     and when the file cannot be read.
     """
+    problem = file_problem(path)
+    if problem is not None and problem.startswith("does not exist"):
+        return []
+    if problem is not None:
+        raise DataError(f"{path} {problem}", remedy=_REMEDY)
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        return []
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", remedy=_REMEDY) from error
     lines = content.split(b"\n")

@@ -64,7 +64,7 @@ def _read_groups(path: Path) -> list[dict[str, Any]]:
                 "responses": [],
             }
             groups.setdefault(line["group_id"], fresh)["responses"].append(_compact(line))
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a file of recorded rollouts: {error!r}", remedy="remove it, or record that step again"
         ) from error

@@ -20,6 +20,7 @@ from burnish.errors import CheckpointError, ConfigError, ModelError
 from burnish.models.folders import check_model_folder, resolve_source
 from burnish.models.loading import resolve_device
 from burnish.models.tokenizers import load_tokenizer
+from burnish.models.weight_checks import check_token_ids
 from burnish.observability.sinks import find_sinks
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
@@ -53,6 +54,19 @@ def check_settings(config: RlConfig) -> AlgorithmParts:
         check_vllm(config.rollout.vllm)
     find_sinks(config.logging.sinks)
     return estimator, loss, numbers
+
+
+def check_fit(config: RlConfig, context_tokens: int | None, num_embeddings: int) -> None:
+    """Raises ConfigError or ModelError for responses that can never fit into the model's context (tokens of prompt and
+    response together, None without a limit), and for stop ids that it does not have."""
+    longest = config.rollout.max_response_tokens
+    if context_tokens is not None and longest >= context_tokens:
+        raise ConfigError(
+            f"rollout.max_response_tokens is {longest:,}, but the model's context is {context_tokens:,} tokens: no "
+            "room for a prompt",
+            remedy=f"set it below {context_tokens:,}, or use a model with a longer context",
+        )
+    check_token_ids(config.rollout.stop_token_ids, num_embeddings, "rollout.stop_token_ids names")
 
 
 def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, list[str]]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from burnish.checkpointing.output import check_place
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.models.allocator import keep_freed_memory
-from burnish.models.loading import load_model
+from burnish.models.loading import load_model, num_embeddings
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
@@ -18,6 +19,7 @@ from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.interrupt import graceful_stop
 from burnish.trainers.orderly import naming_memory_errors
 from burnish.trainers.path_record import recorded_paths
+from burnish.trainers.preflight import check_fit
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl import run_loop
 from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
@@ -44,6 +46,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     Writes `metrics.json`, `config.yaml` and `rollouts/eval-000000.jsonl` into a fresh folder `eval/NNN` of the run's.
     Raises ConfigError when the run file names no held-out data.
     """
+    check_place(config.output)
     if weights is not None:
         config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
     config, chained = pinned(config)
@@ -53,6 +56,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(Path(config.output))
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
+        check_fit(config, loaded.context_length, num_embeddings(loaded.model))
         keep_freed_memory(loaded.model.device.type)
         say(console, (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)))
         engine = stack.enter_context(open_rl_engine(config, loaded, console))

@@ -22,7 +22,7 @@ from burnish.data.overlap import find_overlap
 from burnish.data.prompts import PromptSet
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
-from burnish.models.loading import LoadedModel, load_model
+from burnish.models.loading import LoadedModel, load_model, num_embeddings
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Objective
@@ -50,7 +50,7 @@ from burnish.trainers.feeds import SampledPrompts, evaluation_prompts, load_prom
 from burnish.trainers.journal import Journal
 from burnish.trainers.objective import Correction, PolicyObjective
 from burnish.trainers.path_record import record_paths, recorded_paths
-from burnish.trainers.preflight import check_settings
+from burnish.trainers.preflight import check_fit, check_settings
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.returned import CheckedLoss
 from burnish.trainers.rl import Progress, RlRun, TokenSelection
@@ -75,6 +75,7 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(workplace.path)
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
+        check_fit(config, loaded.context_length, num_embeddings(loaded.model))
         keep_freed_memory(loaded.model.device.type)
         stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
         say(console, loaded.notes)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from burnish.checkpointing.fingerprints import FINGERPRINT_FILE, Fingerprints, refuse_changes
 from burnish.checkpointing.lock import RunLock
+from burnish.checkpointing.output import check_output
 from burnish.checkpointing.pending import read_pending
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, Found
@@ -82,6 +83,7 @@ def open_workplace(config: RunConfig, console: Console, *, accept_changes: bool 
     def say(text: str) -> None:
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
+    check_output(config)
     path, lock = Path(config.output), RunLock(Path(config.output))
     with lock:
         RunDirectory(path).admit(config)

@@ -213,3 +213,14 @@ def test_a_hub_set_that_cannot_be_had_is_one_error(monkeypatch: pytest.MonkeyPat
 def test_source_names_differ(paths: list[str], names: list[str]) -> None:
     assert source_names([DataSource(path=path) for path in paths]) == names
     assert data_stem(Path("x.json.gz")) == "x"
+
+
+def test_a_file_without_leave_to_read_is_told(file, monkeypatch):  # type: ignore[no-untyped-def]
+    path = file("a.jsonl", '{"prompt": "1"}\n')
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read: Permission denied"):
+        list(read_file(path))

@@ -1,0 +1,110 @@
+"""A chat template is a program that came with a model. Before it is used, it writes a few short conversations in a
+process of its own: one that never ends, or that explodes, is refused there and cannot hang or kill a run."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from burnish.errors import ModelError
+from burnish.trial import call_in_own_process
+
+_SECONDS = 2
+_MAX_BYTES = 1 << 30
+_MAX_CHARACTERS = 200_000
+_TURNS = ("system", "user", "assistant", "user", "assistant")
+_REMEDY = "mend its loops and lengths, or set model.chat_template to another one"
+
+
+@cache
+def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str, *, must_parse: bool) -> None:
+    """ModelError, beginning with `name`, for a template that does not end, takes all the memory or writes without
+    measure; with `must_parse` also for one that is no Jinja template. `tokens`: special tokens that it may name.
+
+    That a template refuses conversations of some kinds is its right: only those of the data have to suit it.
+    """
+    try:
+        request = {"template": template, "tokens": dict(tokens)}
+        found = call_in_own_process(f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES)
+    except TimeoutError as error:
+        raise ModelError(
+            f"{name} does not end: five short turns keep it busy for more than {_SECONDS} s", remedy=_REMEDY
+        ) from error
+    except MemoryError as error:
+        raise ModelError(
+            f"{name} takes more than {_MAX_BYTES >> 30} GiB of memory for five short turns", remedy=_REMEDY
+        ) from error
+    except RuntimeError as error:
+        raise ModelError(f"{name} cannot be tried: {error}", remedy=_REMEDY) from error
+    if found["longest"] > _MAX_CHARACTERS:
+        raise ModelError(f"{name} writes {found['longest']:,} characters for five short turns", remedy=_REMEDY)
+    if must_parse and found["unreadable"]:
+        raise ModelError(f"{name} is no Jinja template: {found['unreadable']}", remedy="mend that line")
+
+
+def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:
+    """What happens in the process: the longest text that the template writes (in characters), and why it cannot be read
+    as Jinja ("" when it can). Every beginning of the conversation is written, with the system message and without."""
+    try:
+        compiled = _environment().from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        return {"longest": 0, "unreadable": f"line {error.lineno}: {error.message}"}
+    longest = 0
+    for begin in (0, 1):
+        for end in range(begin + 1, len(_TURNS) + 1):
+            turns = [{"role": role, "content": "Hello."} for role in _TURNS[begin:end]]
+            for prompt in (False, True):
+                longest = max(longest, _length(compiled, turns, prompt, tokens))
+    return {"longest": longest, "unreadable": ""}
+
+
+def _length(template: jinja2.Template, turns: list[dict[str, str]], prompt: bool, tokens: dict[str, str]) -> int:
+    try:
+        return len(template.render(messages=turns, add_generation_prompt=prompt, tools=None, documents=None, **tokens))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  boundary: it may refuse such conversations, which the data need not hold
+        return 0
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up for chat templates (`transformers.utils.chat_template_utils`), without loading
+    transformers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: form
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks what the assistant wrote, writes what is inside of it."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

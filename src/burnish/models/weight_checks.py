@@ -1,0 +1,107 @@
+"""What can be wrong with the weights and sizes of a model, told before the first number is computed from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from burnish.errors import ModelError
+from burnish.reading import reading
+
+GENERATION_FILE = "generation_config.json"
+_LARGEST = {
+    "hidden_size": 1_000_000,
+    "n_embd": 1_000_000,
+    "intermediate_size": 10_000_000,
+    "num_hidden_layers": 10_000,
+    "n_layer": 10_000,
+    "num_attention_heads": 100_000,
+    "n_head": 100_000,
+    "vocab_size": 100_000_000,
+    "max_position_embeddings": 1 << 40,
+    "n_positions": 1 << 40,
+}
+"""Far beyond every model there is: past them, building the model takes hours or all of the memory."""
+
+
+def check_finite(model: nn.Module, path: str) -> None:
+    """ModelError that names the first parameter with a NaN or an infinity in it. One pass over the weights."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            continue
+        low, high = torch.aminmax(parameter.detach())
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            found = "NaN" if bool(torch.isnan(low)) else "infinity"
+            raise ModelError(
+                f"the weights of model {path!r} hold {found}: first in {name}",
+                remedy="take an earlier checkpoint; the training that wrote this one had diverged",
+            )
+
+
+def refuse_mismatched(mismatched: list[tuple[Any, ...]], path: str) -> None:
+    """ModelError that names the first tensor whose shape in the files is not the one that config.json asks for.
+
+    mismatched: (name, shape in the files, shape of the model), as transformers reports them.
+    """
+    if mismatched:
+        name, found, wanted = min(mismatched)[:3]
+        raise ModelError(
+            f"model {path!r}: {name} has shape {list(found)} in the files, but config.json makes it {list(wanted)} "
+            f"({len(mismatched)} tensors of other shapes)",
+            remedy="the weights belong to another config.json; use matching files",
+        )
+
+
+def check_declared_sizes(raw_config: Mapping[str, Any], path: str) -> None:
+    """ModelError when config.json gives a size that is no whole number above 0, or that no model has."""
+    nested = raw_config.get("text_config")
+    for words in (raw_config, nested if isinstance(nested, dict) else {}):
+        for name, largest in _LARGEST.items():
+            value = words.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
+                raise ModelError(
+                    f"config.json of model {path!r}: {name} is {value!r:.60}",
+                    remedy=f"it is a whole number from 1 to {largest:,}; take the model's own config.json",
+                )
+
+
+def read_generation_config(source: str) -> dict[str, Any]:
+    """What generation_config.json of a local folder says; nothing without one. ModelError when it is damaged."""
+    file = Path(source) / GENERATION_FILE
+    if not file.exists():
+        return {}
+    with reading(f"{file}: reading it", ModelError, remedy="mend it, or remove it (it is optional)"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} holds no JSON object", remedy="mend it, or remove it (it is optional)")
+    return content
+
+
+def checked_token_ids(value: Any, where: str) -> list[int]:
+    """The ids that a configuration file gives: none, one or a list. ModelError for anything that is no token id."""
+    if value is None:
+        return []
+    ids = list(value) if isinstance(value, (list, tuple)) else [value]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise ModelError(
+                f"{where}: eos_token_id is {value!r:.60}", remedy="it is a token id (0, 1, 2 ...) or a list of them"
+            )
+    return ids
+
+
+def check_token_ids(ids: tuple[int, ...], num_embeddings: int, what: str) -> None:
+    """ModelError for an id that the model has no embedding for. `what` begins the message, as `rollout.x is`."""
+    beyond = [token for token in ids if token >= num_embeddings]
+    if beyond:
+        raise ModelError(
+            f"{what} {beyond[0]}, which is beyond the model's vocabulary of {num_embeddings:,}",
+            remedy="name an id of this model's own tokenizer",
+        )

@@ -1,0 +1,273 @@
+"""Data sets that cannot be read or mean nothing, and what is said about each."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Row = dict[str, Any]
+GOOD = '{"prompt": "1+2=", "answer": "03"}\n'
+CHECK = ("check", "run.yaml")
+
+
+def row(name: str, *says: str, **how: Any) -> Row:
+    return {"name": name, "says": says, **how}
+
+
+def train(
+    name: str, *says: str, content: str | bytes, file: str = "train.jsonl", command: Any = CHECK, **how: Any
+) -> Row:
+    """The training data of an RL run hold `content`, read by `check`, which needs no model."""
+    also = list(how.pop("also", ()))
+    words = also if any(word.startswith("data.train=") for word in also) else [f"data.train={file}", *also]
+    return row(name, file, *says, files={file: content, **how.pop("files", {})}, words=words, command=command, **how)
+
+
+def line(name: str, *says: str, second: str | bytes, **how: Any) -> Row:
+    """The second line of the training data is `second`."""
+    content = GOOD.encode() + (second if isinstance(second, bytes) else second.encode()) + b"\n"
+    return train(name, "train.jsonl:2", *says, content=content, **how)
+
+
+def sft(name: str, *says: str, rows: list[Any], **how: Any) -> Row:
+    text = "".join(json.dumps(item) + "\n" for item in rows)
+    return row(name, *says, base="sft", files={"sft.jsonl": text}, **how)
+
+
+def pairs(name: str, *says: str, rows: list[Any], **how: Any) -> Row:
+    text = "".join(json.dumps(item) + "\n" for item in rows)
+    return row(name, *says, base="rm", files={"pairs.jsonl": text}, **how)
+
+
+def placed(make: Callable[[Path], None], name: str = "other.jsonl") -> dict[str, Any]:
+    return {"make": lambda folder: make(folder / name), "words": [f"data.train={name}"], "command": CHECK}
+
+
+def bomb(num_bytes: int) -> bytes:
+    """So many zeros in a thousandth of the bytes."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(num_bytes >> 20)) + packer.flush()
+
+
+def parquet(values: list[Any], **options: Any) -> bytes:
+    import io
+
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(values), buffer, **options)
+    return buffer.getvalue()
+
+
+def deep(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+JSON = [
+    line("JSON nested 100,000 deep", "nested", second='{"prompt": "1", "answer": ' + deep(100_000) + "}"),
+    line("JSON nested 900 deep", "recursion", second='{"prompt": "1", "answer": ' + deep(900) + "}"),
+    line("JSON that opens 100,000 brackets", "nested", second="[" * 100_000),
+    line("number of 5,000 digits", "digits", second='{"prompt": "1", "answer": ' + "9" * 5_000 + "}"),
+    line("NaN", "NaN", second='{"prompt": "1", "answer": NaN}'),
+    line("Infinity", "Infinity", second='{"prompt": "1", "answer": Infinity}'),
+    line("minus Infinity", "-Infinity", second='{"prompt": "1", "answer": -Infinity}'),
+    line("number that no float holds", "1e999", second='{"prompt": "1", "answer": 1e999}'),
+    line("lone surrogate", "surrogate", second='{"prompt": "1\\ud800", "answer": "1"}'),
+    line("lone surrogate as a key", "surrogate", second='{"prompt": "1", "\\udfff": "1"}'),
+    line("lone surrogate in an unused column", "surrogate", second='{"prompt": "1", "answer": "1", "x": ["\\udc80"]}'),
+    line("key given twice", "'prompt'", "twice", second='{"prompt": "1", "prompt": "2", "answer": "1"}'),
+    line("single quotes", "malformed JSON", second="{'prompt': '1'}"),
+    line("comment", "malformed JSON", second="// later"),
+    line("comma at the end", "malformed JSON", second='{"prompt": "1",}'),
+    line("two objects", "malformed JSON", "Extra data", second='{"prompt": "1"} {"prompt": "2"}'),
+    line("control character in a text", "control character", second='{"prompt": "1\x01", "answer": "1"}'),
+    line("NUL byte", "malformed JSON", second=b'{"prompt": "1\0", "answer": "1"}'),
+    line("Latin-1", "UTF-8", "0xf6", second='{"prompt": "schön", "answer": "1"}'.encode("latin-1")),
+    line("byte that ends a text too early", "UTF-8", second=b'{"prompt": "\xe2\x82", "answer": "1"}'),
+    line("surrogates written as UTF-8", "UTF-8", second=b'{"prompt": "\xed\xa0\x80", "answer": "1"}'),
+    line("text alone", "JSON object", second='"1+1="'),
+    line("number alone", "JSON object", second="5"),
+    line("null alone", "JSON object", second="null"),
+    line("HTML", "malformed JSON", second="<html>not found</html>"),
+    line("prompt that is null", "nothing (null)", second='{"prompt": null, "answer": "1"}'),
+    line("prompt that is an object", "prompt", second='{"prompt": {"a": 1}, "answer": "1"}'),
+    line("prompt that is a boolean", "prompt", second='{"prompt": true, "answer": "1"}'),
+    line("prompt that is an empty list", "messages", second='{"prompt": [], "answer": "1"}'),
+    line("prompt that is missing", "no column 'prompt'", second='{"answer": "1"}'),
+    line("prompt that is empty", "empty", second='{"prompt": "", "answer": "1"}'),
+    line("prompt of blanks alone", "empty", second='{"prompt": " \\n\\t", "answer": "1"}'),
+    line("prompt key in capitals", "no column 'prompt'", second='{"Prompt": "1", "answer": "1"}'),
+    train("domain that is a list", "train.jsonl:1", "domain",
+          content='{"prompt": "1", "answer": "1", "domain": ["a"]}\n'),
+    train("byte order mark of UTF-16", "UTF-8", content=GOOD.encode("utf-16")),
+    train("UTF-32", "UTF-8", content=GOOD.encode("utf-32")),
+    train("keys of another language", "columns", content='{"вопрос": "1", "ответ": "2"}\n'),
+    train("blank lines alone", "is empty", content="\n\n \n"),
+    train("byte order mark alone", "is empty", content=b"\xef\xbb\xbf"),
+    train("byte order mark and a wrong byte", "train.jsonl:2", "0xff",
+        content=b"\xef\xbb\xbf" + GOOD.encode() + b"\xff\n"),
+    train("first row without columns", "columns", content="{}\n" + GOOD),
+    train("list of numbers as .json", "row 0", file="a.json", content="[1, 2]"),
+    train("object of objects as .json", "list of objects", file="a.json", content='{"a": {"prompt":\n "1"}}\n'),
+    train("empty list as .json", "is empty", file="a.json", content="[]"),
+    train("empty .json", "malformed", file="a.json", content=""),
+    train(".json nested deeply", "nested", file="a.json", content="[" * 100_000),
+    train(".json cut short", "a.json:2", "malformed", file="a.json", content='[{"prompt": "1"},\n{"prompt": '),
+    train("number of 5,000 digits in .json", "digits", file="a.json", content="[" + "1" * 5_000 + "]"),
+]  # fmt: skip
+
+PLACES = [
+    row("data that are a pipe", "'other.jsonl' is a pipe", **placed(os.mkfifo)),
+    row("data that are a link to a pipe", "is a pipe", **placed(
+        lambda path: (os.mkfifo(path.with_name("p")), path.symlink_to("p")))),
+    row("data that are a link to itself", "leads back to itself", **placed(lambda path: path.symlink_to(path.name))),
+    row("data that are a link to nothing", "link to nothing", **placed(lambda path: path.symlink_to("nowhere"))),
+    row("data that are a device", "/dev/zero", "device", words="data.train=/dev/zero", command=CHECK),
+    row("data that are a device behind a link", "device", **placed(lambda path: path.symlink_to("/dev/zero"))),
+    row("data that are a terminal's input", "/dev/stdin", words="data.train=/dev/stdin", command=CHECK),
+    row("data inside of a file", "reward.py/a.jsonl", words="data.train=reward.py/a.jsonl", command=CHECK),
+    row("empty folder as data", "no data file", **placed(Path.mkdir, "other")),
+    row("folder with a pipe as data", "pipe", **placed(
+        lambda path: (path.mkdir(), os.mkfifo(path / "train.jsonl")), "other")),
+    row("folder of the model as data", "model", words="data.train=./model", command=CHECK),
+    row("saved data set that is damaged", "cannot be read", command=CHECK, words="data.train=./other",
+        files={"other/dataset_info.json": "{", "other/state.json": "["}),
+    row("saved data set of an empty state", "other", command=CHECK, words="data.train=./other",
+        files={"other/dataset_info.json": "{}", "other/state.json": "{}"}),
+    row("data for planning that are a pipe", "pipe", **{**placed(os.mkfifo), "command": ("plan", "run.yaml")}),
+    row("supervised data that are a pipe", "pipe", base="sft", words="data.train=p.jsonl",
+        make=lambda folder: os.mkfifo(folder / "p.jsonl")),
+    row("comparisons that are a device", "/dev/zero", base="rm", words="data.train=/dev/zero"),
+]  # fmt: skip
+
+FORMATS = [
+    train("gzip that is none", "gzip", file="a.jsonl.gz", content="plain"),
+    train("gzip cut short", "a.jsonl.gz", file="a.jsonl.gz", content=gzip.compress(GOOD.encode() * 99)[:40]),
+    train("gzip with a wrong sum", "gzip", file="a.jsonl.gz",
+          content=gzip.compress(GOOD.encode())[:-8] + struct.pack("<II", 1, 2)),
+    train("gzip with a damaged middle", "gzip", file="a.jsonl.gz",
+          content=gzip.compress(os.urandom(9) + GOOD.encode() * 99)[:30] + b"\xff" * 20),
+    train("bzip2 under the name .gz", "gzip", file="a.jsonl.gz", content=bz2.compress(GOOD.encode())),
+    train("empty gzip", "empty", file="a.jsonl.gz", content=b""),
+    train("more bytes than allowed, packed", "max_bytes (1,000,000 bytes)", file="a.jsonl.gz", content=bomb(1 << 28),
+          also=["data.train=[{path: a.jsonl.gz, max_bytes: 1000000}]"]),
+    train("more bytes than allowed", "max_bytes (100 bytes)", content=GOOD * 99,
+          also=["data.train.0.max_bytes=100"]),
+    train("more bytes than allowed, text", "max_bytes", file="a.txt", content="1\n\n" * 99,
+          also=["data.train.0.max_bytes=100"]),
+    train("more bytes than allowed, Parquet", "max_bytes", file="a.parquet",
+          content=parquet([{"prompt": "1" * 1_000, "answer": "1"}] * 1_000), also=["data.train.0.max_bytes=9999"]),
+    train("Parquet that is none", "Parquet", file="a.parquet", content="PAR1 no PAR1"),
+    train("Parquet cut short", "Parquet", file="a.parquet", content=parquet([{"prompt": "1", "answer": "1"}])[:-20]),
+    train("Parquet with a damaged middle", "a.parquet", file="a.parquet",
+          content=(lambda b: b[:8] + b"\xff" * 60 + b[68:])(parquet([{"prompt": "1" * 99, "answer": "1"}] * 99))),
+    train("Parquet without bytes", "0 bytes", file="a.parquet", content=parquet([{"prompt": "1", "answer": "1"}])[:0]),
+    train("Parquet with a null prompt", "row 1", "nothing (null)", file="a.parquet",
+          content=parquet([{"prompt": "1", "answer": "1"}, {"prompt": None, "answer": "1"}])),
+    train("Parquet with numbers as prompts", "row 0", file="a.parquet", content=parquet([{"prompt": 5, "answer": 1}])),
+    train("CSV with a quote that never ends", "a.csv", "malformed", file="a.csv", content='prompt,answer\n"1,2\n3,4\n'),
+    train("CSV with text behind a quote", "a.csv:2", file="a.csv", content='prompt,answer\n"1"x,2\n'),
+    train("CSV with too many fields", "a.csv:2", "3 fields", file="a.csv", content="prompt,answer\n1,2,3\n"),
+    train("CSV with too few fields", "a.csv:3", "1 fields", file="a.csv", content="prompt,answer\n1,2\n3\n"),
+    train("CSV with one name twice", "prompt twice", file="a.csv", content="prompt,prompt\n1,2\n"),
+    train("CSV of semicolons", "prompt;answer", file="a.csv", content="prompt;answer\n1;2\n"),
+    train("CSV without rows", "empty", file="a.csv", content="prompt,answer\n"),
+    train("CSV in UTF-16", "UTF-8", file="a.csv", content="prompt,answer\n1,2\n".encode("utf-16")),
+    train("CSV with NUL", "a.csv:2", file="a.csv", content="prompt,answer\n1\0,2\n"),
+    train("CSV without a header", "columns", file="a.csv", content="1+1=,2\n3+4=,7\n"),
+    train("text of blanks", "empty", file="a.txt", content=" \n\n \n"),
+    train("text that is no UTF-8", "a.txt:2", "UTF-8", file="a.txt", content=b"1\n\xff\n"),
+    train("separator that is no expression", "document_separator", file="a.txt", content="1\n",
+          also=["data.train.0.document_separator=(["]),
+    train("separator that matches nothing at all", "document_separator", file="a.txt", content="1\n",
+          also=["data.train.0.document_separator=x*"]),
+    train("separator that never ends", "document_separator", file="a.txt", content="1" * 60 + "!\n",
+          also=["data.train.0.document_separator=(1+)+$"]),
+    train("separator for JSON lines", "document_separator", content=GOOD, also=["data.train.0.document_separator=x"]),
+    train("archive of another kind", "the file name does not tell", file="a.jsonl.zip", content="PK"),
+    train("spreadsheet", "the file name does not tell", file="a.xlsx", content="PK"),
+    train("YAML", "the file name does not tell", file="a.yaml", content="a: 1"),
+    train("no suffix", "the file name does not tell", file="nothing", content="a: 1"),
+]  # fmt: skip
+
+MEANING = [
+    row("rows without an answer for a reward that reads it", "data.train", "gold answer", command=CHECK,
+        files={"train.jsonl": '{"prompt": "1+1="}\n' * 3}),
+    row("rows whose answers are null", "data.train", "gold answer", command=CHECK,
+        files={"train.jsonl": '{"prompt": "1+1=", "answer": null}\n' * 3}),
+    row("rows without an answer for the built-in reward", "data.train", "gold answer", command=CHECK,
+        files={"train.jsonl": '{"prompt": "1+1="}\n' * 3}, words="rewards=math"),
+    train("layout that the rows do not have", "messages", content=GOOD, also=["data.train.0.schema_name=chat"]),
+    train("role that there is none of", "'anser'", content=GOOD, also=["data.train.0.columns.anser=answer"]),
+    row("columns that are a list", "data.train.0.columns is ['a']", words="data.train.0.columns=[a]"),
+    row("split that the folder lacks", "no data file for split 'nowhere'", command=CHECK,
+        files={"other/train.jsonl": GOOD}, words=["data.train=[{path: ./other, split: nowhere}]"]),
+    train("template with an open brace", "prompt_template", content=GOOD,
+          also=["data.train.0.prompt_template='{nowhere}'"]),
+    train("template that uses a list", "prompt_template", content='{"prompt": "1", "answer": "1", "x": [1]}\n',
+          also=["data.train.0.prompt_template='{x}'"]),
+    train("ids that come twice", "id", content='{"prompt": "1", "answer": "1", "id": 7}\n' * 2,
+          also=["data.train.0.columns.id=id"]),
+    train("ids that are lists", "id", content='{"prompt": "1", "answer": "1", "id": [7]}\n',
+          also=["data.train.0.columns.id=id"]),
+    train("messages that are text", "messages", content='{"messages": "hello", "answer": "1"}\n'),
+    train("messages that are numbers", "message 1", content='{"messages": [1], "answer": "1"}\n'),
+    train("messages of empty objects", "message 1", content='{"messages": [{}], "answer": "1"}\n'),
+    train("messages nested in text", "messages",
+          content=json.dumps({"messages": "[" * 50_000, "answer": "1"}) + "\n"),
+    train("role that is a number", "role",
+          content='{"messages": [{"role": 1, "content": "1"}], "answer": "1"}\n'),
+    train("letters that the tokenizer lacks", "tokenizer", content='{"prompt": "ü+1=", "answer": "1"}\n',
+          command=("rl", "run.yaml")),
+    sft("empty completion", "sft.jsonl:2", "completion", rows=[{"prompt": "1", "completion": "1"}, {"prompt": "1",
+        "completion": ""}]),
+    sft("completion of blanks", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": "  \n"}]),
+    sft("completion that is null", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": None}]),
+    sft("completion that is an object", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": {"a": 1}}]),
+    sft("completion that is a boolean", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": True}]),
+    sft("completion that is an empty list", "sft.jsonl:1", "completion", rows=[{"prompt": "1", "completion": []}]),
+    sft("prompts without completions", "completion", rows=[{"prompt": "1"}]),
+    sft("completions that are missing later", "sft.jsonl:2", "completion", rows=[{"prompt": "1", "completion": "2"},
+        {"prompt": "3"}]),
+    sft("text that is a number", "sft.jsonl:1", rows=[{"text": 5}]),
+    sft("text that is empty", "sft.jsonl:1", "empty", rows=[{"text": ""}]),
+    sft("chat without a template", "chat template", rows=[{"messages": [{"role": "user", "content": "1"},
+        {"role": "assistant", "content": "2"}]}]),
+    sft("every example too long", "no row is left", rows=[{"prompt": "1" * 40, "completion": "2"}]),
+    sft("example longer than a batch", "no row is left", rows=[{"prompt": "1" * 10, "completion": "2"}],
+        words="optimization.tokens_per_batch=4"),
+    pairs("responses that are numbers", "chosen", rows=[{"prompt": "1", "chosen": 5, "rejected": 6}]),
+    pairs("responses that are null", "rejected", rows=[{"prompt": "1", "chosen": "5", "rejected": None}]),
+    pairs("prompt that is an object", "prompt", rows=[{"prompt": {}, "chosen": "5", "rejected": "6"}]),
+    pairs("margin that is text", "margin", rows=[{"prompt": "1", "chosen": "5", "rejected": "6", "margin": "big"}],
+        words="margins=true"),
+    pairs("margin that is missing", "no margin", rows=[{"prompt": "1", "chosen": "5", "rejected": "6"}],
+        words="margins=true"),
+    pairs("tie that is text", "tie", rows=[{"prompt": "1", "chosen": "5", "rejected": "6", "tie": "perhaps"}]),
+    pairs("one candidate", "candidate", rows=[{"prompt": "1", "responses": ["5"], "best": 0}], words="loss=best_of"),
+    pairs("best below zero", "best", rows=[{"prompt": "1", "responses": ["5", "6"], "best": -1}], words="loss=best_of"),
+    pairs("best that is a fraction", "best", rows=[{"prompt": "1", "responses": ["5", "6"], "best": 0.5}],
+        words="loss=best_of"),
+    pairs("candidates that are text", "responses", rows=[{"prompt": "1", "responses": "56", "best": 0}],
+        words="loss=best_of"),
+    pairs("fixed length of the policy beyond the context", "max_response_tokens", rows=[{"prompt": "1", "chosen": "5",
+        "rejected": "6"}] * 4,
+          words="normalization.kind=gain_bias normalization.max_response_tokens=64"),
+]  # fmt: skip
+
+ROWS = [*JSON, *PLACES, *FORMATS, *MEANING]
+
+
+@pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
+def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
+    refuse(case)

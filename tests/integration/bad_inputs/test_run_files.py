@@ -1,0 +1,351 @@
+"""Run files and values on the command line that cannot be used, and what is said about each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Row = dict[str, Any]
+
+
+def row(name: str, *says: str, words: str | list[str] = "", **how: Any) -> Row:
+    return {"name": name, "says": says, "words": words, **how}
+
+
+def bomb(levels: int, step: str) -> str:
+    """Each level stands for several of the level below; `step` says how."""
+    lines = ["a0: &a0 {k0: 1}"]
+    lines += [f"a{n}: &a{n} " + step.replace("@", f"*a{n - 1}").replace("#", str(n)) for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+def run_file(name: str, *says: str, base: str | bytes, **how: Any) -> Row:
+    return row(name, "run.yaml", *says, base=base, **how)
+
+
+def not_a_file(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def replace(folder: Path) -> None:
+        (folder / "run.yaml").unlink()
+        make(folder / "run.yaml")
+
+    return replace
+
+
+YAML = [
+    run_file("merge keys of merge keys", "aliases", base=bomb(30, "{<<: [@, @, @, @, @, @, @, @, @, @], k#: 1}")),
+    run_file("merge keys through plain aliases", "aliases", base=bomb(40, "{<<: [@, @], x: @, y: @}")),
+    run_file("aliases of aliases", "aliases", base=bomb(30, "[@, @, @, @, @, @, @, @, @, @]")),
+    run_file("deep list", "nested", base="a: " + "[" * 50_000),
+    run_file("deep list that closes", "nested", base="a: " + "[" * 5_000 + "]" * 5_000),
+    run_file("deep mapping", "nested", base="{a: " * 5_000),
+    run_file("deep blocks", "nested", base="\n".join(" " * n + "a:" for n in range(700))),
+    run_file("section that merges itself", "inside of themselves", base="model: &m\n  <<: *m\n  path: a\n"),
+    run_file("list that holds itself", "inside of themselves", base="model: &m [*m]\n"),
+    run_file("merge of a number", "<<", base="model: {<<: 5, path: ./model}\n"),
+    run_file("merge of a list of numbers", "<<", base="model: {<<: [5], path: ./model}\n"),
+    run_file("alias of nothing", "undefined alias", base="model: *nothing\n"),
+    run_file("NUL byte", "#x0000", base=b"model: a\0b\n"),
+    run_file("control character", "special characters are not allowed", base=b"model: a\x07b\n"),
+    run_file("two documents", "single document", base="model: a\n---\nmodel: b\n"),
+    run_file("UTF-16", "UTF-8", base="model: a\n".encode("utf-16")),
+    run_file("Latin-1", "line 2", "UTF-8", base="model: a\n# Größe\n".encode("latin-1")),
+    run_file("text alone", "not keys with values", base="model\n"),
+    run_file("number alone", "not keys with values", base="7\n"),
+    run_file("null", "is empty", base="null\n"),
+    run_file("comment alone", "is empty", base="# later\n"),
+    run_file("tagged binary", "tag", base="model: !!binary aGVsbG8=\n"),
+    run_file("tagged set", "tag", base="model: !!set {a, b}\n"),
+    run_file("tag of one's own", "tag", base="model: !mine {a: b}\n"),
+    run_file("unknown directive of a version", "version", base="%YAML 9.9\n---\nmodel: a\n"),
+    run_file("list as a key", "plain word", base="? [a, b]\n: 1\nmodel: a\n"),
+    run_file("number of 5,000 digits", "digits", base="steps: " + "9" * 5_000 + "\nmodel: a\n"),
+    run_file("larger than any run file", "larger than", base="# " + "x" * 2_000_000),
+    run_file("no brace at the end", "not readable as YAML", base="{model: a, data: {train: b}\n"),
+    run_file("JSON with a trailing word", "not readable as YAML", base='{"model": "a"} x\n'),
+    run_file("anchor with two names", "not readable as YAML", base="model: &a &b c\n"),
+    run_file("merge key given twice", "<<", "twice", base="a: &a {path: x}\nmodel:\n  <<: *a\n  <<: *a\n"),
+    row("run file that is a pipe", "run.yaml", "not a file", make=not_a_file(os.mkfifo)),
+    row("run file that is a link to itself", "run.yaml", "link",
+        make=not_a_file(lambda path: path.symlink_to(path.name))),
+    row("run file that is a link to nothing", "run.yaml", "link", make=not_a_file(lambda path: path.symlink_to("no"))),
+    row("run file that is a device", "/dev/zero", "not a file", command=("rl", "/dev/zero")),
+    row("run file that is a device, planned", "/dev/zero", "not a file", command=("plan", "/dev/zero")),
+    row("run file with a long name", "too long", command=("rl", "a" * 5_000)),
+    row("run file in a long folder", "too long", command=("check", "a/" * 5_000 + "run.yaml")),
+    row("run file inside of a file", "train.jsonl/run.yaml", command=("sft", "train.jsonl/run.yaml")),
+    row("empty name of a run file", "run file", command=("rm", "")),
+    row("name of a run file with NUL", "run file", command=("rl", "a\0b")),
+    row("name of a run file that is no text", "run file", command=("rl", "a\udcff.yaml")),
+]  # fmt: skip
+
+
+def number(field: str, value: str, *says: str, base: str = "rl", **how: Any) -> Row:
+    named = () if says[0] in ("has no option '1'", "above 1") else (field,)
+    name = f"{field}={value:.30} {' '.join(how.get('command', ('',)))} ({base})"
+    return row(name, *named, *says, words=[f"{field}={value}", *how.pop("also", ())], base=base, **how)
+
+
+NUMBERS = [
+    number("optimization.betas", "[1, 0.999]", "below 1"),
+    number("optimization.betas", "[0.9, 1.0]", "below 1", base="sft"),
+    number("optimization.betas", "[0.9]", "list of 2"),
+    number("optimization.betas", "[0.9, 0.99, 0.999]", "list of 2", base="rm"),
+    number("optimization.betas", "[a, b]", "list of 2"),
+    number("optimization.betas", "0.9", "list of 2"),
+    number("optimization.eps", "1e-45", "float32"),
+    number("optimization.learning_rate", "1e-45", "float32"),
+    number("optimization.learning_rate", "1e-320", "float32", base="sft"),
+    number("optimization.learning_rate", "1e39", "float32", base="rm"),
+    number("optimization.learning_rate", "-1e-5", "above 0"),
+    number("optimization.learning_rate", "true", "number"),
+    number("optimization.learning_rate", "-.inf", "not a finite number"),
+    number("optimization.learning_rate", "1e999", "not a finite number"),
+    number("optimization.max_grad_norm", "0", "above 0"),
+    number("optimization.weight_decay", "-0.1", "at least 0"),
+    number("optimization.epochs", "1000000000000", "at most", base="sft"),
+    number("optimization.epochs", "1000000000000", "at most", base="rm"),
+    number("optimization.epochs", "1000000000000", "at most"),
+    number("optimization.tokens_per_batch", "1000000000000000", "at most", base="sft"),
+    number("optimization.comparisons_per_batch", "1000000000000000", "at most", base="rm"),
+    number("optimization.tokens_per_microbatch", "1" + "0" * 400, "at most"),
+    number("optimization.warmup_steps", "1" + "0" * 400, "at most"),
+    number("steps", "1" + "0" * 400, "at most"),
+    number("steps", "1e300", "float32", base="sft"),
+    number("steps", "9" * 5_000, "digits"),
+    number("seed", "1" + "0" * 400, "at most"),
+    number("seed", "18446744073709551616", "at most"),
+    number("seed", "2024-01-01", "whole number"),
+    number("seed", "0x10", "whole number"),
+    number("seed", "1:30", "whole number"),
+    number("seed", "[1]", "whole number"),
+    number("seed", "{a: 1}", "whole number"),
+    number("rollout.temperature", "1e-45", "float32"),
+    number("rollout.temperature", "1e-9", "at least"),
+    number("rollout.group_size", "1000000000000", "at most"),
+    number("rollout.prompts_per_step", "1000000000000", "at most"),
+    number("rollout.max_response_tokens", "1000000000000", "context"),
+    number("rollout.max_response_tokens", "64", "context is 32"),
+    number("rollout.max_response_tokens", "32", "context is 32", command=("plan", "run.yaml")),
+    number("rollout.max_response_tokens", "64", "context is 32", command=("plan", "run.yaml")),
+    number("rollout.max_response_tokens", "64", "context is 32", command=("eval", "run.yaml"),
+           also=["data.eval=[{path: train.jsonl, limit: 4}]"]),
+    number("rollout.top_k", "-1", "at least 0"),
+    number("rollout.top_p", "0", "above 0"),
+    number("rollout.min_p", "1", "below 1"),
+    number("rollout.stop_token_ids", "[99999]", "99999", "vocabulary"),
+    number("rollout.stop_token_ids", "[99999]", "99999", "vocabulary", command=("plan", "run.yaml")),
+    number("rollout.stop_token_ids", "[-1]", "at least 0"),
+    number("rollout.stop_token_ids", "[1.5]", "whole number"),
+    number("rollout.stop_token_ids", "abc", "list"),
+    number("rollout.stop", "[\"\"]", "empty"),
+    number("rollout.stop", "[5]", "text"),
+    number("rollout.vllm.call_timeout_seconds", "1e18", "at most", also=["rollout.engine=vllm"]),
+    number("rewards.0.timeout_seconds", "1e18", "at most"),
+    number("rewards.0.timeout_seconds", "1e-45", "float32"),
+    number("rewards.0.timeout_seconds", ".inf", "not a finite number"),
+    number("rewards.0.timeout_seconds", "1e-9", "at least"),
+    number("rewards.0.weight", ".nan", "not a finite number"),
+    number("rewards.0.weight", "1e300", "float32"),
+    number("scoring.workers", "1000000", "at most"),
+    number("scoring.failure_score", ".inf", "not a finite number", also=["scoring.on_failure=score"]),
+    number("evaluation.samples", "1000000000000", "at most"),
+    number("evaluation.success_score", ".nan", "not a finite number"),
+    number("checkpoint.keep", "0", "at least 1"),
+    number("model.lora.rank", "1000000000000", "at most"),
+    number("model.lora", "true", "section"),
+    number("data.train.0.weight", "1e-45", "float32"),
+    number("data.train.0.limit", "0", "at least 1"),
+    number("data.shuffle", "1", "true or false"),
+    number("algorithm.clip_low", "1e-45", "float32"),
+    number("algorithm.kl_coef", "1e300", "float32", also=["algorithm.kl_in=loss"]),
+    number("algorithm.loss_options", "5", "names with values"),
+    number("algorithm.loss_options", "{dual_clip: a}", "dual_clip"),
+    number("algorithm.loss_options", "{dual_clip: .nan}", "dual_clip"),
+    number("algorithm.loss_options", "{dual_clip: 0.5}", "above 1"),
+    number("algorithm.estimator_options", "{eps: []}", "eps"),
+    number("algorithm.estimator_options", "{1: 2}", "has no option '1'"),
+    number("max_tokens", "0", "at least 1", base="sft"),
+    number("max_tokens", "1", "max_tokens", base="sft"),
+    number("held_out_fraction", "1", "below 1", base="rm"),
+    number("label_smoothing", "0.5", "below 0.5", base="rm"),
+    number("candidates", "1", "at least 2", base="rm"),
+    number("normalization.temperature", "1e-45", "float32", base="rm"),
+]  # fmt: skip
+
+
+def path_of(field: str, value: str, *says: str, base: str = "rl", shown: str = "", **how: Any) -> Row:
+    name = f"{field}: {shown or repr(value)} {' '.join(how.get('command', ('',)))} ({base})"
+    return row(name, field, *says, words=[f"{field}={value}", *how.pop("also", ())], base=base, **how)
+
+
+PATHS = [
+    path_of("output", "''", "empty"),
+    path_of("output", "''", "empty", base="sft"),
+    path_of("output", "''", "empty", base="rm"),
+    path_of("output", "''", "empty", command=("plan", "run.yaml")),
+    path_of("output", '"a\\0b"', "NUL"),
+    path_of("output", '"a\\uD800"', "surrogate"),
+    path_of("output", '"a\\nb"', "line break"),
+    path_of("output", "a" * 5_000, "long"),
+    path_of("output", "a/" * 3_000, "long", shown="a/a/a..."),
+    path_of("output", "' run'", "space"),
+    path_of("output", "'run '", "space"),
+    path_of("output", "'~/run'", "~"),
+    path_of("output", "'~nobody-at-all/run'", "~"),
+    path_of("output", ".", "working folder"),
+    path_of("output", "./run/..", "working folder"),
+    path_of("output", "..", "holds"),
+    path_of("output", "/", "root", command=("plan", "run.yaml")),
+    path_of("output", ".", "working folder", command=("plan", "run.yaml")),
+    path_of("output", ".", "working folder", base="sft", command=("plan", "run.yaml")),
+    path_of("output", ".", "working folder", base="rm"),
+    path_of("output", ".", "working folder", also=["--fresh"]),
+    path_of("output", "/", "root", base="sft", command=("plan", "run.yaml")),
+    path_of("output", "model", "model.path"),
+    path_of("output", "model", "model.path", base="sft"),
+    path_of("output", "train.jsonl", "train.jsonl"),
+    path_of("output", "train.jsonl/run", "train.jsonl"),
+    path_of("output", "train.jsonl", "train.jsonl", command=("plan", "run.yaml")),
+    path_of("output", "loop", "loop", make=lambda folder: (folder / "loop").symlink_to("loop")),
+    path_of("output", "pipe", "pipe", make=lambda folder: os.mkfifo(folder / "pipe")),
+    path_of("output", "/dev/null", "/dev/null"),
+    row("output where no folder can be made", "/proc/burnish", words="output=/proc/burnish"),
+    path_of("output", "null", "empty (null)"),
+    path_of("output", "[a]", "expected: text"),
+    path_of("output", "12", "in quotes"),
+    path_of("model.path", "''", "empty"),
+    path_of("model.path", '"a\\0b"', "NUL"),
+    path_of("model.path", '"\\uDFFF"', "surrogate"),
+    path_of("model.path", "a" * 5_000, "long"),
+    path_of("model.path", "/" + "a/" * 3_000, "long", shown="/a/a/a..."),
+    path_of("model.path", "./loop", "link", make=lambda folder: (folder / "loop").symlink_to("loop")),
+    path_of("model.path", "./pipe", "pipe", make=lambda folder: os.mkfifo(folder / "pipe")),
+    path_of("model.path", "/dev/zero", "/dev/zero"),
+    path_of("model.path", "~nobody-at-all/model", "nobody-at-all"),
+    path_of("model.path", "null", "empty (null)"),
+    path_of("model.path", "{}", "text"),
+    path_of("model.tokenizer", "./nowhere", "does not exist"),
+    path_of("model.tokenizer", "''", "empty"),
+    path_of("model.tokenizer", "run.yaml", "is a file"),
+    path_of("data.train.0.path", "''", "empty"),
+    path_of("data.train.0.path", '"a\\0b.jsonl"', "NUL"),
+    path_of("data.train.0.path", '"a\\uD800.jsonl"', "surrogate"),
+    path_of("data.train.0.path", "a" * 5_000 + ".jsonl", "long"),
+    path_of("data.train.0.path", "'train.jsonl '", "space"),
+    path_of("data.train", "{path: ~nobody-at-all/x.jsonl}", "nobody-at-all"),
+    path_of("data.train", "[[train.jsonl]]", "section"),
+    path_of("data.train", "5", "section"),
+    path_of("critic.init", "''", "empty", also=["algorithm=ppo"]),
+    path_of("critic.init", '"a\\0b"', "NUL", also=["algorithm=ppo"]),
+    path_of("rewards.0.name", '"a\\0b.py:f"', "NUL"),
+    path_of("rewards.0.name", "''", "empty"),
+    path_of("rewards.0.name", "reward.py:", "reward.py:"),
+    row("reward of no file", "':f'", words="rewards.0.name=:f"),
+    row("reward of a folder above", "'..:f'", words="rewards.0.name=..:f"),
+    path_of("rewards.0.name", "a" * 5_000 + ".py:f", "long"),
+    path_of("rewards.0.name", "model:", "model:"),
+    path_of("algorithm.loss", "'.:f'", ".:f"),
+    path_of("algorithm.loss", "'a b:f'", "a b:f"),
+    row("estimator that its module lacks", "'json:nothing'", words="algorithm.estimator=json:nothing"),
+    row("estimator that is another function", "json:dumps", words="algorithm.estimator=json:dumps"),
+    row("loss that is another function", "json:dumps", words="algorithm.loss=json:dumps"),
+    path_of("rollout.engine", "json:dumps", "json:dumps"),
+    path_of("logging.sinks", "[json]", "json"),
+    path_of("logging.sinks", "[tensorboard, tensorboard]", "twice"),
+    path_of("logging.sinks", "['']", "logging.sinks"),
+    path_of("model.device", "meta", "model.device"),
+    path_of("model.device", "mps", "model.device"),
+    path_of("model.device", "cpu:99", "model.device"),
+    path_of("model.device", "cuda:-1", "model.device"),
+    path_of("model.device", "cuda:99", "model.device", "CUDA devices"),
+    path_of("model.device", "''", "model.device"),
+    path_of("model.device", "'0'", "model.device"),
+    path_of("model.device", "CPU", "model.device"),
+    path_of("model.device", "xla", "model.device"),
+    path_of("model.dtype", "fp32", "float32"),
+    path_of("model.dtype", "torch.float32", "float32"),
+    path_of("model.dtype", "null", "float32"),
+]  # fmt: skip
+
+
+OVERRIDES = [
+    row("override that is empty", "key.path=value", words=[""]),
+    row("override that is =", "key.path=value", words=["="]),
+    row("override without a key", "key.path=value", words=["=5"]),
+    row("override with two dots", "key.path=value", words=["rollout..group_size=5"]),
+    row("override with a dot at the end", "key.path=value", words=["rollout.=5"]),
+    row("override of a blank key", "key.path=value", words=[" =5"]),
+    row("override with a blank in the key", "rollout. group_size", words=["rollout. group_size=5"]),
+    row("override twice", "steps", "twice", words=["steps=1", "steps=2"]),
+    row("override of a section and inside of it, the section last", "rollout", words=["rollout.top_k=3", "rollout=5"]),
+    row("index that is no digit of ours", "data.train", words=["data.train.²=x.jsonl"]),
+    row("index in Arabic digits", "data.train", words=["data.train.٠.limit=3"]),
+    row("index below zero", "data.train", words=["data.train.-1.limit=3"]),
+    row("index past the end", "rewards has 1 entries", words=["rewards.99.weight=2"]),
+    row("index into a list that is not there", "rewards", base="model: ./model\ndata: {train: train.jsonl}\n",
+        words=["rewards.99.weight=2"]),
+    row("index into a section", "rollout.0", words=["rollout.0=2"]),
+    row("key inside of a number", "steps", words=["steps.more=2"]),
+    row("key of another alphabet", "ѕteps", words=["ѕteps=3"]),
+    row("key with a lone surrogate", "\\udcff", words=["a\udcff=3"]),
+    row("value with a lone surrogate", "#xdcff", words=["logging.project=a\udcff"]),
+    row("value with NUL", "not readable", words=["logging.project=a\0b"]),
+    row("value that is deeply nested", "nested", words=["rewards=" + "[" * 5_000]),
+    row("value of two documents", "single document", words=["steps=1\n---\n2"]),
+    row("value with a tag", "tag", words=["steps=!!python/name:os.system"]),
+    row("value with an unknown alias", "alias", words=["steps=*a"]),
+    row("values that are a thousand", "is not a known key", words=[f"nothing.{n}=1" for n in range(1_000)]),
+    row("key of a thousand parts", "key.path=value", words=["a." * 1_000 + "b=1"]),
+    row("unknown option", "No such option", command=("rl", "run.yaml", "--no-such")),
+    row("option without its value", "--step", command=("eval", "run.yaml", "--step")),
+    row("option that is no number", "--step", command=("eval", "run.yaml", "--step", "five")),
+    row("step of a run file", "--step", command=("eval", "run.yaml", "--step", "5")),
+    row("negative number of rows", "--show", command=("check", "run.yaml", "--show", "-1")),
+    row("top score that is no number", "--top-score", command=("check", "run.yaml", "--top-score", "x")),
+    row("top score that is not finite", "--top-score", command=("check", "run.yaml", "--top-score", "nan")),
+    row("algorithm of no name", "''", command=("algorithms", "")),
+    row("algorithm with a lone surrogate", "\\udcff", command=("algorithms", "\udcff")),
+    row("algorithm of 5,000 letters", "no algorithm", command=("algorithms", "a" * 5_000)),
+    row("two algorithms", "Usage", command=("algorithms", "grpo", "dapo")),
+    row("command of no name", "Usage", command=("",)),
+    row("command with a lone surrogate", "Usage", command=("\udcff",)),
+    row("report of a file", "train.jsonl", command=("report", "train.jsonl")),
+    row("report of a run with NUL", "run folder", command=("report", "a\0b")),
+    row("report of a long name", "run folder", command=("report", "a" * 5_000)),
+    row("report into a folder", "cannot write model: Is a directory", command=("report", "past", "--out", "model"),
+        files={"past/metrics.jsonl": '{"step": 1, "reward/mean": 0.5}\n'}),
+    row("report of a metrics file nested deeply", "metrics.jsonl", command=("report", "past"),
+        files={"past/metrics.jsonl": "[" * 100_000 + "\n"}),
+    row("report of metrics that are text", "metrics.jsonl", command=("report", "past"),
+        files={"past/metrics.jsonl": '{"step": 1, "reward/mean": "high"}\n'}),
+    row("report of metrics that are no UTF-8", "metrics.jsonl", command=("report", "past"),
+        files={"past/metrics.jsonl": b'{"step": 1, "\xff": 1}\n'}),
+    row("report of metrics that are a pipe", "metrics.jsonl", command=("report", "past"), files={"past/x": ""},
+        make=lambda folder: os.mkfifo(folder / "past" / "metrics.jsonl")),
+    row("report of rollouts that are no rollouts", "rollouts", command=("report", "past"),
+        files={"past/metrics.jsonl": '{"step": 1, "reward/mean": 0.5}\n'},
+        make=lambda folder: ((folder / "past" / "rollouts").mkdir(),
+                             (folder / "past" / "rollouts" / "step-000001.jsonl").write_text("[1, 2]\n"))),
+    row("evaluation of a run whose configuration is no mapping", "config.yaml", command=("eval", "past"),
+        files={"past/config.yaml": "- a\n"}),
+    row("evaluation of a run whose configuration is a bomb", "config.yaml", command=("eval", "past"),
+        files={"past/config.yaml": bomb(30, "{<<: [@, @, @, @, @, @, @, @, @, @], k#: 1}")}),
+    row("evaluation of a run whose configuration nests deeply", "config.yaml", command=("eval", "past"),
+        files={"past/config.yaml": "a: " + "[" * 5_000}),
+    row("evaluation of a run whose configuration is no text", "config.yaml", command=("eval", "past"),
+        files={"past/config.yaml": b"\xff\xfe\0"}),
+    row("run in a folder whose configuration nests deeply", "config.yaml",
+        files={"run/config.yaml": "a: " + "[" * 5_000}),
+    row("run in a folder whose configuration is no text", "config.yaml", files={"run/config.yaml": b"\xff\xfe\0"}),
+]  # fmt: skip
+
+ROWS = [*YAML, *NUMBERS, *PATHS, *OVERRIDES]
+
+
+@pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
+def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
+    refuse(case)
