@@ -24,6 +24,9 @@ def _preset_shorthand(value: Any) -> Any:
     return {"preset": value} if isinstance(value, str) else value
 
 
+VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
+
+
 class RewardConfig(Section):
     """One reward; several are summed with their weights."""
 
@@ -38,6 +41,9 @@ class RewardConfig(Section):
     """Time for one response (for a batched reward: for one call); past it the worker is killed."""
     label: str | None = None
     """Name in the logs, when the same reward is used twice."""
+    environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
+    """Environment variables that this reward sees beside the harmless ones that all rewards see (names, for example
+    `[JUDGE_API_KEY]`; docs/rewards.md lists the others). Their values are written nowhere."""
 
 
 Reward = Annotated[RewardConfig, BeforeValidator(_name_shorthand)]

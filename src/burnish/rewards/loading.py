@@ -29,6 +29,7 @@ class RewardSpec:
     label: str
     options: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 10.0
+    environment: tuple[str, ...] = ()
 
     @property
     def is_model(self) -> bool:
