@@ -26,6 +26,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 _PARENT_CHECK_MILLISECONDS = 500  # a forked copy of the training process can hold the control socket open
+_LISTED = Path("/proc/thread-self/children")  # not in every kernel
 _END_SECONDS = 10.0
 _OUTPUT_SECONDS = 1.0
 _OOM_SCORE = "600"  # out of memory the kernel takes a worker before the training process
@@ -138,10 +139,13 @@ def _has_children() -> bool:
 
 def _children() -> list[int]:
     """Ids of this process's children, adopted ones included."""
-    lists = list(Path("/proc/self/task").glob("*/children"))
-    if lists:
-        return [int(word) for file in lists for word in file.read_text().split()]
-    return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _parent_of(place) == os.getpid()]
+    if not _LISTED.exists():
+        return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _parent_of(place) == os.getpid()]
+    found: list[int] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile; its children are another one's now
+            found += map(int, file.read_text().split())
+    return found
 
 
 def _parent_of(place: Path) -> int | None:
