@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 
+from burnish.config.secrets import masked_yaml
 from burnish.errors import BurnishError, DataError
 from burnish.observability.alarms import replay
 from burnish.observability.atomic import disk_remedy, write_text_atomically
@@ -55,8 +56,8 @@ def _render(run_dir: Path, rows: Sequence[Mapping[str, Any]], samples: Mapping[s
         script=_asset("page.js"),
         tiles=headline(rows),
         alarms=replay(rows),
-        config=_optional_text(run_dir / "config.yaml"),
-        environment=_optional_text(run_dir / "environment.json"),
+        config=_masked_text(run_dir / "config.yaml"),
+        environment=_masked_text(run_dir / "environment.json"),
         charts=script_json([*build_charts(rows), *_value_charts(run_dir, rows), *score_histogram(run_dir)]),
         rollouts=script_json(samples),
         note=samples["note"],
@@ -84,6 +85,12 @@ def score_histogram(run_dir: Path) -> list[dict[str, Any]]:
 
 def _asset(name: str) -> str:
     return files("burnish.observability").joinpath("report_page", name).read_text(encoding="utf-8")
+
+
+def _masked_text(path: Path) -> str | None:
+    """For readers of a page that may be handed on."""
+    text = _optional_text(path)
+    return None if text is None else masked_yaml(text)
 
 
 def _optional_text(path: Path) -> str | None:

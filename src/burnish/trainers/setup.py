@@ -19,6 +19,7 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
+from burnish.config.secrets import masked
 from burnish.errors import CheckpointError
 from burnish.models.allocator import keep_freed_memory
 from burnish.models.float32 import fast_float32
@@ -289,7 +290,7 @@ def open_journal(
         config.logging.sinks,
         workplace.path,
         project=config.logging.project,
-        config=config.model_dump(mode="json"),
+        config=masked(config.model_dump(mode="json")),
         resume_step=resume_step,
     )
     plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
