@@ -29,8 +29,8 @@ def digits(response: str, answer: str) -> float:
 NOTE_WORKERS = """
 import burnish.rewards.process as process
 real = process.WorkerProcess.__init__
-def init(self, specs):
-    real(self, specs)
+def init(self, *arguments):
+    real(self, *arguments)
     with open({path!r}, "a") as file:
         file.write(str(self.pid) + "\\n")
 process.WorkerProcess.__init__ = init

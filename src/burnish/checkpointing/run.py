@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from burnish import __version__
 from burnish.config.loading import read_run_text
 from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
@@ -68,7 +69,8 @@ class Difference:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.before!r} before, {self.now!r} now"
+        before, now = (masked(value, place=self.field) for value in (self.before, self.now))
+        return f"{self.field}: {before!r} before, {now!r} now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +201,16 @@ def _records(config: RunConfig) -> bool:
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved run file as YAML, every field written out, in the order of the reference."""
-    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved run file as YAML, every field written out, in the order of the reference, secrets masked."""
+    values = masked(config.model_dump(mode="json"), hashed=True)
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return text
 
 
 def refused_differences(before: dict[str, Any], config: RunConfig) -> list[Difference]:
     """Differences between a saved configuration and this one that forbid resuming, sorted by field."""
     now = config.model_dump(mode="json")
+    before = restored(before, now)
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
     return [found for found in differences(_with_defaults(before, config), now) if not _under(found.field, allowed)]
 
@@ -227,7 +231,7 @@ def environment() -> dict[str, Any]:
     """Versions, machine and git revision that a start of the run had."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
+        "command": masked_command(sys.argv),
         "burnish": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

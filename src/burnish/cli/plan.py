@@ -161,11 +161,12 @@ def _show_values(loaded: LoadedConfig, console: Console, all_values: bool) -> No
 
 
 def _values(loaded: LoadedConfig) -> Iterable[tuple[str, str, str]]:
+    from burnish.config.secrets import masked
     from burnish.config.writing import flat_values
 
     values = flat_values(loaded.config)
     for path, origin in loaded.provenance.items():
-        yield path, str(values[path]), origin
+        yield path, str(masked(values[path], place=path)), origin
 
 
 def bytes_in_words(number: float) -> str:

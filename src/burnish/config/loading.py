@@ -23,6 +23,7 @@ from burnish.config.presets import PRESETS, RM_PRESETS, Preset
 from burnish.config.problems import Problem, raise_problems
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, SftConfig
 from burnish.config.schema_rm import RmConfig
+from burnish.config.secrets import masked_places
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml
 from burnish.errors import ConfigError
 from burnish.reading import file_problem, read_at_most, reading
@@ -292,10 +293,16 @@ def _validate(layers: _Layers, problems: list[Problem], source: str) -> RunConfi
         problems += explain(error, layers.section, layers.data, layers.provenance)
     if config is not None:
         problems += check_complete(config, f"burnish {layers.kind}")
+    problems += [_masked_value(place) for place in masked_places(layers.data)]
     raise_problems(_named(problems), source=source, where=layers.places)
     if config is None:  # explain() never returns an empty list for an error
         raise ConfigError(f"{source} cannot be used", remedy="see docs/configuration.md")
     return config
+
+
+def _masked_value(place: str) -> Problem:
+    message = "was masked when this file was written, because it looks like a secret"
+    return Problem(place, message, f"give the value again, for example on the command line: {place}=VALUE")
 
 
 def _named(problems: list[Problem]) -> list[Problem]:

@@ -33,6 +33,8 @@ from burnish.config.section import (
     refuse,
 )
 
+VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
+
 
 class RewardConfig(Section):
     """One reward; several are summed with their weights."""
@@ -48,6 +50,9 @@ class RewardConfig(Section):
     """Time for one response (for a batched reward: for one call); past it the worker is killed."""
     label: str | None = None
     """Name in the logs, when the same reward is used twice."""
+    environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
+    """Environment variables that this reward sees beside the harmless ones that all rewards see (names, for example
+    `[JUDGE_API_KEY]`; docs/rewards.md lists the others). Their values are written nowhere."""
 
 
 Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]

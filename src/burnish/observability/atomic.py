@@ -6,14 +6,22 @@ import errno
 import os
 from pathlib import Path
 
+PRIVATE = 0o600
+"""Mode of the files of a run that can tell something about its owner."""
+
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file so that a kill at any instant leaves the old content or the new one, never a part."""
+    """Write a file so that a kill at any instant leaves the old content or the new one, never a part.
+
+    Only its owner may read it, whatever the umask: prompts, paths and command lines are nobody else's.
+    """
     # A lone surrogate from somebody's data cannot be UTF-8; backslashreplace makes it the escape that JSON knows.
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from burnish.config.departures import Departure, departures
+from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import BurnishError, DataError
 from burnish.observability.alarms import replay
@@ -80,7 +81,7 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
             f"{run_dir} has no {METRICS_FILE} with at least one step",
             remedy="give the folder of a run (its `output`)",
         )
-    config = _optional_text(run_dir / "config.yaml")
+    config = _masked_text(run_dir / "config.yaml")
     return RunPage(
         name=name,
         tiles=headline(rows),
@@ -89,7 +90,7 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
         samples=sample_rollouts(run_dir / "rollouts", limits),
         config=config,
         departures=_departures(config),
-        environment=_optional_text(run_dir / "environment.json"),
+        environment=_masked_text(run_dir / "environment.json"),
     )
 
 
@@ -161,6 +162,12 @@ def _value_charts(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict
 
 def _asset(name: str) -> str:
     return files("burnish.observability").joinpath("report_page", name).read_text(encoding="utf-8")
+
+
+def _masked_text(path: Path) -> str | None:
+    """For readers of a page that may be handed on."""
+    text = _optional_text(path)
+    return None if text is None else masked_yaml(text)
 
 
 def _optional_text(path: Path) -> str | None:

@@ -1,4 +1,7 @@
-"""Calls a loaded reward on one response, on many at once or concurrently, and turns what happens into outcomes."""
+"""Calls a loaded reward on one response, on many at once or concurrently, and turns what happens into outcomes.
+
+Checking what a reward returned can run its code too, so that happens inside the same guard as the call.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +19,36 @@ from burnish.types import RewardStatus
 Arguments = dict[str, Any]
 Report = Callable[[int, Outcome], None]
 
+IN_TRAINING: tuple[type[BaseException], ...] = (Exception, SystemExit)
+"""What a reward may raise in the training process, where a KeyboardInterrupt is the user's."""
+IN_WORKER: tuple[type[BaseException], ...] = (BaseException,)
+"""What a reward may raise in a worker: everything, for Ctrl-C does not reach it."""
+
 
 class Caller:
     """Runs rewards; keeps one event loop for the asynchronous ones, so that their clients survive between calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, guarded: tuple[type[BaseException], ...] = IN_TRAINING) -> None:
+        self._guarded = guarded
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def one(self, reward: LoadedReward, arguments: Arguments) -> Outcome:
         """One response. An exception becomes ERROR with its traceback; a wrong return type raises RewardError."""
         try:
-            result = self._value(reward.call(**arguments))
+            return read_result(self._value(reward.call(**arguments)), reward.spec.label)
         except BurnishError:
             raise
-        except (Exception, SystemExit):  # noqa: BLE001  boundary: user code may raise anything
-            return failure(RewardStatus.ERROR, traceback.format_exc())
-        return read_result(result, reward.spec.label)
+        except self._guarded as error:  # boundary: user code may raise anything
+            return failure(RewardStatus.ERROR, traceback_of(error))
 
     def batch(self, reward: LoadedReward, arguments: Arguments, count: int) -> list[Outcome]:
         """One call on `count` responses. An exception is the ERROR of all; a wrong length raises RewardError."""
         try:
-            results = self._value(reward.call(**arguments))
+            return read_batch(self._value(reward.call(**arguments)), count, reward.spec.label)
         except BurnishError:
             raise
-        except (Exception, SystemExit):  # noqa: BLE001  boundary: user code may raise anything
-            return [failure(RewardStatus.ERROR, traceback.format_exc())] * count
-        return read_batch(results, count, reward.spec.label)
+        except self._guarded as error:  # boundary: user code may raise anything
+            return [failure(RewardStatus.ERROR, traceback_of(error))] * count
 
     def concurrently(self, reward: LoadedReward, rows: Sequence[tuple[int, Arguments]], report: Report) -> None:
         """Awaits an asynchronous reward on all rows at once, each under its own time limit."""
@@ -59,14 +66,13 @@ class Caller:
         clock = asyncio.timeout(limit)
         try:
             async with clock:
-                result = await reward.call(**arguments)
+                return read_result(await reward.call(**arguments), reward.spec.label)
         except BurnishError:
             raise
-        except (Exception, SystemExit):  # noqa: BLE001  boundary: user code may raise anything
+        except self._guarded as error:  # boundary: user code may raise anything
             if clock.expired():
                 return failure(RewardStatus.TIMEOUT, timeout_detail(reward.spec.label, limit))
-            return failure(RewardStatus.ERROR, traceback.format_exc())
-        return read_result(result, reward.spec.label)
+            return failure(RewardStatus.ERROR, traceback_of(error))
 
     def _value(self, result: Any) -> Any:
         """The result itself, or what a coroutine comes to."""
@@ -82,6 +88,14 @@ class Caller:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback as text; of an exception whose own text cannot be made, its class."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as second:  # noqa: BLE001  boundary: the exception's __str__ is code of the user
+        return f"{type(error).__qualname__}, whose traceback cannot be shown ({type(second).__qualname__})"
 
 
 def timeout_detail(label: str, seconds: float) -> str:

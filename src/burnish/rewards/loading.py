@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from burnish.config.names import MODEL_REWARD
+from burnish.config.secrets import masked
 from burnish.errors import BurnishError, ConfigError, RewardError
 from burnish.outside import MEND, describe_failure
 from burnish.rewards.inputs import Signature, check_options, nearest, read_signature
@@ -29,6 +30,7 @@ class RewardSpec:
     label: str
     options: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 10.0
+    environment: tuple[str, ...] = ()
 
     @property
     def is_model(self) -> bool:
@@ -131,7 +133,7 @@ def _construct(target: type, spec: RewardSpec) -> Callable[..., Any]:
         raise ConfigError(
             f"reward {spec.label!r} needs the option {missing[0]!r}", remedy=f"set it under options: {missing[0]}"
         )
-    with _user_code(f"constructing reward {spec.label!r} with options {dict(spec.options)}"):
+    with _user_code(f"constructing reward {spec.label!r} with options {masked(dict(spec.options), place='options')}"):
         instance = target(**spec.options)
     if not callable(instance):
         raise RewardError(f"reward {spec.label!r}: class {target.__name__} has no __call__ method")

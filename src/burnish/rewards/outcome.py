@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set, Sized
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from burnish.errors import RewardError
 from burnish.types import RewardStatus, Score
+
+MAX_DETAIL = 20_000
+"""Characters of the reason that a failed response keeps."""
+PARTS_REMEDY = "return parts as a dictionary from names to numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,10 @@ class Outcome:
 
 
 def failure(status: RewardStatus, detail: str) -> Outcome:
-    """An outcome without a score."""
+    """An outcome without a score. Of a very long reason the beginning and the end are kept."""
+    if len(detail) > MAX_DETAIL:
+        half = MAX_DETAIL // 2
+        detail = f"{detail[:half]}\n... {len(detail) - MAX_DETAIL:,} characters left out ...\n{detail[-half:]}"
     return Outcome(status, None, detail)
 
 
@@ -30,46 +38,94 @@ def read_result(result: Any, label: str) -> Outcome:
     """Checks what a reward returned for one response.
 
     None is MISSING, a number that is not finite is ERROR, any other type than float, int, bool or Score raises
-    RewardError: the function itself is wrong then, not this response.
+    RewardError: the function itself is wrong then, not this response. Reading the result can run code of the user
+    (`__float__`, properties of a subclass) and raise what that raises.
     """
     if result is None:
         return failure(RewardStatus.MISSING, f"reward {label!r} returned None: it cannot judge this response")
-    score = result if isinstance(result, Score) else Score(_number(result, label))
+    score = result if isinstance(result, Score) else Score(_number(result, label, "returned"))
     return _finite(_plain_score(score, label), label)
 
 
 def read_batch(results: Any, count: int, label: str) -> list[Outcome]:
     """Checks what a batched reward returned for `count` responses; another length raises RewardError."""
-    if isinstance(results, (str, bytes, Mapping)) or not isinstance(results, Iterable):
+    unordered = isinstance(results, (str, bytes, Mapping, Set))
+    if unordered or not isinstance(results, Iterable):
         raise RewardError(
             f"batched reward {label!r} returned {type(results).__name__} for {count} responses",
             remedy="return a list with one score per response",
         )
-    results = list(results)
-    if len(results) != count:
+    found = list(itertools.islice(results, count + 1))  # what yields without end is cut
+    if len(found) != count:
         raise RewardError(
-            f"batched reward {label!r} returned {len(results)} scores for {count} responses",
+            f"batched reward {label!r} returned {_length(results, found, count)} scores for {count} responses",
             remedy="return exactly one score per response, in their order (None where it cannot judge)",
         )
-    return [read_result(result, label) for result in results]
+    return [read_result(result, label) for result in found]
 
 
-def _number(value: Any, label: str) -> float:
+def _length(results: Iterable[Any], found: list[Any], count: int) -> str:
+    if isinstance(results, Sized):
+        return str(len(results))
+    return f"more than {count}" if len(found) > count else str(len(found))
+
+
+def _number(value: Any, label: str, what: str) -> float:
     if not isinstance(value, Real):
         raise RewardError(
-            f"reward {label!r} returned {type(value).__name__} ({str(value)[:80]!r})",
+            f"reward {label!r} {what} {type(value).__name__}{_shown(value)}",
             remedy="return a float, int, bool, burnish.types.Score, or None for a response that cannot be judged",
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number or a fraction beyond the largest float
+        return math.inf
+
+
+def _shown(value: Any) -> str:
+    """A text itself; what any other object looks like would be told by code of the user."""
+    return f" ({value[:80]!r})" if type(value) is str else ""
 
 
 def _plain_score(score: Score, label: str) -> Score:
     tokens = score.token_rewards
     return Score(
-        value=_number(score.value, label),
-        parts={str(name): _number(value, label) for name, value in score.parts.items()},
-        token_rewards=None if tokens is None else tuple(_number(value, label) for value in tokens),
+        value=_number(score.value, label, "returned a Score whose value is"),
+        parts=_plain_parts(score.parts, label),
+        token_rewards=None
+        if tokens is None
+        else tuple(_number(value, label, "returned among its token_rewards") for value in _entries(tokens, label)),
     )
+
+
+def _plain_parts(parts: Any, label: str) -> dict[str, float]:
+    """Part names as exact texts, their numbers as floats."""
+    if not isinstance(parts, Mapping):
+        raise RewardError(
+            f"reward {label!r} returned a Score whose parts are {type(parts).__name__}", remedy=PARTS_REMEDY
+        )
+    plain: dict[str, float] = {}
+    for name, value in parts.items():
+        if not isinstance(name, str):
+            raise RewardError(
+                f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}",
+                remedy=PARTS_REMEDY,
+            )
+        plain[str.__str__(name)] = _number(value, label, f"returned as part {str.__str__(name)[:80]!r}")
+    return plain
+
+
+def _entries(tokens: Any, label: str) -> Iterable[Any]:
+    if (
+        isinstance(tokens, (str, bytes, Mapping, Set))
+        or not isinstance(tokens, Iterable)
+        or not isinstance(tokens, Sized)
+    ):
+        raise RewardError(
+            f"reward {label!r} returned token_rewards of type {type(tokens).__name__}",
+            remedy="return a tuple with one number per entry of response_tokens",
+        )
+    return tokens
 
 
 def _finite(score: Score, label: str) -> Outcome:
@@ -77,5 +133,9 @@ def _finite(score: Score, label: str) -> Outcome:
     named += [(f"token_rewards[{index}]", value) for index, value in enumerate(score.token_rewards or ())]
     for name, value in named:
         if not math.isfinite(value):
-            return failure(RewardStatus.ERROR, f"reward {label!r} returned {value} as {name}")
+            return failure(RewardStatus.ERROR, f"reward {label!r} returned {_infinite(value)} as {name}")
     return Outcome(RewardStatus.OK, score)
+
+
+def _infinite(value: float) -> str:
+    return "nan" if math.isnan(value) else f"{value} (infinite, or too large for a float)"

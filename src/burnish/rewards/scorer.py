@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -12,6 +13,7 @@ from burnish.errors import ConfigError, RewardError
 from burnish.rewards.calling import Caller
 from burnish.rewards.combining import Weighted, combine
 from burnish.rewards.endings import Ending
+from burnish.rewards.environment import check_environment
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.pool import Outcomes, Task, WorkerPool
@@ -308,7 +310,20 @@ def _specs(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
             raise ConfigError(
                 f"two rewards have the label {label!r}", remedy="give each its own label: under rewards, label: ..."
             )
-    return [
-        RewardSpec(reward.name, label, dict(reward.options), reward.timeout_seconds)
+    specs = [
+        RewardSpec(reward.name, label, dict(reward.options), reward.timeout_seconds, reward.environment)
         for reward, label in zip(rewards, labels, strict=True)
     ]
+    for spec in specs:
+        _check_environment(spec)
+    return specs
+
+
+def _check_environment(spec: RewardSpec) -> None:
+    """ConfigError where `environment` would mean nothing, or names a variable that is not set."""
+    if spec.environment and (spec.is_model or spec.runs_inline):
+        raise ConfigError(
+            f"reward {spec.label!r} sets `environment`, but it runs in the training process and sees all of it",
+            remedy="remove `environment` from it",
+        )
+    check_environment(spec.environment, spec.label, os.environ)

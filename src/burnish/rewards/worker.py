@@ -1,100 +1,133 @@
-"""The worker process: loads the rewards once, then scores what the parent sends and reports after every response.
+"""The worker process: loads the rewards once, then scores what it is sent and reports after every response.
 
-Imports no torch and no configuration classes, so that a worker is up in a fraction of a second. It must never outlive
-its parent: the pipe's end, a watcher thread and, for code that never yields the interpreter, a kernel timer see to it.
+Imports no torch and no configuration classes, so that a worker is up in a fraction of a second. Its supervisor
+(`burnish.rewards.supervisor`) ends it, with all that it started.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-import signal
-import threading
-import time
-import traceback
+import socket
+import sys
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
-from burnish.errors import BurnishError
-from burnish.rewards.calling import Arguments, Caller
+from burnish.errors import BurnishError, RewardError
+from burnish.outside import MEND
+from burnish.rewards.calling import IN_WORKER, Caller, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
-from burnish.rewards.outcome import Outcome
+from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
+from burnish.rewards.outcome import MAX_DETAIL, Outcome, failure
+from burnish.rewards.wire import MAX_ANSWER_BYTES, decode_request, encode_answer, read_frame
+from burnish.types import RewardStatus
 
-# Past the time limit the parent kills the worker; only when the parent cannot (it is gone or stopped) does the
-# kernel's alarm end it, this much later.
-ALARM_GRACE_SECONDS = 5.0
+CHANNEL_CLOSED = 113
+"""Exit status of a worker whose reward has closed the socket to the training process."""
+
+_HIGH_DESCRIPTOR = 200  # out of the way of code that closes or writes to the first few descriptors
 
 
-def serve(descriptor: int, parent: int) -> None:
-    """Main function of a worker; `descriptor` is its end of the pipe, `parent` the process it belongs to."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    os.dup2(2, 1)  # what a reward prints must not mix with the parent's standard output
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    connection = Connection(descriptor)
-    caller = Caller()
+class Channel:
+    """The worker's end of the socket. Neither programs that a reward starts nor its forks have it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = _moved_up(descriptor)
+        self._socket = socket.socket(fileno=self._descriptor)
+        self._identity = os.fstat(self._descriptor).st_ino
+        os.register_at_fork(after_in_child=self._close_in_fork)
+
+    def receive(self) -> Any:
+        """The next request. EOFError when the training process has no more."""
+        self._check()
+        return decode_request(read_frame(self._socket.recv))
+
+    def send(self, answer: Answer) -> None:
+        """ValueError, and nothing is sent, for an answer that is too long."""
+        frame = encode_answer(answer.plain())
+        if len(frame) > MAX_ANSWER_BYTES:
+            raise ValueError(f"an answer of {len(frame):,} bytes")
+        self._check()
+        self._socket.sendall(frame)
+
+    def _check(self) -> None:
+        """A reward may have closed the descriptor, and another file may have its number by now."""
+        try:
+            same = os.fstat(self._descriptor).st_ino == self._identity
+        except OSError:
+            same = False
+        if not same:
+            os._exit(CHANNEL_CLOSED)
+
+    def _close_in_fork(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def serve(descriptor: int) -> None:
+    """Main function of a worker; `descriptor` is its end of the socket."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed worker keeps what it printed
+    channel = Channel(descriptor)
+    caller = Caller(IN_WORKER)
     try:
-        rewards = _load(connection, connection.recv())
+        rewards = _load(channel, channel.receive())
         while True:
-            kind, *task = connection.recv()
-            _run(connection, caller, rewards, kind, task)
+            _run(channel, caller, rewards, channel.receive())
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the parent is gone or has closed us
+        os._exit(0)  # the training process is gone or has closed us
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)  # the worker leads its own group: what a reward started ends as well
-
-
-def _load(connection: Connection, specs: Sequence[RewardSpec]) -> list[LoadedReward]:
+def _moved_up(descriptor: int) -> int:
     try:
-        rewards = [load_reward(spec) for spec in specs]
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
+    except OSError:  # this machine allows fewer
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
+
+
+def _load(channel: Channel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, LoadedReward]:
+    """The rewards by their numbers; what one of them raises while it is loaded is told and ends the worker."""
+    try:
+        rewards = {index: load_reward(RewardSpec(**spec)) for index, spec in listed}
     except BurnishError as error:
-        cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
-        connection.send(("refused", type(error).__name__, error.message, error.remedy, cause))
-        os._exit(0)
-    connection.send(("ready", [reward.signature for reward in rewards]))
+        _refuse(channel, error)
+    except BaseException as error:  # noqa: BLE001  boundary: importing runs code of the user
+        _refuse(channel, RewardError(f"loading the rewards failed: {type(error).__name__}", remedy=MEND), error)
+    channel.send(Ready({index: reward.signature for index, reward in rewards.items()}))
     return rewards
 
 
-def _run(connection: Connection, caller: Caller, rewards: list[LoadedReward], kind: str, task: list[Any]) -> None:
-    index, rows = task
+def _refuse(channel: Channel, error: BurnishError, cause: BaseException | None = None) -> None:
+    cause = cause or error.__cause__
+    text = "" if cause is None else failure(RewardStatus.ERROR, traceback_of(cause)).detail
+    channel.send(Refused(type(error).__name__, error.message[:MAX_DETAIL], error.remedy, text))
+    os._exit(0)
+
+
+def _run(channel: Channel, caller: Caller, rewards: dict[int, LoadedReward], request: list[Any]) -> None:
+    kind, task, index, rows = request
     reward = rewards[index]
+
+    def report(item: int, outcome: Outcome) -> None:
+        try:
+            channel.send(Judged(task, item, outcome))
+        except ValueError as error:
+            detail = f"reward {reward.spec.label!r} returned too much for one response: {error}"
+            channel.send(Judged(task, item, failure(RewardStatus.ERROR, detail)))
+
     try:
         if kind == "batch":
-            _run_batch(connection, caller, reward, *rows)
+            items, arguments = rows
+            for item, outcome in zip(items, caller.batch(reward, arguments, len(items)), strict=True):
+                report(item, outcome)
         elif reward.signature.asynchronous:
-            _arm(reward)
-            caller.concurrently(reward, rows, lambda item, outcome: _report(connection, item, outcome))
+            caller.concurrently(reward, rows, report)
         else:
-            _run_each(connection, caller, reward, rows)
+            for item, arguments in rows:
+                report(item, caller.one(reward, arguments))
     except BurnishError as error:  # the reward breaks its contract (wrong length or type): the run must stop
-        connection.send(("violation", error.message, error.remedy))
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
-    connection.send(("idle",))
-
-
-def _run_each(
-    connection: Connection, caller: Caller, reward: LoadedReward, rows: Sequence[tuple[int, Arguments]]
-) -> None:
-    for item, arguments in rows:
-        _arm(reward)
-        _report(connection, item, caller.one(reward, arguments))
-
-
-def _run_batch(
-    connection: Connection, caller: Caller, reward: LoadedReward, items: Sequence[int], arguments: Arguments
-) -> None:
-    _arm(reward)
-    for item, outcome in zip(items, caller.batch(reward, arguments, len(items)), strict=True):
-        _report(connection, item, outcome)
-
-
-def _arm(reward: LoadedReward) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, reward.spec.timeout_seconds + ALARM_GRACE_SECONDS)
-
-
-def _report(connection: Connection, item: int, outcome: Outcome) -> None:
-    connection.send(("outcome", item, outcome))
+        channel.send(Violation(task, error.message[:MAX_DETAIL], error.remedy))
+    channel.send(Idle(task))

@@ -50,7 +50,7 @@ class WorkerProcess:
         self._memory = os.memfd_create("burnish-weights")
         descriptors = (theirs.fileno(), self._memory)
         command = [python, str(script), *map(str, descriptors), str(os.getpid())]
-        with theirs, log.open("ab") as output:
+        with theirs, open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as output:
             self._log_start = output.tell()
             try:
                 self._process = subprocess.Popen(

@@ -18,6 +18,7 @@ from burnish.checkpointing.pending import read_pending, write_pending
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
+from burnish.config.secrets import masked
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import PromptSet
 from burnish.models.allocator import keep_freed_memory
@@ -300,7 +301,7 @@ def open_journal(
         config.logging.sinks,
         workplace.path,
         project=config.logging.project,
-        config=config.model_dump(mode="json"),
+        config=masked(config.model_dump(mode="json")),
         resume_step=workplace.written_step,
     )
     plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps

@@ -101,6 +101,39 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_remedy(tmp_path: Path) ->
     assert caught.value.remedy
 
 
+def judged(key: str, **fields: Any) -> RlConfig:
+    return config(rewards=[{"name": "judge.py:score", "options": {"api_key": key, "pad_token": "<pad>"}}], **fields)
+
+
+def test_secrets_are_masked_and_a_run_with_them_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["burnish", "rl", "run.yaml", "rewards.0.options.api_key=hunter2hunter2"])
+    run = RunDirectory(tmp_path / "run")
+    run.begin(judged("hunter2hunter2"))
+    for file in (run.config_file, run.environment_file):
+        assert "hunter2" not in file.read_text()
+    assert "api_key=(masked)" in run.environment_file.read_text()
+    assert "<pad>" in run.config_file.read_text()
+    assert run.admit(judged("hunter2hunter2"))
+    run.begin(judged("hunter2hunter2"))
+    assert run.admit(judged("hunter2hunter2"))
+    with pytest.raises(CheckpointError, match="another configuration") as caught:
+        run.admit(judged("another-key"))
+    assert "another-key" not in str(caught.value)
+    assert "masked:" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="seed"):
+        run.admit(judged("hunter2hunter2", seed=9))
+
+
+def test_only_the_owner_reads_the_files_of_a_run(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        RunDirectory(tmp_path / "run").begin(config())
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()}
+    assert modes == {"config.yaml": 0o600, "environment.json": 0o600}
+
+
 def test_outside_of_a_checkout_there_is_no_revision(tmp_path: Path) -> None:
     assert git_revision(tmp_path) is None
 

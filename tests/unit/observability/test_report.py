@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,23 @@ def test_the_page_holds_curves_configuration_alarms_and_rollouts(tmp_path: Path)
     assert (response["reward"], response["advantage"], response["tokens"]) == (1.0, 0.5, ["q"] * 3)
     assert "seed: 17" in page
     assert "No alarm in this run" in page
+
+
+def test_the_page_tells_no_secret_and_is_its_owners(tmp_path: Path) -> None:
+    """Also of a folder that an earlier version wrote, which masked nothing."""
+    before = os.umask(0)
+    try:
+        make_run(tmp_path)
+        (tmp_path / "config.yaml").write_text("seed: 17\nrewards:\n- options:\n    api_key: hunter2\n    n: 3\n")
+        (tmp_path / "environment.json").write_text('{"command": ["a=https://me:hunter2@example.org"]}')
+        page = write_report(tmp_path)
+    finally:
+        os.umask(before)
+    assert "hunter2" not in page.read_text()
+    assert "api_key: (masked)" in page.read_text()
+    assert "n: 3" in page.read_text()
+    for name in ("report.html", "metrics.jsonl", "rollouts/step-000001.jsonl"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
 
 def test_the_page_loads_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,13 +180,22 @@ PARENT = """
 """
 
 
-def _end_parent(nasty: Path, number: signal.Signals, response: str, timeout_seconds: float) -> bool:
+def _end_parent(
+    nasty: Path,
+    number: signal.Signals,
+    response: str,
+    timeout_seconds: float,
+    begun: Callable[[], bool] = lambda: True,
+) -> bool:
     """Whether the worker is gone soon after its parent, which waits for the score of `response`, got the signal."""
     program = [sys.executable, "-c", textwrap.dedent(PARENT), str(nasty), response, str(timeout_seconds)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(word) for word in parent.stdout.readline().split()]
         time.sleep(0.5)
+        end = time.monotonic() + 30
+        while not begun() and time.monotonic() < end:
+            time.sleep(0.05)
         assert pids
         assert all(_alive(pid) for pid in pids)
         parent.send_signal(number)
@@ -198,10 +208,170 @@ def test_the_parents_end_is_the_workers_end(nasty: Path, number: signal.Signals)
     assert _end_parent(nasty, number, "loop", 300)
 
 
-@pytest.mark.slow
 def test_an_orphan_that_never_yields_the_interpreter_ends_too(nasty: Path) -> None:
-    """The kernel's timer ends it some seconds after its time limit, when no thread of it can run."""
-    assert _end_parent(nasty, signal.SIGKILL, "regex", 2)
+    """No thread of it can run, but its supervisor is another process."""
+    assert _end_parent(nasty, signal.SIGKILL, "regex", 300)
+
+
+DAEMONS = """
+    import ctypes, os, subprocess, sys, time
+
+    def twice_forked():
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                ctypes.CDLL(None).prctl(1, 0)  # not even a signal at its parent's end
+                with open(HERE, "a") as file: file.write(f"{os.getpid()}\\n")
+                os.execvp("sleep", ["sleep", "1000"])
+            os._exit(0)
+        os.wait()
+
+    def sessions():
+        quiet = "stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True"
+        code = f"import subprocess as s; print(s.Popen(['sleep', '1000'], {quiet}).pid)"
+        for _ in range(3):
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True)
+            with open(HERE, "a") as file: file.write(done.stdout)
+
+    def stopper():
+        twice_forked()
+        os.kill(os.getppid(), 19)  # SIGSTOP to whoever watches over this worker
+
+    HERE = __file__ + ".pids"
+    open(HERE, "a").close()
+    WAYS = {"twice forked": twice_forked, "sessions": sessions, "stopper": stopper}
+
+    def nasty(response):
+        way, _, ending = response.partition("/")
+        WAYS[way]()
+        while len(open(HERE).read().split()) < {"sessions": 3}.get(way, 1): time.sleep(0.01)
+        if ending == "loop":
+            while True: pass
+        if ending == "exit": os._exit(3)
+        return 1.0
+"""
+
+
+def _left_behind(path: Path, count: int) -> list[int]:
+    pids = [int(word) for word in path.with_name(path.name + ".pids").read_text().split()]
+    assert len(pids) == count
+    return pids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
+@pytest.mark.parametrize(
+    ("response", "status"),
+    [
+        ("twice forked/", RewardStatus.OK),
+        ("twice forked/loop", RewardStatus.TIMEOUT),
+        ("twice forked/exit", RewardStatus.ERROR),
+        ("sessions/", RewardStatus.OK),
+        ("sessions/loop", RewardStatus.TIMEOUT),
+        ("stopper/loop", RewardStatus.TIMEOUT),
+    ],
+)
+def test_what_leaves_its_session_ends_with_its_worker(
+    make_scorer: Any, make_items: Any, reward_file: Any, response: str, status: RewardStatus
+) -> None:
+    path = reward_file(DAEMONS)
+    limit = 5.0 if status is RewardStatus.TIMEOUT else 60.0
+    scorer = make_scorer({"name": f"{path}:nasty", "timeout_seconds": limit})
+    (scored,) = scorer.score(make_items([response]))
+    assert scored.status is status
+    pids = _left_behind(path, 3 if "sessions" in response else 1)
+    if status is RewardStatus.OK:
+        assert all(_alive(pid) for pid in pids)
+        scorer.close()
+    assert not any(_alive(pid) for pid in pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
+def test_what_leaves_its_session_ends_with_a_killed_training_process(reward_file: Any) -> None:
+    path = reward_file(DAEMONS)
+    assert _end_parent(
+        path, signal.SIGKILL, "twice forked/loop", 300, lambda: bool(path.with_name(path.name + ".pids").read_text())
+    )
+    assert _wait_gone(_left_behind(path, 1))
+
+
+TALKERS = """
+    import gc, os, socket
+
+    def channel():
+        found = [s for s in gc.get_objects() if isinstance(s, socket.socket) and s.fileno() >= 0]
+        assert found
+        return found[0]
+
+    def talker(response):
+        if response == "garbage": channel().send(b"not what it should be")
+        if response == "partial": channel().send((50).to_bytes(4, "big") + b"[")
+        if response == "no answer": channel().send((4).to_bytes(4, "big") + b"[{}]")
+        if response == "another task":
+            late = b'["outcome",0,0,"ok",[100.0,{},null],""]'
+            channel().send(len(late).to_bytes(4, "big") + late)
+        if response == "ready again":
+            again = b'["ready",[]]'
+            channel().send(len(again).to_bytes(4, "big") + again)
+        if response == "endless": channel().send(b"\\x7f" * 8)
+        if response == "child": os.system("for fd in $(ls /proc/self/fd); do echo x >&$fd; done 2>/dev/null")
+        return len(response)
+"""
+
+
+@pytest.mark.parametrize("bad", ["garbage", "partial", "no answer", "another task", "ready again", "endless"])
+def test_nonsense_on_the_socket_costs_one_response(
+    make_scorer: Any, make_items: Any, reward_file: Any, bad: str
+) -> None:
+    scorer = make_scorer({"name": f"{reward_file(TALKERS)}:talker", "timeout_seconds": 20})
+    scored = scorer.score(make_items(["ab", bad, "abc", "child"]))
+    assert scored[1].status is RewardStatus.ERROR
+    assert "in place of an answer" in scored[1].status_detail
+    assert [scored[index].reward for index in (0, 2, 3)] == [2.0, 3.0, 5.0]
+
+
+def test_a_supervisor_that_is_killed_takes_its_worker_along(
+    make_scorer: Any, make_items: Any, reward_file: Any
+) -> None:
+    path = reward_file("""
+        import os
+        def patricide(response):
+            if response == "kill": os.kill(os.getppid(), 9)
+            return len(response)
+    """)
+    scorer = make_scorer(f"{path}:patricide")
+    (pid,) = scorer.worker_pids
+    scored = scorer.score(make_items(["ab", "kill", "abc"]))
+    lost = [r for r in scored if r.status is not RewardStatus.OK]  # the worker may still have given an answer or two
+    assert len(lost) <= 1
+    assert all("SIGKILL" in r.status_detail for r in lost)
+    assert _wait_gone([pid])
+    assert [r.reward for r in scorer.score(make_items(["ab", "abc"]))] == [2.0, 3.0]
+
+
+def test_a_worker_that_cannot_be_started_is_one_clear_error(
+    make_scorer: Any, monkeypatch: pytest.MonkeyPatch, nasty: Path
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(RewardError, match="cannot be started: Resource temporarily unavailable"):
+        make_scorer(f"{nasty}:nasty")
+
+
+def test_large_arguments_do_not_wait_for_a_worker_that_does_not_read(
+    make_scorer: Any, make_items: Any, reward_file: Any
+) -> None:
+    path = reward_file("""
+        import time
+        def size(response, **columns): return len(columns.get("blob", ""))
+    """)
+    scorer = make_scorer({"name": f"{path}:size", "timeout_seconds": 2.0})
+    (pid,) = scorer.worker_pids
+    os.kill(pid, signal.SIGSTOP)
+    items = make_items(["ab"], columns={"blob": "x" * 5_000_000})
+    assert scorer.score(items)[0].status is RewardStatus.TIMEOUT
+    assert scorer.score(items)[0].reward == 5e6
 
 
 def test_workers_need_neither_torch_nor_configuration() -> None:

@@ -1,0 +1,176 @@
+"""Values that look like keys, tokens and passwords, and what is written in their place.
+
+Two things give a secret away: the name that it stands under (only where names are free: in `options` of all kinds and
+on the command line) and its own form (`hf_...`, `sk-...`, an address with a password; everywhere). A masked value keeps
+a salted, slow hash of the real one, so that a resumed run can tell whether it was given the same one again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+MASK = "(masked)"
+
+_ROUNDS = 100_000
+_MASKED = re.compile(r"\(masked:([0-9a-f]{16}):([0-9a-f]{32})\)")
+_NAME_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_ALWAYS = frozenset(
+    {"password", "passwords", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials"}
+    | {"apikey", "apikeys", "apitoken", "authtoken", "accesstoken", "secretkey", "accesskey", "privatekey"}
+    | {"authorization", "bearer"}
+)
+_OFTEN = frozenset({"key", "keys", "token", "tokens"})
+_TEXT_WORDS = """
+pad bos eos unk sep cls mask begin end start stop truncate special image audio video think thinking answer turn
+assistant response prompt column columns row rows field fields sort primary foreign label index max min num
+"""
+_OF_TEXT = frozenset(_TEXT_WORDS.split())
+"""Words that tell tokens of a text and keys of a table from those that open doors: `pad_token`, `answer_key`."""
+_SPECIAL = re.compile(r"\s*(<[^>]*>|\[[A-Z_]+\]|\W*)\s*")  # `</s>`, `[PAD]`, a full stop
+
+_SURE = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[opusr]_[A-Za-z0-9]{30,}|github_pat_\w{20,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|xox[abprs]-[A-Za-z0-9-]{10,}|glpat-[\w-]{16,}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|\b[A-Za-z][\w+.-]*://[^\s/@:]*:[^\s/@]+@"
+    r"|[?&](?:api_?key|key|token|access_token|password|secret|sig|signature)=[^&\s]{6,}"
+    r"|\b[Bb]earer [\w.~+/-]{8,}"
+)
+"""Forms that nothing else has, wherever they stand in a value."""
+_LIKELY = re.compile(r"(?:hf_|sk-|gh[opusr]_|AKIA|ASIA)(?=[\w-]*[0-9])[\w-]{6,}")
+"""Whole values that are most likely secrets, where names are free."""
+
+
+def masked(data: Any, *, place: str = "", hashed: bool = False) -> Any:
+    """Plain data with `(masked)` in place of what looks like a secret; with `hashed`, the form that `same_secret` can
+    compare. `place` is the dotted path at which the data stands in a run file."""
+    return _masked(data, tuple(place.split(".")), hashed=hashed)
+
+
+def masked_command(words: Sequence[str]) -> list[str]:
+    """A command line with its secrets masked: `key.path=value`, `--name value`, `--name=value` and bare values."""
+    shown: list[str] = []
+    for word in words:
+        before = shown[-1] if shown else ""
+        named = before.startswith("-") and "=" not in before and _named_secret(before, word)
+        shown.append(MASK if named else _masked_word(word))
+    return shown
+
+
+def masked_yaml(text: str) -> str:
+    """The text of a YAML or JSON file for others to read: no secret, and no hash of one."""
+    from burnish.config.yaml_text import dump_yaml  # here: workers read this module and need no YAML
+
+    data = _parsed(text)
+    if data is None:
+        return _SURE.sub(MASK, _MASKED.sub(MASK, text))
+    hidden = masked(data)
+    shown = text if hidden == data else dump_yaml(hidden)
+    return _MASKED.sub(MASK, shown)
+
+
+def masked_places(data: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of the values that were masked when this data was written."""
+    if isinstance(data, str) and is_masked(data):
+        yield path
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, (list, tuple)) else ()
+    for key, item in items:
+        yield from masked_places(item, f"{path}.{key}" if path else str(key))
+
+
+def is_masked(value: str) -> bool:
+    """Whether this text stands in the place of a secret."""
+    return value == MASK or _MASKED.fullmatch(value) is not None
+
+
+def same_secret(mask: str, value: Any) -> bool:
+    """Whether `mask` was written for this value."""
+    found = _MASKED.fullmatch(mask)
+    return found is not None and _digest(bytes.fromhex(found[1]), value) == found[2]
+
+
+def restored(before: Any, now: Any) -> Any:
+    """`before`, with the values of `now` where it holds a mask that was written for them."""
+    if isinstance(before, str):
+        return now if same_secret(before, now) else before
+    if isinstance(before, dict) and isinstance(now, dict):
+        return {key: restored(item, now.get(key)) for key, item in before.items()}
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [restored(left, right) for left, right in zip(before, now, strict=True)]
+    return before
+
+
+def _masked(value: Any, path: tuple[str, ...], *, hashed: bool) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(item, (*path, str(key)), hashed=hashed) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_masked(item, path, hashed=hashed) for item in value]
+    if isinstance(value, str) and is_masked(value):
+        return value if hashed else MASK
+    if _is_secret(value, path):
+        return _mask(value) if hashed else MASK
+    return value
+
+
+def _is_secret(value: Any, path: tuple[str, ...]) -> bool:
+    if isinstance(value, str) and _SURE.search(value):
+        return True
+    free = next((depth for depth, name in enumerate(path) if name == "options" or name.endswith("_options")), None)
+    if free is None:
+        return False
+    if isinstance(value, str) and _LIKELY.fullmatch(value):
+        return True
+    return any(_named_secret(name, value) for name in path[free + 1 :])
+
+
+def _named_secret(name: str, value: Any) -> bool:
+    """Whether a value under this name is a secret, as far as the name tells."""
+    if value is None or isinstance(value, bool) or value == "":
+        return False
+    words = [word.lower() for word in _NAME_WORD.findall(name)]
+    if not _ALWAYS.isdisjoint(words):
+        return True
+    if not isinstance(value, str) or _OFTEN.isdisjoint(words[-1:]) or _SPECIAL.fullmatch(value):
+        return False
+    return _OF_TEXT.isdisjoint(words)
+
+
+def _masked_word(word: str) -> str:
+    name, equals, text = word.partition("=")
+    if equals and not _SURE.search(name):
+        last = name.rpartition(".")[2]
+        value = _parsed(text)
+        if isinstance(value, (dict, list)):
+            hidden = masked(value, place=name)
+            return word if hidden == value else f"{name}={json.dumps(hidden)}"
+        value = text if value is None else value
+        hide = _named_secret(last, value) or (isinstance(value, str) and _LIKELY.fullmatch(value))
+        return f"{name}={MASK}" if hide or _SURE.search(text) else word
+    return MASK if _SURE.search(word) or _LIKELY.fullmatch(word) else word
+
+
+def _parsed(text: str) -> Any:
+    """The value as a run file would have it; None for what is none."""
+    import yaml
+
+    from burnish.config.yaml_text import parse_value
+
+    try:
+        return parse_value(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+
+
+def _mask(value: Any) -> str:
+    salt = secrets.token_bytes(8)
+    return f"(masked:{salt.hex()}:{_digest(salt, value)})"
+
+
+def _digest(salt: bytes, value: Any) -> str:
+    text = json.dumps(value, sort_keys=True).encode()
+    return hashlib.pbkdf2_hmac("sha256", text, salt, _ROUNDS, dklen=16).hex()

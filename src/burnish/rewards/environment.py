@@ -1,0 +1,45 @@
+"""Which environment variables a reward's worker gets: those below, and those that the run file names.
+
+Keys and passwords of the training process stay with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from burnish.errors import ConfigError
+
+_NAMES = """
+PATH HOME USER LOGNAME SHELL TERM TZ TMPDIR TEMP TMP LANG LANGUAGE
+PYTHONPATH PYTHONHOME PYTHONHASHSEED PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONWARNINGS PYTHONUTF8
+PYTHONIOENCODING PYTHONNOUSERSITE PYTHONUSERBASE PYTHONFAULTHANDLER
+VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LD_LIBRARY_PATH DYLD_LIBRARY_PATH DYLD_FALLBACK_LIBRARY_PATH
+OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS VECLIB_MAXIMUM_THREADS
+TOKENIZERS_PARALLELISM CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
+XDG_CACHE_HOME XDG_DATA_HOME XDG_CONFIG_HOME
+HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE HF_ENDPOINT
+TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TORCH_HOME NLTK_DATA
+SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+"""
+PASSED = frozenset(_NAMES.split())
+"""Variables that every worker gets where they are set; those that begin with `LC_` too. No key, token or proxy (whose
+address often holds a password) is among them."""
+
+_UNLESS_SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # workers share the machine with training
+
+
+def worker_environment(named: Iterable[str], ours: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker: of `ours` the variables in `PASSED` and the named ones."""
+    wanted = PASSED.union(named)
+    found = {name: value for name, value in ours.items() if name in wanted or name.startswith("LC_")}
+    return {**_UNLESS_SET, **found}
+
+
+def check_environment(named: Iterable[str], label: str, ours: Mapping[str, str]) -> None:
+    """ConfigError for a variable that the run file names for this reward but that is not set."""
+    missing = [name for name in named if name not in ours]
+    if missing:
+        raise ConfigError(
+            f"reward {label!r} wants the environment variable {missing[0]}, which is not set",
+            remedy=f"set it where the run is started, or take {missing[0]} out of the reward's `environment`",
+        )

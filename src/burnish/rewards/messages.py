@@ -1,0 +1,132 @@
+"""What a worker may say, and the check of every word of it.
+
+The worker runs code of the user, so the training process believes nothing: an answer is one of the classes below with
+plain numbers and texts in it, or it raises GarbledError.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from burnish.rewards.inputs import Signature
+from burnish.rewards.outcome import Outcome
+from burnish.rewards.wire import GarbledError
+from burnish.types import RewardStatus, Score
+
+_ENDINGS = {status.value: status for status in RewardStatus if status is not RewardStatus.PENDING}
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The rewards are loaded; what each of them asks for, by its number."""
+
+    signatures: dict[int, Signature]
+
+    def plain(self) -> list[Any]:
+        return ["ready", [[index, asdict(signature)] for index, signature in self.signatures.items()]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A reward cannot be loaded: the name of the error's class, its message, remedy and the traceback behind it."""
+
+    kind: str
+    text: str
+    remedy: str | None
+    cause: str
+
+    def plain(self) -> list[Any]:
+        return ["refused", self.kind, self.text, self.remedy, self.cause]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The reward breaks its contract, so the run must stop."""
+
+    task: int
+    text: str
+    remedy: str | None
+
+    def plain(self) -> list[Any]:
+        return ["violation", self.task, self.text, self.remedy]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The outcome of one response of a task."""
+
+    task: int
+    item: int
+    outcome: Outcome
+
+    def plain(self) -> list[Any]:
+        score = self.outcome.score
+        content = None if score is None else [score.value, dict(score.parts), score.token_rewards]
+        return ["outcome", self.task, self.item, self.outcome.status.value, content, self.outcome.detail]
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The task is done."""
+
+    task: int
+
+    def plain(self) -> list[Any]:
+        return ["idle", self.task]
+
+
+Answer = Ready | Refused | Violation | Judged | Idle
+
+
+def read_answer(plain: Any) -> Answer:
+    """The answer behind plain JSON values. GarbledError when it is none."""
+    match plain:
+        case ["outcome", int(task), int(item), str(status), score, str(detail)] if status in _ENDINGS:
+            return Judged(task, item, Outcome(_ENDINGS[status], _score(status, score), detail))
+        case ["idle", int(task)]:
+            return Idle(task)
+        case ["ready", list(listed)]:
+            return Ready(dict(_signature(entry) for entry in listed))
+        case ["refused", str(kind), str(text), str() | None as remedy, str(cause)]:
+            return Refused(kind, text, remedy, cause)
+        case ["violation", int(task), str(text), str() | None as remedy]:
+            return Violation(task, text, remedy)
+    raise GarbledError(f"{plain!r:.80}")
+
+
+def _score(status: str, plain: Any) -> Score | None:
+    match plain:
+        case None if status != RewardStatus.OK.value:
+            return None
+        case [value, dict(parts), tokens] if status == RewardStatus.OK.value:
+            numbers = [value, *parts.values(), *_list_of_tokens(tokens)]
+            if all(type(number) is float and math.isfinite(number) for number in numbers):
+                return Score(value, parts, None if tokens is None else tuple(tokens))
+    raise GarbledError(f"the status {status!r} with the score {plain!r:.80}")
+
+
+def _list_of_tokens(plain: Any) -> list[Any]:
+    if plain is None or isinstance(plain, list):
+        return plain or []
+    raise GarbledError(f"the token rewards {plain!r:.80}")
+
+
+def _signature(plain: Any) -> tuple[int, Signature]:
+    match plain:
+        case [
+            int(index),
+            {
+                "label": str(label),
+                "required": list(required),
+                "optional": list(optional),
+                "options": list(options),
+                "takes_columns": bool(takes_columns),
+                "batched": bool(batched),
+                "asynchronous": bool(asynchronous),
+            },
+        ] if all(isinstance(name, str) for name in (*required, *optional, *options)):
+            names = (tuple(required), tuple(optional), tuple(options))
+            return index, Signature(label, *names, takes_columns, batched, asynchronous)
+    raise GarbledError(f"what a reward asks for as {plain!r:.80}")

@@ -1,0 +1,161 @@
+"""The process between the training process and one worker: it starts the worker and leaves nothing of it behind.
+
+On Linux it adopts every descendant of the worker (a child subreaper), also those that left its session or were forked
+twice, and kills and reaps them all when the worker ends, when the training process asks for it or is gone itself, by
+SIGKILL too. Elsewhere it kills the worker's process group, which such a process may have left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from burnish.rewards.output import forward
+from burnish.rewards.worker import serve
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+_PARENT_CHECK_MILLISECONDS = 500  # a forked copy of the training process can hold the control socket open
+_LISTED = Path("/proc/thread-self/children")  # not in every kernel
+_END_SECONDS = 10.0
+_OUTPUT_SECONDS = 1.0
+_OOM_SCORE = "600"  # out of memory the kernel takes a worker before the training process
+
+
+def supervise(control: int, channel: int, trainer: int) -> NoReturn:
+    """Main function. `control` tells the training process the worker's id and exit status, and its end means to stop;
+    `channel` is the worker's; `trainer` is the id of the training process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _adopt_orphans()
+    output_read, output_write = os.pipe()
+    supervisor = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        os.close(control)
+        os.close(output_read)
+        _become_worker(channel, output_write, supervisor)
+    os.close(channel)
+    os.close(output_write)
+    forwarding = threading.Thread(target=forward, args=(output_read,), daemon=True)
+    forwarding.start()
+    _tell(control, f"pid {worker}\n")
+    status = _watch(control, worker, trainer)
+    status = _end_all(worker, status)
+    forwarding.join(_OUTPUT_SECONDS)
+    _tell(control, f"status {status}\n")
+    os._exit(0)
+
+
+def _become_worker(channel: int, output: int, supervisor: int) -> NoReturn:
+    """In the fork: a session of its own, everything printed into the pipe, and an end when the supervisor ends."""
+    try:
+        if _LINUX:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+        if os.getppid() != supervisor:
+            os._exit(1)
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        serve(channel)
+    except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second supervisor
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _adopt_orphans() -> None:
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _watch(control: int, worker: int, trainer: int) -> int | None:
+    """Waits for the worker's end (its exit status) or for a reason to end it (None). Reaps what it adopted."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poller = select.poll()
+    poller.register(control, select.POLLIN | select.POLLHUP)
+    poller.register(wake_read, select.POLLIN)
+    while True:
+        for pid, status in _reap():
+            if pid == worker:
+                return status
+        events = dict(poller.poll(_PARENT_CHECK_MILLISECONDS))
+        if control in events or os.getppid() != trainer:
+            return None
+        if wake_read in events:
+            os.read(wake_read, 4096)
+
+
+def _end_all(worker: int, status: int | None) -> int:
+    """Kills until no descendant is left; the worker's exit status. Whoever loses its parent meanwhile becomes a child
+    of this process, so killing children again and again reaches all of them."""
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        for child in _children() if _LINUX else (-worker,):  # a negative id is a process group
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+        ended = dict(_reap())
+        status = ended.get(worker, status)
+        if not _has_children():
+            break
+        time.sleep(0.001)
+    return -signal.SIGKILL if status is None else status
+
+
+def _reap() -> list[tuple[int, int]]:
+    """Ids and exit statuses of the children that have ended."""
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append((found[0], os.waitstatus_to_exitcode(found[1])))
+    return ended
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _children() -> list[int]:
+    """Ids of this process's children, adopted ones included."""
+    if not _LISTED.exists():
+        return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _parent_of(place) == os.getpid()]
+    found: list[int] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile; its children are another one's now
+            found += map(int, file.read_text().split())
+    return found
+
+
+def _parent_of(place: Path) -> int | None:
+    """For kernels that do not list children."""
+    try:
+        return int((place / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended meanwhile
+        return None
+
+
+def _tell(control: int, line: str) -> None:
+    with contextlib.suppress(OSError):  # the training process is gone
+        os.write(control, line.encode())

@@ -1,0 +1,309 @@
+"""How the training process and its workers talk: frames (a length, then JSON) over a socket. Nothing is ever unpickled.
+
+What goes to a worker keeps its Python types: what JSON lacks travels as a dictionary with one tagged key
+(`{"$tuple": [...]}`). What comes back is plain JSON, and `burnish.rewards.messages` checks every word of it.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import datetime
+import functools
+import json
+import struct
+import sys
+import uuid
+import zoneinfo
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePath
+from typing import Any
+
+MAX_ANSWER_BYTES = 64 << 20
+"""Longest answer of a worker. A frame that claims to be longer is no answer."""
+
+_LENGTH = struct.Struct(">I")
+_MAX_REQUEST_BYTES = (1 << 32) - 1
+_PLAIN_INT = 1 << 4096  # Python refuses to write whole numbers of more than 4,300 digits as decimals
+_PACKED_FROM = 32  # numbers in a list
+_ATOMS = frozenset({str, bool, float, type(None)})
+
+
+class UnsendableError(Exception):
+    """A value that no worker could be given; the message says where it stands and what it is."""
+
+
+class GarbledError(Exception):
+    """Bytes or values that are no answer of a worker; the message says what came instead."""
+
+
+def encode_request(message: Any) -> bytes:
+    """A frame for a worker. UnsendableError for a type that cannot travel."""
+    try:
+        frame = _frame(_dumps(_tagged(message, "")))
+    except RecursionError:
+        raise UnsendableError("it is nested too deeply, or holds itself") from None
+    if len(frame) - _LENGTH.size > _MAX_REQUEST_BYTES:
+        raise UnsendableError(f"it takes {len(frame):,} bytes, more than the {_MAX_REQUEST_BYTES:,} of one message")
+    return frame
+
+
+def decode_request(data: bytes) -> Any:
+    """What `encode_request` was given, without the frame's length."""
+    text = data.decode("utf-8", "surrogatepass")
+    return _TAG_DECODER.decode(text) if '"$' in text else json.loads(text)
+
+
+def encode_answer(message: list[Any]) -> bytes:
+    """A frame for the training process; plain values only."""
+    return _frame(_dumps(message))
+
+
+def decode_answer(data: bytes) -> Any:
+    """Plain JSON values of a frame. GarbledError for anything else, numbers that are not finite among them."""
+    try:
+        return _ANSWER_DECODER.decode(data.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise GarbledError(f"{data[:60]!r}, which is no JSON") from error
+
+
+class FrameReader:
+    """Collects bytes as they arrive and gives out whole frames."""
+
+    def __init__(self, max_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def frames(self) -> Iterator[bytes]:
+        """The frames that are complete. GarbledError when the next one cannot be one."""
+        start = 0
+        try:
+            while len(self._data) - start >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._data, start)
+                if length > self._max_bytes:
+                    raise GarbledError(f"{bytes(self._data[start : start + 60])!r}")
+                end = start + _LENGTH.size + length
+                if len(self._data) < end:
+                    return
+                frame = bytes(self._data[start + _LENGTH.size : end])
+                start = end
+                yield frame
+        finally:
+            del self._data[:start]
+
+
+def read_frame(read: Callable[[int], bytes]) -> bytes:
+    """The next frame of a blocking source; `read(n)` returns at most n bytes, none at the end. EOFError there."""
+    (length,) = _LENGTH.unpack(_exactly(read, _LENGTH.size))
+    return _exactly(read, length)
+
+
+def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    parts = []
+    while count:
+        part = read(min(count, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _frame(data: bytes) -> bytes:
+    return _LENGTH.pack(min(len(data), _MAX_REQUEST_BYTES)) + data
+
+
+def _dumps(value: Any) -> bytes:
+    """Lone surrogates go as they are, so that text arrives unchanged whatever it holds."""
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+_ANSWER_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _tagged(value: Any, place: str) -> Any:
+    """`value` in what JSON has, tags for the rest. Subclasses of plain types travel as the plain type."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is list:
+        return _packed(value) or _tagged_items(value, place)
+    if kind is dict:
+        return _tagged_dict(value, place)
+    if kind is int:
+        return value if -_PLAIN_INT < value < _PLAIN_INT else {"$int": hex(value)}
+    if kind is tuple:
+        return {"$tuple": _tagged_items(value, place)}
+    if kind in _TAGS:
+        tag, write = _TAGS[kind]
+        return {tag: write(value)}
+    return _tagged_relative(value, place)
+
+
+def _packed(items: list[Any]) -> dict[str, str] | None:
+    """A long list of token ids, in a form that is quick to write and to read; None for any other list."""
+    if len(items) < _PACKED_FROM or set(map(type, items)) != {int}:
+        return None
+    try:
+        return {"$ids": base64.b64encode(array.array("i", items)).decode()}
+    except OverflowError:
+        return None
+
+
+def _read_packed(text: str) -> list[int]:
+    numbers = array.array("i")
+    numbers.frombytes(base64.b64decode(text))
+    return numbers.tolist()
+
+
+def _tagged_items(items: Any, place: str) -> list[Any]:
+    kinds = set(map(type, items))
+    if kinds <= _ATOMS or (kinds == {int} and min(items) > -_PLAIN_INT and max(items) < _PLAIN_INT):
+        return list(items)
+    return [_tagged(item, f"{place}[{index}]") for index, item in enumerate(items)]
+
+
+def _tagged_dict(value: Mapping[Any, Any], place: str) -> dict[str, Any]:
+    if _are_plain_keys(tuple(value)):
+        return {key: _tagged(item, f"{place}.{key}" if place else key) for key, item in value.items()}
+    pairs = [[_tagged(key, place), _tagged(item, f"{place}[{key!r:.40}]")] for key, item in value.items()]
+    return {"$dict": pairs}
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_plain_keys(keys: tuple[Any, ...]) -> bool:
+    """Remembered, because thousands of rows have the same columns."""
+    return all(isinstance(key, str) and not key.startswith("$") for key in keys)
+
+
+def _tagged_relative(value: Any, place: str) -> Any:
+    """Of a type that is not in the tables: a number or an array of numpy, or a subclass of one that is."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
+        return _tagged_array(value, scalar=isinstance(value, numpy.generic))
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(value, (pandas.Timestamp, pandas.Timedelta)):
+        return {"$pandas": [type(value).__name__, value.isoformat()]}
+    if isinstance(value, PurePath):
+        return {"$path": str(value)}
+    if isinstance(value, Mapping):
+        return _tagged_dict(dict(value), place)
+    if isinstance(value, (set, frozenset)):
+        return {f"${type(value).__name__}": _tagged_items(list(value), place)}
+    for base, plain in _BASES:
+        if isinstance(value, base):
+            return _tagged(plain(value), place)
+    raise UnsendableError(f"{place or 'the value'} is of type {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _tagged_array(value: Any, *, scalar: bool) -> dict[str, Any]:
+    if value.dtype.fields is not None:
+        raise UnsendableError("a numpy array with named fields")
+    shape = None if scalar else list(value.shape)
+    return {"$numpy": [value.dtype.str, shape, base64.b64encode(value.tobytes()).decode()]}
+
+
+def _write_datetime(value: datetime.datetime) -> list[Any]:
+    """A zone that has a name keeps it; any other one becomes its offset from UTC."""
+    zone = None if value.tzinfo is None else _named_zone(str(value.tzinfo))
+    if zone is None or value.replace(tzinfo=zone).utcoffset() != value.utcoffset():
+        return [value.isoformat(), value.fold, None]
+    return [value.replace(tzinfo=None).isoformat(), value.fold, zone.key]
+
+
+@functools.cache
+def _named_zone(name: str) -> zoneinfo.ZoneInfo | None:
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        return None
+
+
+def _read_datetime(content: list[Any]) -> datetime.datetime:
+    text, fold, zone = content
+    value = datetime.datetime.fromisoformat(text).replace(fold=fold)
+    return value if zone is None else value.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+
+
+def _read_numpy(content: list[Any]) -> Any:
+    import numpy
+
+    dtype, shape, data = content
+    flat = numpy.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype)
+    return flat[0] if shape is None else flat.reshape(shape)
+
+
+def _read_pandas(content: list[str]) -> Any:
+    import pandas  # type: ignore[import-untyped]
+
+    kind, text = content
+    return {"Timestamp": pandas.Timestamp, "Timedelta": pandas.Timedelta}[kind](text)
+
+
+def _write_bytes(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode()
+
+
+_TAGS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    bytes: ("$bytes", _write_bytes),
+    bytearray: ("$bytearray", _write_bytes),
+    datetime.datetime: ("$datetime", _write_datetime),
+    datetime.date: ("$date", datetime.date.isoformat),
+    datetime.time: ("$time", datetime.time.isoformat),
+    datetime.timedelta: ("$timedelta", lambda value: [value.days, value.seconds, value.microseconds]),
+    Decimal: ("$decimal", str),
+    Fraction: ("$fraction", str),
+    complex: ("$complex", lambda value: [repr(value.real), repr(value.imag)]),
+    uuid.UUID: ("$uuid", str),
+}
+
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (float, float.__float__),
+    (int, int.__int__),
+    (list, list),
+    (tuple, tuple),
+)
+"""Types whose subclasses travel as the type itself, and how to get it without the subclass's own methods."""
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": tuple,
+    "$dict": dict,
+    "$ids": _read_packed,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$int": lambda text: int(text, 16),
+    "$bytes": base64.b64decode,
+    "$bytearray": lambda text: bytearray(base64.b64decode(text)),
+    "$datetime": _read_datetime,
+    "$date": datetime.date.fromisoformat,
+    "$time": datetime.time.fromisoformat,
+    "$timedelta": lambda parts: datetime.timedelta(*parts),
+    "$decimal": Decimal,
+    "$fraction": Fraction,
+    "$complex": lambda parts: complex(*map(float, parts)),
+    "$uuid": uuid.UUID,
+    "$path": Path,
+    "$numpy": _read_numpy,
+    "$pandas": _read_pandas,
+}
+
+
+def _untagged(found: dict[str, Any]) -> Any:
+    if len(found) != 1:
+        return found
+    ((key, content),) = found.items()
+    return _READERS[key](content) if key.startswith("$") else found
+
+
+_TAG_DECODER = json.JSONDecoder(object_hook=_untagged)
