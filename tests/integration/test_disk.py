@@ -20,7 +20,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.errors import BurnishError, CheckpointError, DataError, DivergenceError
+from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError, DivergenceError
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.rl import run_loop
 from burnish.trainers.run import train_rl
@@ -221,7 +221,7 @@ def test_a_file_that_the_system_refuses_to_write_ends_the_command_with_one_messa
 
 def test_a_folder_that_cannot_be_made_is_named(tiny_run: Build, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(CheckpointError, match="file"):
+    with pytest.raises(ConfigError, match="file is a file, not a folder"):
         train(tiny_run(f"output={tmp_path}/file/run"))
 
 
