@@ -38,7 +38,8 @@ def preset(*overrides: str, name: str = "oai_2019") -> RlConfig:
 def credited(*overrides: str) -> Batch:
     """Two responses of three tokens through the preset's credit assignment, KL coefficient .1; in minibatches of one
     response where the overrides ask for two of them."""
-    config = preset("algorithm.kl_coef=0.1", *overrides)
+    given = any(override.startswith("algorithm.kl_coef=") for override in overrides)
+    config = preset(*(() if given else ("algorithm.kl_coef=0.1",)), *overrides)
     old = torch.full((2, 3), -1.0)
     batch = Batch(
         prompt_tokens=torch.ones(2, 1, dtype=torch.int64),

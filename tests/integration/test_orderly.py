@@ -243,7 +243,7 @@ def test_supervised_fine_tuning_saves_as_well(
 def test_a_run_cut_short_in_its_last_evaluation_is_not_finished(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_run(**{**BUSY, "evaluation": {"every_steps": None, "at_start": True, "max_prompts": 5}})
+    config = tiny_run(**{**BUSY, "evaluation": {"every_steps": 9, "at_start": True, "max_prompts": 5}})
     with monkeypatch.context() as patch:
         fail_once(patch, "in the evaluation", RewardError("down"))
         said = stop_by(BurnishError, config)

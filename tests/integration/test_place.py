@@ -190,8 +190,8 @@ def test_memory_that_cannot_be_had_is_one_message_and_the_steps_are_saved(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("metrics.jsonl", "cannot read {path}"),
-        ("config.yaml", "cannot read {path}"),
+        ("metrics.jsonl", "{path} is a folder"),
+        ("config.yaml", "{path} is a folder"),
         ("environment.json", "cannot read {path}"),
         ("rollouts", "cannot write to {run}"),
         ("checkpoints", "{path} is not a folder"),

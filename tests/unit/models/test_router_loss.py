@@ -43,7 +43,7 @@ def policy_of(folder: Path, coef: float, *, budget: int = 10_000, **fields: Any)
 def gradients(policy: LocalPolicy, batch: Batch, monkeypatch: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     found: dict[str, torch.Tensor] = {}
 
-    def keep() -> dict[str, Any]:
+    def keep(planned_step: int | None) -> dict[str, Any]:
         found.update({name: weight.grad.clone() for name, weight in policy.trainable_parameters()})
         return {}
 
