@@ -11,6 +11,7 @@ from burnish.checkpointing.output import check_place
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.models.allocator import keep_freed_memory
+from burnish.models.float32 import fast_float32
 from burnish.models.loading import load_model, num_embeddings
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
@@ -58,6 +59,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
         check_fit(config, loaded.context_length, num_embeddings(loaded.model))
         keep_freed_memory(loaded.model.device.type)
+        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))  # as in training
         say(console, (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)))
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
         say(console, paths.lines())
