@@ -15,6 +15,9 @@ from pathlib import Path
 
 from burnish.errors import BurnishError, DataError
 
+FOLDER = "is a folder, not a file"
+"""What `file_problem` says of a folder, which is no problem everywhere."""
+
 _MAX_REASON_CHARACTERS = 300
 _KINDS = (
     (stat.S_ISDIR, "folder"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from burnish.cli import main
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_rm import RmConfig
+from burnish.models import float32
+from burnish.models.reward_model import RewardModel
+from burnish.trainers import held_out
+from burnish.trainers.evaluation import Evaluator
 from burnish.trainers.reward_model import train_reward_model
 from burnish.trainers.run import evaluate_run, train_rl
 from burnish.trainers.sft import train_sft
@@ -154,3 +159,40 @@ def test_an_sft_run_with_every_steps_null_never_evaluates(tiny_sft: Callable[...
     rows = [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1]
     assert not [name for name in rows[0] if name.startswith("eval/")]
+
+
+def test_float32_products_are_those_of_training(
+    tiny_run: Callable[..., RlConfig],
+    tiny_sft: Callable[..., SftConfig],
+    rm_config: Callable[..., RmConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where training takes the faster products, so does an evaluation, and its numbers are those of the run."""
+    inside: list[str] = []
+    measured: list[list[str]] = []
+
+    @contextmanager
+    def precision(name: str) -> Iterator[None]:
+        inside.append(name)
+        yield
+        inside.remove(name)
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any, **named: Any) -> Any:
+            measured.append(list(inside))
+            return function(*given, **named)
+
+        return noted
+
+    monkeypatch.setattr(float32, "WIDTH", 1)
+    monkeypatch.setattr(float32, "_faster_precision", lambda model, paths: "medium")
+    monkeypatch.setattr(float32, "_precision", precision)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(Evaluator, "evaluate", noting(Evaluator.evaluate))
+    monkeypatch.setattr(held_out, "held_out_loss", noting(held_out.held_out_loss))
+    evaluate_run(tiny_run(), console=QUIET)
+    held_out.evaluate_sft_run(tiny_sft(), console=QUIET)
+    train_reward_model(rm_config(), console=QUIET)
+    monkeypatch.setattr(RewardModel, "score", noting(RewardModel.score))
+    assert main(["eval", rm_config().output]) == 0
+    assert measured == [["medium"]] * 3

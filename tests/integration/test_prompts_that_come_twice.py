@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from burnish.config.loading import load_run_data
+from burnish.trainers.preflight import preview
 from burnish.trainers.reward_model import open_rm_run
 from burnish.trainers.setup import open_rl_run
 from burnish.trainers.sft import open_sft_run
@@ -48,3 +49,12 @@ def test_shared_and_repeated_prompts_are_said_at_the_start(kind: str, tiny_model
         pass
     assert "1 of 2 held-out prompts are training prompts too: eval:1 is train:0\n" in said.getvalue()
     assert "1 of 3 training prompts repeat an earlier one: train:2 repeats train:1\n" in said.getvalue()
+
+
+def test_without_a_tokenizer_other_tools_are_another_question(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "add", "look_up")]
+    rows = [{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2", "tools": [tool]} for tool in tools]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"model": "owner/model", "data": {"train": str(tmp_path / "train.jsonl")}, **OWN["rl"]}
+    _, notes = preview(load_run_data(data, [], "rl").rl, None)
+    assert notes[0] == "1 of 3 training prompts repeat an earlier one: train:1 repeats train:0"

@@ -46,7 +46,7 @@ def find_checkpoint(path: str, *, field: str) -> Chosen | None:
     CheckpointError, with what there is, for a run without a whole checkpoint, a step that has none, and a metric that
     was not measured at any of the kept checkpoints.
     """
-    folder, choice = _split(path)
+    folder, choice = split_choice(path)
     if not is_run(folder):
         if choice is None:
             return None
@@ -79,8 +79,8 @@ def is_run(folder: Path) -> bool:
     return os.path.isfile(RunDirectory(folder).config_file) and not os.path.exists(folder / "config.json")
 
 
-def _split(path: str) -> tuple[Path, str | None]:
-    """Folder and choice; an existing folder with an @ in its name is meant as it stands."""
+def split_choice(path: str) -> tuple[Path, str | None]:
+    """`runs/sft@best` as folder and choice. An existing folder with an @ in its name is meant as it stands."""
     before, at, choice = path.rpartition("@")
     if not at or os.path.isdir(Path(path).expanduser()):
         return Path(path).expanduser(), None

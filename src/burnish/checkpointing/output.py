@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from burnish.checkpointing.chaining import split_choice
+from burnish.checkpointing.sources import Place, read_places
 from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
-from burnish.reading import file_problem
+from burnish.reading import FOLDER, file_problem
 
 _REMEDY = "set output to a folder of its own, for example runs/first"
 
@@ -20,9 +24,12 @@ def check_output(config: RunConfig) -> None:
     for what, place in (("working folder", Path.cwd()), ("home folder", Path.home())):
         if place.resolve().is_relative_to(folder):
             raise ConfigError(f"output {config.output!r} is or holds the {what} {place}", remedy=_REMEDY)
-    for field, path in _read_by(config):
-        if Path(path).expanduser().resolve().is_relative_to(folder):
-            raise ConfigError(f"output {config.output!r} is or holds {path!r}, which {field} reads", remedy=_REMEDY)
+    for read in _read_by(config):
+        path = read.path()
+        if path is not None and path.resolve().is_relative_to(folder):
+            raise ConfigError(
+                f"output {config.output!r} is or holds {str(path)!r}, which {read.field} reads", remedy=_REMEDY
+            )
 
 
 def check_place(output: str) -> None:
@@ -30,21 +37,19 @@ def check_place(output: str) -> None:
     path = Path(output)
     for place in (path, *path.parents):
         problem = file_problem(place)
-        if problem == "is a folder, not a file":
+        if problem == FOLDER:
             return
         if problem is None or not problem.startswith("does not exist"):
             found = problem or "is a file, not a folder"
             raise ConfigError(f"output {output!r} cannot be a folder: {place} {found}", remedy=_REMEDY)
 
 
-def _read_by(config: RunConfig) -> list[tuple[str, str]]:
-    """(field, path) of what lies on this machine and is read by the run."""
-    found = [("model.path", config.model.path)]
-    if config.model.tokenizer is not None:
-        found.append(("model.tokenizer", config.model.tokenizer))
-    for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
-        found += [(f"data.{part}.{number}.path", source.path) for number, source in enumerate(sources)]
-    return [(field, path) for field, path in found if file_problem(Path(path).expanduser()) in _PRESENT]
-
-
-_PRESENT = (None, "is a folder, not a file")
+def _read_by(config: RunConfig) -> Iterator[Place]:
+    """What the run reads. Of another run (`runs/sft@best`) the whole folder counts. Options of rewards are left out,
+    because a reward may also write to what they name."""
+    evaluated = (Place(f"data.eval.{i}", source.path, "data") for i, source in enumerate(config.data.eval))
+    for place in (*read_places(config), *evaluated):
+        if place.kind in ("model", "settings"):
+            yield replace(place, text=str(split_choice(place.text)[0]))
+        elif place.kind != "option":
+            yield place

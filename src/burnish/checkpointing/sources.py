@@ -5,91 +5,125 @@ from __future__ import annotations
 import ast
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.schema_data import DataSource
 from burnish.config.schema_rm import RmConfig
+from burnish.reading import FOLDER, file_problem
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 """Files of a model folder that decide what it computes: weights, configuration, tokenizer, template, code."""
 _MOST_MODULES = 500
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
+Kind = Literal["model", "settings", "data", "code", "option"]
+"""`settings` are a model folder without its weights, or a file; `option` is any text, which may name a file."""
 Found = Iterator[tuple[str, Path]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something that a run file says is to be read: the field, and what stands there."""
+
+    field: str
+    text: str
+    kind: Kind
+
+    def path(self) -> Path | None:
+        """The file or folder on this machine; None where there is none (a hub name, an installed module)."""
+        if self.kind == "code":
+            file = self.text.rpartition(":")[0]
+            return existing(file) if file.endswith(".py") else None
+        return existing(self.text)
 
 
 def named_files(config: RunConfig) -> dict[str, Path]:
     """`field: file` to the file itself, for every local file whose content changes what the run learns.
 
     Training data, base model and tokenizer, chat template, reward models, and the code of rewards, estimators, losses
-    and engines with the modules beside it that it imports. What must be fetched from a hub is not among them, nor
-    evaluation data and sinks, which change nothing that is learned.
+    and engines with the modules next to it that it imports. Left out is what must be fetched from a hub, and what
+    changes nothing that is learned: evaluation data and sinks.
     """
-    return {f"{field}: {path.name}": path for field, path in _files(config)}
+    return {f"{field}: {path.name}": path for place in read_places(config) for field, path in _files(place)}
 
 
-def _files(config: RunConfig) -> Found:
-    yield from _model("model.path", config.model.path, weights=not config.model.from_scratch)
-    for field in ("tokenizer", "chat_template"):
-        yield from _model(f"model.{field}", getattr(config.model, field), weights=False)
-    yield from _data("data.train", config.data.train)
+def read_places(config: RunConfig) -> Iterator[Place]:
+    """Everything that the run learns from, as its run file names it. Models of other runs stand there as their
+    checkpoints' folders once `burnish.trainers.chaining` has been over the configuration."""
+    model = config.model
+    yield Place("model.path", model.path, "settings" if model.from_scratch else "model")
+    if model.tokenizer is not None:
+        yield Place("model.tokenizer", model.tokenizer, "settings")
+    if model.chat_template is not None and "{" not in model.chat_template:  # with a brace it is the template itself
+        yield Place("model.chat_template", model.chat_template, "settings")
+    yield from _sources("data.train", config.data.train)
     if isinstance(config, RlConfig):
         yield from _of_rl(config)
     if isinstance(config, RmConfig):
-        yield from _model("normalization.policy", config.normalization.policy)
-        yield from _data("normalization.prompts", config.normalization.prompts)
-        yield from _data("normalization.references", config.normalization.references)
+        if config.normalization.policy is not None:
+            yield Place("normalization.policy", config.normalization.policy, "model")
+        yield from _sources("normalization.prompts", config.normalization.prompts)
+        yield from _sources("normalization.references", config.normalization.references)
 
 
-def _of_rl(config: RlConfig) -> Found:
+def existing(text: str) -> Path | None:
+    """The file or folder that a text names; None where there is none, and for texts that no path can be."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # `~` of a user that is not there
+        return None
+    return path if file_problem(path) in (None, FOLDER) else None
+
+
+def _of_rl(config: RlConfig) -> Iterator[Place]:
     for index, reward in enumerate(config.rewards):
         field = f"rewards.{index}"
         if reward.name.startswith(MODEL_REWARD):
-            yield from _model(field, reward.name.removeprefix(MODEL_REWARD))
+            yield Place(field, reward.name.removeprefix(MODEL_REWARD), "model")
         else:
-            yield from _code(field, reward.name)
-        yield from _options(f"{field}.options", reward.options)
-    yield from _code("algorithm.estimator", config.algorithm.estimator)
-    yield from _code("algorithm.loss", config.algorithm.loss)
-    yield from _code("rollout.engine", config.rollout.engine)
+            yield Place(field, reward.name, "code")
+        for name, value in reward.options.items():
+            if isinstance(value, str):
+                yield Place(f"{field}.options.{name}", value, "option")
+    yield Place("algorithm.estimator", config.algorithm.estimator, "code")
+    yield Place("algorithm.loss", config.algorithm.loss, "code")
+    yield Place("rollout.engine", config.rollout.engine, "code")
     if config.critic.init not in ("policy", "reward_model"):
-        yield from _model("critic.init", config.critic.init)
+        yield Place("critic.init", config.critic.init, "model")
 
 
-def _model(field: str, name: str | None, *, weights: bool = True) -> Found:
-    """Files of a model folder, of the newest checkpoint of a run's folder its list of hashes, or the file itself."""
-    if name is None or "\n" in name or len(name) > 4096 or "\0" in name:
+def _sources(field: str, sources: Sequence[DataSource]) -> Iterator[Place]:
+    return (Place(f"{field}.{index}", source.path, "data") for index, source in enumerate(sources))
+
+
+def _files(place: Place) -> Found:
+    if place.kind == "code":
+        yield from _code(place.field, place.text)
         return
-    path = Path(name).expanduser()
-    if _is_file(path):
-        yield field, path
-    elif path.is_dir():
-        manifests = sorted(path.glob("checkpoints/step-*/manifest.json"))
-        yield from ((f"{field} {manifest.parent.name}", manifest) for manifest in manifests[-1:])
-        wanted = [suffix for suffix in MODEL_SUFFIXES if weights or suffix != ".safetensors"]
-        yield from ((field, file) for file in sorted(path.iterdir()) if file.suffix in wanted and _is_file(file))
+    path = place.path()
+    if path is None or (place.kind == "option" and not path.suffix):
+        return
+    if not path.is_dir():
+        yield place.field, path
+    elif place.kind == "data":
+        for file in _listed(path, "**/*"):
+            yield f"{place.field} {file.parent.relative_to(path)}", file
+    elif place.kind != "option":
+        wanted = [suffix for suffix in MODEL_SUFFIXES if place.kind == "model" or suffix != ".safetensors"]
+        yield from ((place.field, file) for file in _listed(path, "*") if file.suffix in wanted)
 
 
-def _data(field: str, sources: Sequence[DataSource]) -> Found:
-    for index, source in enumerate(sources):
-        path = Path(source.path).expanduser()
-        if _is_file(path):
-            yield f"{field}.{index}", path
-        elif path.is_dir():
-            for file in sorted(path.rglob("*")):
-                if _is_file(file):
-                    yield f"{field}.{index} {file.parent.relative_to(path)}", file
-
-
-def _options(field: str, options: Mapping[str, Any]) -> Found:
-    """Word lists and the like: texts that are the name of a file with a suffix."""
-    for name, value in options.items():
-        if isinstance(value, str) and Path(value).suffix and len(value) < 4096 and _is_file(Path(value).expanduser()):
-            yield f"{field}.{name}", Path(value).expanduser()
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    """Ordinary files in a folder. None of one that may not be read: whoever needs it says so."""
+    try:
+        return [file for file in sorted(folder.glob(pattern)) if _is_file(file)]
+    except OSError:
+        return []
 
 
 def _code(field: str, name: str) -> Found:
@@ -98,8 +132,11 @@ def _code(field: str, name: str) -> Found:
     if not colon:
         return
     if place.endswith(".py"):
-        path = Path(place).expanduser().resolve()
-        first, root = [path] if _is_file(path) else [], path.parent
+        path = existing(place)
+        if path is None:
+            return
+        path = path.resolve()
+        first, root = [path], path.parent
     else:
         root = next((Path(entry) for entry in sys.path if _module_files(Path(entry), place.split("."))), Path())
         first = _module_files(root, place.split("."))
@@ -152,7 +189,4 @@ def _imported(file: Path, root: Path) -> list[Path]:
 
 def _is_file(path: Path) -> bool:
     """An ordinary file: hashing a pipe would wait for ever."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    return file_problem(path) is None

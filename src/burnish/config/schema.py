@@ -14,13 +14,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from burnish.config import checks
 from burnish.config.schema_data import DataConfig, ModelConfig
 from burnish.config.schema_evaluation import EvaluationConfig
+from burnish.config.schema_optimization import RlOptimizationConfig, SftOptimizationConfig
 from burnish.config.section import (
     Count,
-    DecayRate,
     Fraction,
     NonNegativeInt,
     OutputPath,
-    Passes,
     PathText,
     PositiveInt,
     Seconds,
@@ -217,50 +216,6 @@ class RolloutConfig(Section):
     """Read with `engine: vllm` only."""
 
 
-class OptimizationConfig(Section):
-    """How the weights move."""
-
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
-    warmup_steps: NonNegativeInt = 0
-    """Optimizer steps from 0 up to the peak."""
-    final_learning_rate_fraction: Fraction = 0.0
-    """Where a linear or cosine schedule ends, as a fraction of the peak."""
-    schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
-    """When the learning rate moves, and what `warmup_steps` counts: every planned optimizer step, or every step of the
-    loop, so that its epochs and minibatches share one rate (both lineage styles, https://arxiv.org/abs/2403.17031).
-    Optimizer steps that are skipped (`algorithm.max_epoch_kl`) count all the same."""
-    optimizer: Literal["adamw", "adam_tf"] = "adamw"
-    """Update rule; `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
-    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
-    """Decay rates of the two moments."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Term that keeps the division finite."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay."""
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Clip the gradient's norm to this; none does not clip."""
-    minibatches: PositiveInt = 1
-    """Optimizer steps per pass over the step's rollouts."""
-    epochs: Passes = 1
-    """Passes over the step's rollouts, each with a fresh permutation."""
-    tokens_per_microbatch: PositiveInt = 2_048
-    """Most tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the
-    result. Several prompts share half of them at most, one prompt with its responses may take all. The default is as
-    fast as more on a CPU; a GPU of 80 GB has room for 16,384 and runs faster with them."""
-
-
-class RlOptimizationConfig(OptimizationConfig):
-    """How the weights of a policy and its critic move."""
-
-    shuffle: Literal["prompts", "responses"] = "prompts"
-    """What each epoch puts in a fresh order before it cuts it into minibatches. `prompts`: the responses to a prompt
-    stay together (but where a cut falls into them), so that each prompt is read once per epoch; `responses`: every
-    response by itself, which mixes minibatches better and reads a prompt once per minibatch that it is in."""
-
-
 class CriticConfig(Section):
     """The critic of estimators that ask for values (`gae`); for all others none is built.
 
@@ -376,23 +331,6 @@ class RlConfig(RunConfig):
     def _consistent(self) -> RlConfig:
         refuse(checks.check_rl(self))
         return self
-
-
-class SftOptimizationConfig(OptimizationConfig):
-    """How the weights move in supervised fine-tuning."""
-
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
-    tokens_per_batch: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
-    """Tokens of one optimizer step (whole examples, at most this many with padding counted out)."""
-    schedule_unit: Literal["optimizer_step"] = "optimizer_step"
-    """Not used by supervised fine-tuning: one batch is one optimizer step."""
-    minibatches: Literal[1] = 1
-    """Not used by supervised fine-tuning: one batch is one optimizer step."""
-    epochs: Passes = 1
-    """Passes over the data."""
 
 
 class SftConfig(RunConfig):

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from burnish.config import checks_rm
-from burnish.config.schema import OptimizationConfig, RunConfig
+from burnish.config.schema import RunConfig
 from burnish.config.schema_data import Sources
 from burnish.config.schema_evaluation import EvaluationConfig
+from burnish.config.schema_optimization import OptimizationConfig
 from burnish.config.section import (
     Count,
     NonNegativeInt,

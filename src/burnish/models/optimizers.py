@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.algorithms.masking import as_float
-from burnish.config.schema import OptimizationConfig
+from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.models.adam_tf import AdamTF
 

@@ -76,10 +76,7 @@ def whiten_minibatch(
     if algorithm.whiten_rewards:
         rewards_BT, metrics = _whiten_tokens(_present(minibatch.token_rewards), minibatch.loss_mask)
         tensors = {"token_rewards_BT": rewards_BT, "values_BT": minibatch.values, "mask_BT": minibatch.loss_mask}
-        advantages_BT, returns_BT = estimator(
-            {name: tensor for name, tensor in tensors.items() if tensor is not None},
-            estimator_numbers(estimator, algorithm),
-        )
+        advantages_BT, returns_BT = _asked(estimator, tensors, estimator_numbers(estimator, algorithm))
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
     minibatch, advantage_metrics = _shape(minibatch, algorithm)
     return minibatch, metrics | advantage_metrics
@@ -180,14 +177,20 @@ def _estimate(
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
     }
-    given = {name: tensor for name, tensor in available.items() if tensor is not None}
+    advantages, returns_BT = _asked(estimator, available, numbers)
+    return advantages if estimator.token_level else shaping.spread(advantages, batch.loss_mask), returns_BT
+
+
+def _asked(
+    estimator: Estimator, tensors: Mapping[str, Tensor | None], numbers: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """What the estimator says to those of the tensors that there are, `mask_BT` among them. ConfigError for one from
+    outside that fails, or that returns something else than advantages."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     outside = calling_outside(f"algorithm.estimator {estimator.name!r}", ConfigError)
     with outside if is_outside(estimator.name) else nullcontext():
         result = estimator(given, numbers)
-    advantages, returns_BT = checked_advantages(
-        result, batch.loss_mask, name=estimator.name, token_level=estimator.token_level
-    )
-    return advantages if estimator.token_level else shaping.spread(advantages, batch.loss_mask), returns_BT
+    return checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=estimator.token_level)
 
 
 def _outcome_scores(rewards_BT: Tensor, outcome: Outcome, mask_BT: Tensor, algorithm: AlgorithmConfig) -> Tensor:

@@ -15,6 +15,7 @@ from burnish.config.schema_rm import RmConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import ConfigError, DataError
 from burnish.models.allocator import keep_freed_memory
+from burnish.models.float32 import fast_float32
 from burnish.models.loading import load_model
 from burnish.models.reward_model import RewardModel, load_reward_model
 from burnish.models.scoring import ResponseScorer
@@ -22,10 +23,17 @@ from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned, with_weights
+from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.preference_metrics import LengthRule, ScoredComparison, accuracy, describe, wilson_interval
 from burnish.trainers.preference_metrics import histogram as score_histogram
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
-from burnish.trainers.reward_model import length_rule, load_comparisons, load_set, scored_comparisons
+from burnish.trainers.reward_model import (
+    evaluated_comparisons,
+    length_rule,
+    load_comparisons,
+    load_set,
+    scored_comparisons,
+)
 from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples
 
 if TYPE_CHECKING:
@@ -43,11 +51,10 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
     if not config.data.eval:
         raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
     config = _on_weights(config, weights, console)
-    loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain)
+    paths = recorded_paths(Path(config.output))
+    loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     keep_freed_memory(loaded.model.device.type)
-    say(console, loaded.notes)
     heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
-    say(console, heldout.lines())
     scorer = ResponseScorer(loaded.model, temperature=1.0, plain=loaded.plain)
     score = partial(
         scorer.score_in_microbatches,
@@ -55,7 +62,9 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
         correct=True,
     )
     examples = heldout_examples(heldout, config.evaluation.max_prompts, seed=config.seed)
-    metrics = held_out_loss(score, examples, pad_token_id=loaded.pad_token_id)
+    with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):  # as in training
+        say(console, (*loaded.notes, *paths.lines(), *heldout.lines()))
+        metrics = held_out_loss(score, examples, pad_token_id=loaded.pad_token_id)
     folder = new_eval_folder(Path(config.output))
     return EvalReport(metrics, write_eval_metrics(folder, config, metrics))
 
@@ -76,11 +85,12 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
     keep_freed_memory(model.loaded.model.device.type)
     say(console, model.loaded.notes)
     rule, heldout = _comparisons(config, model, console)
-    decided = [example for example in heldout.examples if not example.tie][: config.evaluation.max_prompts]
+    decided = evaluated_comparisons(config, heldout)
     if not decided:
         raise DataError("the held-out comparisons are all ties", remedy="name comparisons that have a best response")
     pairs = [(example.prompt_tokens, response) for example in decided for response in example.responses_tokens]
-    numbers = iter(model.score(pairs, config.optimization.tokens_per_microbatch))
+    with fast_float32(model.loaded.model, paths=recorded_paths(Path(config.output))):  # as in training
+        numbers = iter(model.score(pairs, config.optimization.tokens_per_microbatch))
     scored = scored_comparisons(decided, [[next(numbers) for _ in example.responses_tokens] for example in decided])
     metrics = describe(scored, rule) | _by_domain([example.domain for example in decided], scored)
     folder = new_eval_folder(Path(config.output))

@@ -185,10 +185,10 @@ def _prompts_of(found: PromptSet | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def _asked(found: PromptSet | Sequence[Prompt]) -> list[Asked]:
-    """What the prompts ask: their tokens, or without a tokenizer their text."""
+    """What the prompts ask: their tokens, or without a tokenizer their text and tools."""
     if isinstance(found, PromptSet):
         return found.asked()
-    return [(prompt.id, repr(prompt.messages or prompt.text)) for prompt in found]
+    return [(prompt.id, repr((prompt.messages or prompt.text, prompt.tools))) for prompt in found]
 
 
 def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) -> None:

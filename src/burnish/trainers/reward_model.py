@@ -218,7 +218,7 @@ def open_rm_run(config: RmConfig, console: Console, *, accept_changes: bool = Fa
             config=config,
             learner=learner,
             train=comparisons_of(train.examples),
-            heldout=_evaluated(config, heldout),
+            heldout=evaluated_comparisons(config, heldout),
             sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
             objective=PreferenceLoss.from_config(config),
             length_rule=length_rule(train),
@@ -297,7 +297,7 @@ def _comparison(e: PreferenceExample) -> Comparison:
     return Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie)
 
 
-def _evaluated(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
+def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
     """Held-out comparisons that have a best one, at most `evaluation.max_prompts`."""
     if heldout is None:
         return ()

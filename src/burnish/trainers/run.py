@@ -10,8 +10,6 @@ from rich.console import Console
 from burnish.checkpointing.output import check_place
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
-from burnish.models.allocator import keep_freed_memory
-from burnish.models.loading import load_model, num_embeddings
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
@@ -19,10 +17,9 @@ from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.interrupt import graceful_stop
 from burnish.trainers.orderly import naming_memory_errors
 from burnish.trainers.path_record import recorded_paths
-from burnish.trainers.preflight import check_fit
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl import run_loop
-from burnish.trainers.setup import build_evaluator, open_rl_engine, open_rl_run, open_scorer, token_texts
+from burnish.trainers.setup import build_evaluator, open_model, open_rl_engine, open_rl_run, open_scorer, token_texts
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
@@ -55,10 +52,8 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         stack.enter_context(naming_memory_errors())
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(Path(config.output))
-        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
-        check_fit(config, loaded.context_length, num_embeddings(loaded.model))
-        keep_freed_memory(loaded.model.device.type)
-        say(console, (*loaded.notes, *scorer.attach_policy(loaded.tokenizer)))
+        loaded = stack.enter_context(open_model(config, paths, console))
+        say(console, scorer.attach_policy(loaded.tokenizer))
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
         say(console, paths.lines())
         evaluator = build_evaluator(config, loaded, engine, scorer, console)

@@ -22,6 +22,7 @@ from burnish.config.secrets import masked
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import PromptSet
 from burnish.models.allocator import keep_freed_memory
+from burnish.models.fast_paths import FastPaths
 from burnish.models.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model, num_embeddings
 from burnish.models.optimizers import OptimizerSettings
@@ -75,11 +76,7 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         scorer = stack.enter_context(open_scorer(config))
         paths = recorded_paths(workplace.path)
-        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
-        check_fit(config, loaded.context_length, num_embeddings(loaded.model))
-        keep_freed_memory(loaded.model.device.type)
-        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
-        say(console, loaded.notes)
+        loaded = stack.enter_context(open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
         check_rotation(loaded.model.config, longest_text(config, loaded))
         train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
@@ -91,13 +88,12 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
         reference = None if config.algorithm.kl_in == "none" else policy.reference()
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
         say(console, paths.lines())
-        sampling = build_sampling(config)
         collector = Collector(
             config=config,
             feed=SampledPrompts(train, train.sampler(seed=config.seed, shuffle=config.data.shuffle)),
             engine=engine,
             scorer=scorer,
-            sampling=sampling,
+            sampling=build_sampling(config),
             needs_greedy=estimator.needs_greedy,
             overlaps=policy.model.device.type != "cpu",
         )
@@ -130,6 +126,18 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
         if workplace.checkpoint is not None:
             restore(run, policy, workplace.checkpoint)
         yield run
+
+
+@contextmanager
+def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator[LoadedModel]:
+    """The model of the run file, which has room for the run's responses. Inside, float32 products go the way that
+    `paths` chose."""
+    loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
+    check_fit(config, loaded.context_length, num_embeddings(loaded.model))
+    keep_freed_memory(loaded.model.device.type)
+    with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):
+        say(console, loaded.notes)
+        yield loaded
 
 
 def build_objective(config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float) -> Objective:

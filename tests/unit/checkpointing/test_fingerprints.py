@@ -126,6 +126,27 @@ def test_pipes_hub_names_and_odd_texts_are_passed_over(place: Path) -> None:
     Fingerprints.of(config)
 
 
+def test_texts_that_no_path_can_be_are_no_files(place: Path) -> None:
+    template = "{% for m in messages %}" + "{{ m['content'] }}" * 30 + "{% endfor %}"  # longer than any file's name
+    config = rl(
+        place,
+        model={"path": str(place / "model"), "chat_template": template},
+        rewards=[{"name": "math", "options": {"pattern": "~5.0", "long": "x." * 200, "nul": "."}}],
+        algorithm={"estimator": "~nobody-here/mine.py:mine"},
+    )
+    assert names(config) == {*MODEL, "data.train.0: train.jsonl"}
+
+
+def test_a_folder_that_may_not_be_read_is_left_to_those_who_need_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, pattern: str) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert "model.path: config.json" not in names(rl(place))
+
+
 def test_each_change_is_named(place: Path) -> None:
     before = Fingerprints.of(rl(place))
     assert before.changes(Fingerprints.of(rl(place))) == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.config.schema import OptimizationConfig
+from burnish.config.schema_optimization import OptimizationConfig
 from burnish.models.adam_tf import AdamTF
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 

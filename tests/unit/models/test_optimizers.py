@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.config.schema import OptimizationConfig
+from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer, euclidean_norm, learning_rate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from burnish.config.schema import AlgorithmConfig
 from burnish.errors import ConfigError
 from burnish.models.batch import Batch
 from burnish.trainers.batching import Outcome
-from burnish.trainers.credit import assign_advantages, estimator_numbers
+from burnish.trainers.credit import assign_advantages, estimator_numbers, whiten_minibatch
 from burnish.trainers.preflight import resolve_algorithm
 
 
@@ -244,3 +245,18 @@ def test_the_spread_of_advantages_far_from_zero_keeps_its_digits() -> None:
     assert mean is not None
     assert square is not None
     assert math.sqrt(square - mean**2) == pytest.approx(math.sqrt(3 / 7 * 4 / 7), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("raise ZeroDivisionError", "ZeroDivisionError"), ("return token_rewards_BT", "not the pair")],
+)
+def test_an_estimator_from_outside_is_named_when_a_minibatch_is_whitened_too(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    file = tmp_path / f"mine_{len(body)}.py"
+    file.write_text(f"def mine(token_rewards_BT, mask_BT):\n    {body}\n")
+    algorithm = AlgorithmConfig(estimator=f"{file}:mine", whiten_rewards=True, whiten_over="minibatch")
+    batch = four_rows(token_rewards=torch.rand(4, 2), advantages=torch.rand(4, 2))
+    with pytest.raises(ConfigError, match=rf"algorithm\.estimator .*mine.*{said}"):
+        whiten_minibatch(batch, algorithm=algorithm, estimator=resolve_estimator(algorithm.estimator))
