@@ -1,13 +1,81 @@
-"""The numbers in the documentation are those that the code gives."""
+"""What the pages say is what the code does: numbers, links, commands, fields, metrics and tables."""
 
 from __future__ import annotations
 
+import ast
 import doctest
+import json
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import typer
+import yaml
+from rich.console import Console
 
-DOCS = Path(__file__).parents[2] / "docs"
+from burnish.checkpointing import fingerprints
+from burnish.checkpointing.run import MAY_DIFFER
+from burnish.cli.app import build_app
+from burnish.config import fields
+from burnish.config.fields import annotation_at
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_data import DataSource
+from burnish.config.schema_rm import RmConfig
+from burnish.data.schemas import ROLES
+from burnish.observability.alarms import DETECTORS
+from burnish.rewards.registry import BUILT_INS
+from burnish.trainers.reward_model import train_reward_model
+from burnish.trainers.run import train_rl
+from burnish.trainers.sft import train_sft
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(
+    page.relative_to(REPOSITORY)
+    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benchmarks/**/*.md")
+    for page in REPOSITORY.glob(pattern)
+    if page.name != "CHANGELOG.md"  # tells of earlier versions too
+)
+KINDS = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=str)
+
+
+def text_of(page: Path) -> str:
+    return (REPOSITORY / page).read_text(encoding="utf-8")
+
+
+def blocks_of(text: str, *languages: str) -> list[str]:
+    """Fenced blocks in one of the languages."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.S | re.M)
+    return [block for language, block in fenced if language in languages]
+
+
+def words_of(text: str) -> list[str]:
+    """What stands in backticks outside fenced blocks, without line breaks."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    return [" ".join(word.split()) for word in re.findall(r"`([^`]+)`", prose)]
+
+
+def rows_of(text: str, first: str) -> list[list[str]]:
+    """Cells of the table whose head begins with this cell."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith(f"| {first} |"):
+            next(lines)
+            break
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    assert rows, f"no table with the head {first}"
+    return rows
 
 
 @pytest.mark.parametrize("page", ["ppo.md"])
@@ -15,3 +83,319 @@ def test_the_examples_of_a_page(page: str) -> None:
     result = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.attempted > 20
     assert result.failed == 0
+
+
+# Links and files
+
+
+def anchors_of(page: Path) -> set[str]:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    heads = re.findall(r"^#+ (.*)$", prose, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads}
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if link.startswith(("http:", "https:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = REPOSITORY / page.parent / name if name else REPOSITORY / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+@cache
+def files() -> frozenset[str]:
+    folders = ("src", "tests", "benchmarks", "examples", "docs")
+    return frozenset(
+        f"/{path.relative_to(REPOSITORY)}" for folder in folders for path in (REPOSITORY / folder).rglob("*")
+    )
+
+
+@every_page
+def test_every_file_of_the_project_that_is_named_exists(page: Path) -> None:
+    rooms = {folder.name for folder in (*(REPOSITORY / "src/burnish").iterdir(), *(REPOSITORY / "tests").iterdir())}
+    places = rooms | {"src", "tests", "benchmarks", "examples", "docs", "integration", "unit"}
+    for word in words_of(text_of(page)):
+        if not re.fullmatch(r"[\w./-]+", word) or word.split("/")[0] not in places or "/" not in word.rstrip("/"):
+            continue
+        if (REPOSITORY / page).parent.name == "docs" and word.startswith(("eval/", "rollouts/step", "rollouts/eval")):
+            continue  # files of a run
+        ends = (word.rstrip("/"), f"{word}.py")
+        assert any(name.endswith(f"/{end}") for name in files() for end in ends), word
+
+
+# Commands
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """Every `burnish ...` in shell blocks and in backticks, with continued lines joined."""
+    for block in blocks_of(text, "bash", "shell", "sh", ""):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            command = line.removeprefix("$ ").strip()
+            if re.match(r"(\w+=\S+ )*burnish ", command):
+                yield command
+    yield from (word for word in words_of(text) if word.startswith("burnish "))
+
+
+def check_command(command: str, interface: Any) -> None:
+    """The command exists, and so do its options and the fields that it sets."""
+    plain = re.split(r"\s{2,}|\s#\s|\s\|\s|\\\|", command)[0]
+    words = [word for word in shlex.split(plain.replace("...", "")) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+    words = words[words.index("burnish") + 1 :]
+    given = [word for word in words if word.startswith("-")]
+    at_top = {option for param in interface.params for option in param.opts}
+    if not words or set(words) <= at_top or words[0].isupper():
+        return
+    assert words[0] in interface.commands, command
+    sub = interface.commands[words[0]]
+    known = {option for param in sub.params for option in param.opts} | {"--help"}
+    assert set(given) <= known | at_top, command
+    kinds = [KINDS[words[0]]] if words[0] in KINDS else list(KINDS.values())
+    for key in (word.partition("=")[0] for word in words if "=" in word):
+        assert any(field_exists(kind, key) for kind in kinds), command
+
+
+def field_exists(kind: type, path: str) -> bool:
+    """A field of the run file, or a key inside of one that holds options."""
+    if annotation_at(kind, path) is not None:
+        return True
+    parent = path.rpartition(".")[0]
+    return bool(parent) and "dict" in str(annotation_at(kind, parent))
+
+
+@pytest.fixture(scope="module")
+def interface() -> Any:
+    return typer.main.get_command(build_app())
+
+
+@every_page
+def test_every_command_line_is_understood(page: Path, interface: Any) -> None:
+    for command in command_lines(text_of(page)):
+        check_command(command, interface)
+
+
+def test_every_command_line_in_the_help_is_understood(interface: Any) -> None:
+    texts = [interface.help, *(command.help.partition("Examples")[2] for command in interface.commands.values())]
+    lines = [line.strip() for text in texts for line in re.sub(r"\[/?bold\]", "", text).splitlines()]
+    commands = [line for line in lines if line.startswith("burnish ")]
+    assert len(commands) > 20
+    for command in commands:
+        check_command(command, interface)
+
+
+@every_page
+def test_every_option_that_is_named_exists(page: Path, interface: Any) -> None:
+    known = {
+        option for command in (interface, *interface.commands.values()) for p in command.params for option in p.opts
+    }
+    scripts = "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("benchmarks/**/*.py"))
+    scripts += "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("examples/**/*.py"))
+    for word in words_of(text_of(page)):
+        for option in re.findall(r"^--[a-z-]+", word):
+            assert option in known or f'"{option}"' in scripts, option
+
+
+# Fields
+
+
+def sections() -> set[str]:
+    return {
+        name
+        for kind in KINDS.values()
+        for name, annotation in fields.field_annotations(kind).items()
+        if fields.inner_section(annotation)[0] is not None
+    }
+
+
+@every_page
+def test_every_field_that_is_named_exists(page: Path) -> None:
+    for word in words_of(text_of(page)):
+        name = re.match(rf"({'|'.join(sections())})((\.[a-z_0-9]+)+)(?=$|:|=)", word)
+        if name and not re.search(r"\.(py|yaml|jsonl|json|md|html)$", name[0]):
+            assert any(field_exists(kind, name[0]) for kind in KINDS.values()), word
+
+
+@every_page
+def test_every_run_file_has_fields_that_exist(page: Path) -> None:
+    for block in blocks_of(text_of(page), "yaml"):
+        data = yaml.safe_load(block)
+        kinds = [kind for kind in KINDS.values() if set(data) <= set(kind.model_fields)]
+        assert kinds, block
+        for path in leaf_paths(data):
+            assert any(field_exists(kind, path) for kind in kinds), f"{path} in\n{block}"
+
+
+def leaf_paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all keys, as on the command line; what stands inside of options is left alone."""
+    for key, value in data.items():
+        path = f"{prefix}{key}"
+        yield path
+        shorthand = {"train": "path", "eval": "path", "rewards": "name"}.get(key)
+        items = value if isinstance(value, list) else [value]
+        for index, item in enumerate(items):
+            if isinstance(item, dict) and not key.endswith("options") and key != "columns":
+                yield from leaf_paths(item, f"{path}.{index}." if shorthand else f"{path}.")
+
+
+# Metrics
+
+
+@cache
+def metric_names() -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Texts of the code, and patterns of its texts with gaps."""
+    whole, gapped = set(), set()
+    for file in (REPOSITORY / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                pieces = [re.escape(str(p.value)) if isinstance(p, ast.Constant) else None for p in node.values]
+                if any(piece is not None and "/" in piece for piece in pieces):
+                    gapped.add("".join(GAP if piece is None else piece for piece in pieces))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                whole.add(node.value)
+    return frozenset(whole), tuple(re.compile(pattern) for pattern in sorted(gapped))
+
+
+GAP = r"([\w/]+)"
+
+
+def is_metric(name: str, further: Collection[str] = ()) -> bool:
+    """Whether the code writes such a metric. What a gap holds is a text of the code, or a name of the user's: in
+    capitals, or one of `further`."""
+    whole, gapped = metric_names()
+    if name in whole:
+        return True
+    base, _, last = name.rpartition("/")
+    if (last.isupper() or last in further) and base:
+        return base in whole or is_metric(base, further)
+    matches = [match for pattern in gapped if (match := pattern.fullmatch(name))]
+    return any(all(gap in whole or gap.isupper() for gap in match.groups()) for match in matches)
+
+
+GROUPS = "reward|groups|advantage|policy|critic|kl|rollout|time|throughput|eval|train|rm"
+
+
+@every_page
+def test_every_metric_that_is_named_is_written(page: Path) -> None:
+    own = set(
+        re.findall(r"\w+", "".join(blocks_of(text_of(page), "python")))
+    )  # parts and metrics of the page's own code
+    for file in (REPOSITORY / page).parent.glob("*.py"):
+        own |= set(re.findall(r"\w+", file.read_text(encoding="utf-8")))
+    for word in words_of(text_of(page)):
+        if re.fullmatch(rf"({GROUPS})/[\w/@]+", word) and not re.search(r"\d{3}|NNN|@", word):
+            assert is_metric(word, own), word
+
+
+def documented_metrics() -> re.Pattern[str]:
+    """All metrics in the tables of docs/operations.md. Capitals and `...` stand for any name."""
+    text = (DOCS / "operations.md").read_text(encoding="utf-8")
+    cells = [
+        row[0] for part in text.split("| metric | meaning |")[1:] for row in rows_of(f"| metric |{part}", "metric")
+    ]
+    names = [name for cell in cells for name in in_backticks(cell)]
+    return re.compile("|".join(re.sub(r"[A-Z]+|\\\.\\\.\\\.", ".+", re.escape(name)) for name in names))
+
+
+def written_metrics(folder: Path) -> set[str]:
+    return {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)} - {
+        "step"
+    }
+
+
+PPO = {"preset": "ppo", "kl_target": 2.0, "entropy_coef": 0.01, "max_epoch_kl": 1.0, "reward_clip": 2.0,
+       "advantage_clip": 2.0, "whiten_rewards": True, "loss_options": {"dual_clip": 3.0}}  # fmt: skip
+GRPO = {"preset": "grpo", "kl_in": "none", "kl_coef": 0, "dynamic_sampling": True, "skip_zero_advantages": True,
+        "overlong_buffer": 0.5, "mismatch_correction": "token_truncate"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "algorithm", [PPO, GRPO, {"preset": "grpo", "kl_coef": 0.1, "loss": "clip_cov"}], ids=["ppo", "grpo", "cov"]
+)
+def test_every_metric_of_rl_is_in_the_tables(algorithm: dict[str, Any], tiny_run: Callable[..., RlConfig]) -> None:
+    config = tiny_run(algorithm=algorithm, steps=2, evaluation={"every_steps": 1, "samples": 2, "max_prompts": 4})
+    train_rl(config, console=Console(quiet=True))
+    found = written_metrics(Path(config.output))
+    assert len(found) > 50
+    assert not [name for name in sorted(found) if not documented_metrics().fullmatch(name)]
+
+
+def test_every_metric_of_sft_and_rm_is_in_the_tables(
+    tiny_sft: Callable[..., SftConfig], tiny_model: Path, tmp_path: Path
+) -> None:
+    sft = tiny_sft(output=str(tmp_path / "sft"))
+    train_sft(sft, console=Console(quiet=True))
+    pairs = [{"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": "0+0", "margin": n % 2} for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    data = {
+        "output": str(tmp_path / "rm"),
+        "model": str(tiny_model),
+        "data": {"train": str(tmp_path / "pairs.jsonl")},
+        "held_out_fraction": 0.3,
+        "max_tokens": 16,
+        "steps": 2,
+        "margins": True,
+        "normalization": {"kind": "gain_bias", "trainable": True, "responses": 8, "max_response_tokens": 2},
+        "optimization": {"comparisons_per_batch": 4},
+        "logging": {"sinks": []},
+    }
+    train_reward_model(load_run_data(data, [], "rm").rm, console=Console(quiet=True))
+    found = written_metrics(tmp_path / "sft") | written_metrics(tmp_path / "rm")
+    assert len(found) > 30
+    assert not [name for name in sorted(found) if not documented_metrics().fullmatch(name)]
+
+
+# Tables and lists
+
+
+def in_backticks(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def paragraph_of(page: str, beginning: str) -> str:
+    """The paragraph that holds these words."""
+    found = [part for part in (DOCS / page).read_text(encoding="utf-8").split("\n\n") if beginning in part]
+    assert len(found) == 1, beginning
+    return found[0]
+
+
+def test_the_table_of_alarms_has_every_alarm() -> None:
+    rows = rows_of((DOCS / "operations.md").read_text(encoding="utf-8"), "alarm")
+    assert {row[0] for row in rows} == {detector.name for detector in DETECTORS}
+    metrics = {detector.name: detector.metric for detector in DETECTORS}
+    for name, fires_when, _ in rows:
+        for metric in in_backticks(fires_when):
+            assert "/" not in metric or metric.partition("/")[0] == metrics[name].partition("/")[0], name
+
+
+def test_the_table_of_built_in_rewards_is_the_code() -> None:
+    rows = rows_of((DOCS / "rewards.md").read_text(encoding="utf-8"), "name")
+    assert {row[0].strip("`") for row in rows} == set(BUILT_INS)
+    for name, _, options in rows:
+        named = set(in_backticks(options))
+        assert set(BUILT_INS[name.strip("`")].options) <= named, name
+
+
+def test_the_layouts_and_roles_of_data_are_the_code() -> None:
+    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    named = {word for row in rows_of(text, "layout (`schema_name`)") for word in in_backticks(row[0])}
+    assert named == set(get_args(DataSource.model_fields["schema_name"].annotation)) - {"auto"}
+    roles = paragraph_of("data.md", "**`columns`** names").partition("Roles:")[2].partition("Dots reach")[0]
+    assert set(in_backticks(roles)) == set(ROLES)
+
+
+def test_the_fields_that_may_differ_at_a_resume_are_the_code() -> None:
+    text = paragraph_of("operations.md", "These fields may differ").partition("These fields may differ")[2]
+    listed = text.partition("`steps`")[0]
+    assert set(in_backticks(listed)) == set(MAY_DIFFER)
+
+
+def test_the_packages_in_fingerprints_are_the_code() -> None:
+    text = (
+        paragraph_of("operations.md", "A checkpoint also holds `fingerprints.json`")
+        .partition("the versions of")[2]
+        .partition(". ")[0]
+    )
+    named = {word.strip().casefold() for word in re.split(r",| and ", " ".join(text.split()))}
+    assert named == {"burnish", "python", *fingerprints.PACKAGES}
