@@ -267,8 +267,8 @@ def is_metric(name: str, further: Collection[str] = ()) -> bool:
     if name in whole:
         return True
     base, _, last = name.rpartition("/")
-    if (last.isupper() or last in further) and base:
-        return base in whole or is_metric(base, further)
+    if base and (last.isupper() or last in further) and (base in whole or is_metric(base, further)):
+        return True
     matches = [match for pattern in gapped if (match := pattern.fullmatch(name))]
     return any(all(gap in whole or gap.isupper() for gap in match.groups()) for match in matches)
 
