@@ -51,8 +51,8 @@ class RewardConfig(Section):
     label: str | None = None
     """Name in the logs, when the same reward is used twice."""
     environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
-    """Environment variables that this reward sees beside the harmless ones that all rewards see (names, for example
-    `[JUDGE_API_KEY]`; docs/rewards.md lists the others). Their values are written nowhere."""
+    """Names of environment variables that this reward sees as well as the harmless ones that all rewards see, for
+    example `[JUDGE_API_KEY]` (docs/rewards.md describes the others). Their values are written nowhere."""
 
 
 Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
@@ -170,7 +170,7 @@ class VllmConfig(Section):
     python: PathText | None = None
     """Interpreter that has vLLM, for example `envs/vllm/bin/python`; none is the one that runs Burnish."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of `vllm.LLM` beside those that Burnish sets, for example `{gpu_memory_utilization: 0.4}` where
+    """Arguments of `vllm.LLM` other than those that Burnish sets, for example `{gpu_memory_utilization: 0.4}` where
     training needs the same GPU's memory, `{enforce_eager: true}`, or a `dtype` other than the model's."""
     start_timeout_seconds: Seconds = 600.0
     """Longest wait for vLLM to set itself up, and for it to take a piece of the weights."""
@@ -204,7 +204,7 @@ class RolloutConfig(Section):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a response (the text stays in the response)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """Token ids that end a response, beside the model's own end-of-sequence ids."""
+    """Token ids that end a response, as well as the model's own end-of-sequence ids."""
     ignore_eos: bool = False
     """Go on through the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
     (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
@@ -225,7 +225,7 @@ class OptimizationConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     warmup_steps: NonNegativeInt = 0
-    """Optimizer steps from 0 up to the peak."""
+    """Steps from 0 up to the peak, counted as `schedule_unit` says."""
     final_learning_rate_fraction: Fraction = 0.0
     """Where a linear or cosine schedule ends, as a fraction of the peak."""
     schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
@@ -248,8 +248,8 @@ class OptimizationConfig(Section):
     """Passes over the step's rollouts, each with a fresh permutation."""
     tokens_per_microbatch: PositiveInt = 2_048
     """Most tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the
-    result. Several prompts share half of them at most, one prompt with its responses may take all. The default is as
-    fast as more on a CPU; a GPU of 80 GB has room for 16,384 and runs faster with them."""
+    result. A micro-batch with several prompts is filled only to half of this; a single prompt and its responses may use
+    all of it. On a CPU more is hardly faster; a large GPU has room for more, for example 16,384 (not measured)."""
 
 
 class RlOptimizationConfig(OptimizationConfig):
@@ -257,7 +257,7 @@ class RlOptimizationConfig(OptimizationConfig):
 
     shuffle: Literal["prompts", "responses"] = "prompts"
     """What each epoch puts in a fresh order before it cuts it into minibatches. `prompts`: the responses to a prompt
-    stay together (but where a cut falls into them), so that each prompt is read once per epoch; `responses`: every
+    stay together (except where a cut separates them), so that each prompt is read once per epoch; `responses`: every
     response by itself, which mixes minibatches better and reads a prompt once per minibatch that it is in."""
 
 
@@ -284,7 +284,7 @@ class CriticConfig(Section):
     clip: Annotated[float, Field(gt=0)] | None = 0.2
     """Value clipping: a value further than this from the one at sampling time earns no gradient. None does not clip."""
     coef: Annotated[float, Field(gt=0)] | None = None
-    """Weight of the value loss. None is 0.1 beside the policy loss of a shared trunk and 1 for a separate critic (whose
+    """Weight of the value loss. None is 0.1 on a trunk shared with the policy and 1 for a separate critic (whose
     Adam steps a constant factor changes only through `eps` and gradient clipping)."""
     warmup_steps: NonNegativeInt = 0
     """First steps of the run in which the critic alone is trained and the policy stays as it is."""
@@ -386,7 +386,7 @@ class SftOptimizationConfig(OptimizationConfig):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     tokens_per_batch: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
-    """Tokens of one optimizer step (whole examples, at most this many with padding counted out)."""
+    """Tokens of one optimizer step: whole examples, at most this many tokens, padding not counted."""
     schedule_unit: Literal["optimizer_step"] = "optimizer_step"
     """Not used by supervised fine-tuning: one batch is one optimizer step."""
     minibatches: Literal[1] = 1
