@@ -88,7 +88,7 @@ class DataSource(Section):
     domain: str | None = None
     """Domain of all rows, for logging by domain; default: the domain column, else the name of the file."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of this source among several (largest remainder keeps the shares exact)."""
+    """Share of this source among several; after any number of draws each source is within one of its share."""
     limit: PositiveInt | None = None
     """Use only the first so many rows."""
     max_bytes: PositiveInt = 1_000_000_000
