@@ -1,13 +1,53 @@
-"""The numbers in the documentation are those that the code gives."""
+"""What the pages say is what the code does: numbers, links, commands, fields, metrics and tables."""
 
 from __future__ import annotations
 
+import ast
 import doctest
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
 
-DOCS = Path(__file__).parents[2] / "docs"
+from burnish.cli.app import build_app
+from burnish.config import fields
+from burnish.config.fields import annotation_at
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_rm import RmConfig
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(
+    page.relative_to(REPOSITORY)
+    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benchmarks/**/*.md")
+    for page in REPOSITORY.glob(pattern)
+    if page.name != "CHANGELOG.md"  # tells of earlier versions too
+)
+KINDS = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=str)
+
+
+def text_of(page: Path) -> str:
+    return (REPOSITORY / page).read_text(encoding="utf-8")
+
+
+def blocks_of(text: str, *languages: str) -> list[str]:
+    """Fenced blocks in one of the languages."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.S | re.M)
+    return [block for language, block in fenced if language in languages]
+
+
+def words_of(text: str) -> list[str]:
+    """What stands in backticks outside fenced blocks, without line breaks."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    return [" ".join(word.split()) for word in re.findall(r"`([^`]+)`", prose)]
 
 
 @pytest.mark.parametrize("page", ["ppo.md"])
@@ -15,3 +55,206 @@ def test_the_examples_of_a_page(page: str) -> None:
     result = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.attempted > 20
     assert result.failed == 0
+
+
+# Links and files
+
+
+def anchors_of(page: Path) -> set[str]:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    heads = re.findall(r"^#+ (.*)$", prose, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads}
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if link.startswith(("http:", "https:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = REPOSITORY / page.parent / name if name else REPOSITORY / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+@cache
+def files() -> frozenset[str]:
+    folders = ("src", "tests", "benchmarks", "examples", "docs")
+    return frozenset(
+        f"/{path.relative_to(REPOSITORY)}" for folder in folders for path in (REPOSITORY / folder).rglob("*")
+    )
+
+
+@every_page
+def test_every_file_of_the_project_that_is_named_exists(page: Path) -> None:
+    rooms = {folder.name for folder in (*(REPOSITORY / "src/burnish").iterdir(), *(REPOSITORY / "tests").iterdir())}
+    places = rooms | {"src", "tests", "benchmarks", "examples", "docs", "integration", "unit"}
+    for word in words_of(text_of(page)):
+        if not re.fullmatch(r"[\w./-]+", word) or word.split("/")[0] not in places or "/" not in word.rstrip("/"):
+            continue
+        if (REPOSITORY / page).parent.name == "docs" and word.startswith(("eval/", "rollouts/step", "rollouts/eval")):
+            continue  # files of a run
+        ends = (word.rstrip("/"), f"{word}.py")
+        assert any(name.endswith(f"/{end}") for name in files() for end in ends), word
+
+
+# Commands
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """Every `burnish ...` in shell blocks and in backticks, with continued lines joined."""
+    for block in blocks_of(text, "bash", "shell", "sh", ""):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            command = line.removeprefix("$ ").strip()
+            if re.match(r"(\w+=\S+ )*burnish ", command):
+                yield command
+    yield from (word for word in words_of(text) if word.startswith("burnish "))
+
+
+def check_command(command: str, interface: Any) -> None:
+    """The command exists, and so do its options and the fields that it sets."""
+    plain = re.split(r"\s{2,}|\s#\s|\s\|\s|\\\|", command)[0]
+    words = [word for word in shlex.split(plain.replace("...", "")) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+    words = words[words.index("burnish") + 1 :]
+    given = [word for word in words if word.startswith("-")]
+    at_top = {option for param in interface.params for option in param.opts}
+    if not words or set(words) <= at_top or words[0].isupper():
+        return
+    assert words[0] in interface.commands, command
+    sub = interface.commands[words[0]]
+    known = {option for param in sub.params for option in param.opts} | {"--help"}
+    assert set(given) <= known | at_top, command
+    kinds = [KINDS[words[0]]] if words[0] in KINDS else list(KINDS.values())
+    for key in (word.partition("=")[0] for word in words if "=" in word):
+        assert any(field_exists(kind, key) for kind in kinds), command
+
+
+def field_exists(kind: type, path: str) -> bool:
+    """A field of the run file, or a key inside of one that holds options."""
+    if annotation_at(kind, path) is not None:
+        return True
+    parent = path.rpartition(".")[0]
+    return bool(parent) and "dict" in str(annotation_at(kind, parent))
+
+
+@pytest.fixture(scope="module")
+def interface() -> Any:
+    return typer.main.get_command(build_app())
+
+
+@every_page
+def test_every_command_line_is_understood(page: Path, interface: Any) -> None:
+    for command in command_lines(text_of(page)):
+        check_command(command, interface)
+
+
+def test_every_command_line_in_the_help_is_understood(interface: Any) -> None:
+    texts = [interface.help, *(command.help.partition("Examples")[2] for command in interface.commands.values())]
+    lines = [line.strip() for text in texts for line in re.sub(r"\[/?bold\]", "", text).splitlines()]
+    commands = [line for line in lines if line.startswith("burnish ")]
+    assert len(commands) > 20
+    for command in commands:
+        check_command(command, interface)
+
+
+@every_page
+def test_every_option_that_is_named_exists(page: Path, interface: Any) -> None:
+    known = {
+        option for command in (interface, *interface.commands.values()) for p in command.params for option in p.opts
+    }
+    scripts = "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("benchmarks/**/*.py"))
+    scripts += "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("examples/**/*.py"))
+    for word in words_of(text_of(page)):
+        for option in re.findall(r"^--[a-z-]+", word):
+            assert option in known or f'"{option}"' in scripts, option
+
+
+# Fields
+
+
+def sections() -> set[str]:
+    return {
+        name
+        for kind in KINDS.values()
+        for name, annotation in fields.field_annotations(kind).items()
+        if fields.inner_section(annotation)[0] is not None
+    }
+
+
+@every_page
+def test_every_field_that_is_named_exists(page: Path) -> None:
+    for word in words_of(text_of(page)):
+        name = re.match(rf"({'|'.join(sections())})((\.[a-z_0-9]+)+)(?=$|:|=)", word)
+        if name and not re.search(r"\.(py|yaml|jsonl|json|md|html)$", name[0]):
+            assert any(field_exists(kind, name[0]) for kind in KINDS.values()), word
+
+
+@every_page
+def test_every_run_file_has_fields_that_exist(page: Path) -> None:
+    for block in blocks_of(text_of(page), "yaml"):
+        data = yaml.safe_load(block)
+        kinds = [kind for kind in KINDS.values() if set(data) <= set(kind.model_fields)]
+        assert kinds, block
+        for path in leaf_paths(data):
+            assert any(field_exists(kind, path) for kind in kinds), f"{path} in\n{block}"
+
+
+def leaf_paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all keys, as on the command line; what stands inside of options is left alone."""
+    for key, value in data.items():
+        path = f"{prefix}{key}"
+        yield path
+        shorthand = {"train": "path", "eval": "path", "rewards": "name"}.get(key)
+        items = value if isinstance(value, list) else [value]
+        for index, item in enumerate(items):
+            if isinstance(item, dict) and not key.endswith("options") and key != "columns":
+                yield from leaf_paths(item, f"{path}.{index}." if shorthand else f"{path}.")
+
+
+# Metrics
+
+
+@cache
+def metric_names() -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Texts of the code, and patterns of its texts with gaps."""
+    whole, gapped = set(), set()
+    for file in (REPOSITORY / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                pieces = [re.escape(str(p.value)) if isinstance(p, ast.Constant) else None for p in node.values]
+                if any(piece is not None and "/" in piece for piece in pieces):
+                    gapped.add("".join(GAP if piece is None else piece for piece in pieces))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                whole.add(node.value)
+    return frozenset(whole), tuple(re.compile(pattern) for pattern in sorted(gapped))
+
+
+GAP = r"([\w/]+)"
+
+
+def is_metric(name: str, further: Collection[str] = ()) -> bool:
+    """Whether the code writes such a metric. What a gap holds is a text of the code, or a name of the user's: in
+    capitals, or one of `further`."""
+    whole, gapped = metric_names()
+    if name in whole:
+        return True
+    base, _, last = name.rpartition("/")
+    if base and (last.isupper() or last in further) and (base in whole or is_metric(base, further)):
+        return True
+    matches = [match for pattern in gapped if (match := pattern.fullmatch(name))]
+    return any(all(gap in whole or gap.isupper() for gap in match.groups()) for match in matches)
+
+
+GROUPS = "reward|groups|advantage|policy|critic|kl|rollout|time|throughput|eval|train|rm"
+
+
+@every_page
+def test_every_metric_that_is_named_is_written(page: Path) -> None:
+    own = set(
+        re.findall(r"\w+", "".join(blocks_of(text_of(page), "python")))
+    )  # parts and metrics of the page's own code
+    for file in (REPOSITORY / page).parent.glob("*.py"):
+        own |= set(re.findall(r"\w+", file.read_text(encoding="utf-8")))
+    for word in words_of(text_of(page)):
+        if re.fullmatch(rf"({GROUPS})/[\w/@]+", word) and not re.search(r"\d{3}|NNN|@", word):
+            assert is_metric(word, own), word

@@ -23,7 +23,7 @@ from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 
 FINGERPRINT_FILE = "fingerprints.json"
-_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "math-verify")
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "math-verify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _content(path: Path) -> dict[str, Any] | None:
 
 def _versions() -> dict[str, str]:
     found = {"burnish": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -202,13 +202,15 @@ def _short(text: str, width: int = 80) -> str:
 
 
 def _list_rewards(console: Console) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from burnish.rewards import BUILT_INS
 
-    table = Table("reward", "what it gives", "options")
+    table = Table("reward", "what it gives", "best", "options")
     for name, built_in in BUILT_INS.items():
         options = "\n".join(f"{option}: {text}" for option, text in built_in.options.items())
-        table.add_row(name, _short(built_in.summary, 200), options, end_section=True)
+        summary = _short(built_in.summary, 200)
+        table.add_row(name, summary, f"{built_in.top_score:g}", escape(options), end_section=True)
     console.print(table)
     console.print("your own: path/to/file.py:function or package.module:function (see docs/rewards.md)", markup=False)

@@ -50,8 +50,8 @@ class RewardConfig(Section):
     label: str | None = None
     """Name in the logs, when the same reward is used twice."""
     environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
-    """Environment variables that this reward sees beside the harmless ones that all rewards see (names, for example
-    `[JUDGE_API_KEY]`; docs/rewards.md lists the others). Their values are written nowhere."""
+    """Names of environment variables that this reward sees as well as the harmless ones that all rewards see, for
+    example `[JUDGE_API_KEY]` (docs/rewards.md describes the others). Their values are written nowhere."""
 
 
 Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
@@ -169,7 +169,7 @@ class VllmConfig(Section):
     python: PathText | None = None
     """Interpreter that has vLLM, for example `envs/vllm/bin/python`; none is the one that runs Burnish."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of `vllm.LLM` beside those that Burnish sets, for example `{gpu_memory_utilization: 0.4}` where
+    """Arguments of `vllm.LLM` other than those that Burnish sets, for example `{gpu_memory_utilization: 0.4}` where
     training needs the same GPU's memory, `{enforce_eager: true}`, or a `dtype` other than the model's."""
     start_timeout_seconds: Seconds = 600.0
     """Longest wait for vLLM to set itself up, and for it to take a piece of the weights."""
@@ -203,7 +203,7 @@ class RolloutConfig(Section):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a response (the text stays in the response)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """Token ids that end a response, beside the model's own end-of-sequence ids."""
+    """Token ids that end a response, as well as the model's own end-of-sequence ids."""
     ignore_eos: bool = False
     """Go on through the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
     (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
@@ -239,7 +239,7 @@ class CriticConfig(Section):
     clip: Annotated[float, Field(gt=0)] | None = 0.2
     """Value clipping: a value further than this from the one at sampling time earns no gradient. None does not clip."""
     coef: Annotated[float, Field(gt=0)] | None = None
-    """Weight of the value loss. None is 0.1 beside the policy loss of a shared trunk and 1 for a separate critic (whose
+    """Weight of the value loss. None is 0.1 on a trunk shared with the policy and 1 for a separate critic (whose
     Adam steps a constant factor changes only through `eps` and gradient clipping)."""
     warmup_steps: NonNegativeInt = 0
     """First steps of the run in which the critic alone is trained and the policy stays as it is."""

@@ -28,7 +28,7 @@ class ModelConfig(Section):
     """Local folder in the Hugging Face layout (safetensors), a hub name, or a run: `runs/sft` is its newest checkpoint,
     `runs/sft@500` that of step 500, `runs/sft@best` and `runs/sft@best:eval/loss` the best one that it has kept."""
     tokenizer: PathText | None = None
-    """Folder or hub name of the tokenizer, when it does not lie beside the weights."""
+    """Folder, hub name or run of the tokenizer, when it is not in the same place as the weights."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -40,8 +40,8 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more arithmetic."""
     kernels: UseKernels = "auto"
-    """Code in C for CPUs (docs/speed.md), built once with the machine's compiler: where it can be had, or refuse to run
-    without, or not at all."""
+    """Kernels in C for CPUs (docs/speed.md), built once with the machine's compiler. `auto` uses them where they can be
+    built and are faster, `required` refuses to run without them, `off` never uses them."""
     router_aux_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the load-balancing loss of a mixture model's router, added to the loss of `rl` and `sft`; 0 leaves it
     out, whatever the model's own config says."""
@@ -88,7 +88,7 @@ class DataSource(Section):
     domain: str | None = None
     """Domain of all rows, for logging by domain; default: the domain column, else the name of the file."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of this source among several (largest remainder keeps the shares exact)."""
+    """Share of this source among several; after any number of draws each source is within one of its share."""
     limit: PositiveInt | None = None
     """Use only the first so many rows."""
     max_bytes: PositiveInt = 1_000_000_000

@@ -17,7 +17,7 @@ class OptimizationConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     warmup_steps: NonNegativeInt = 0
-    """Optimizer steps from 0 up to the peak."""
+    """Steps from 0 up to the peak, counted as `schedule_unit` says."""
     final_learning_rate_fraction: Fraction = 0.0
     """Where a linear or cosine schedule ends, as a fraction of the peak."""
     schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
@@ -40,8 +40,8 @@ class OptimizationConfig(Section):
     """Passes over the step's rollouts, each with a fresh permutation."""
     tokens_per_microbatch: PositiveInt = 2_048
     """Most tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the
-    result. Several prompts share half of them at most, one prompt with its responses may take all. The default is as
-    fast as more on a CPU; a GPU of 80 GB has room for 16,384 and runs faster with them."""
+    result. A micro-batch with several prompts is filled only to half of this; a single prompt and its responses may use
+    all of it. On a CPU more is hardly faster; a large GPU has room for more, for example 16,384 (not measured)."""
 
 
 class RlOptimizationConfig(OptimizationConfig):
@@ -49,7 +49,7 @@ class RlOptimizationConfig(OptimizationConfig):
 
     shuffle: Literal["prompts", "responses"] = "prompts"
     """What each epoch puts in a fresh order before it cuts it into minibatches. `prompts`: the responses to a prompt
-    stay together (but where a cut falls into them), so that each prompt is read once per epoch; `responses`: every
+    stay together (except where a cut separates them), so that each prompt is read once per epoch; `responses`: every
     response by itself, which mixes minibatches better and reads a prompt once per minibatch that it is in."""
 
 
@@ -61,7 +61,7 @@ class SftOptimizationConfig(OptimizationConfig):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     tokens_per_batch: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
-    """Tokens of one optimizer step (whole examples, at most this many with padding counted out)."""
+    """Tokens of one optimizer step: whole examples, at most this many tokens, padding not counted."""
     schedule_unit: Literal["optimizer_step"] = "optimizer_step"
     """Not used by supervised fine-tuning: one batch is one optimizer step."""
     minibatches: Literal[1] = 1

@@ -220,9 +220,14 @@ def test_check_needs_the_tokenizer_for_a_judged_reward_that_reads_tokens(
     assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in said
 
 
-def test_check_lists_the_built_in_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_lists_the_built_in_rewards(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["check", "--list"]) == 0
-    assert "math" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "(default [think, answer])" in said  # not read as markup
+    best = {cells[0].strip(): cells[2].strip() for line in said.splitlines() if len(cells := line.split("│")[1:]) > 3}
+    assert best["math"] == "1"
+    assert best["repetition"] == "0"
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "ppo_clip", "gae", "tis"])
