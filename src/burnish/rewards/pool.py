@@ -19,7 +19,7 @@ from typing import Any
 
 from burnish.errors import ConfigError, RewardError
 from burnish.outside import describe_exit
-from burnish.rewards.calling import Arguments, timeout_detail
+from burnish.rewards.calling import Arguments, TracebackInWorkerError, timeout_detail
 from burnish.rewards.environment import worker_environment
 from burnish.rewards.inputs import Signature
 from burnish.rewards.loading import RewardSpec
@@ -84,13 +84,6 @@ class _Worker:
     number: int = 0  # of its task, so that no answer to another one is taken for its own
     waiting: dict[int, None] = field(default_factory=dict)  # items without an outcome yet, in their order
     since: float = 0.0
-
-
-class _TracebackInWorkerError(Exception):
-    """Stands in for an exception of the worker process: its traceback as text, for `--debug`."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class WorkerPool:
@@ -253,7 +246,7 @@ class WorkerPool:
                 worker.ready, worker.deadline = True, None
             case Refused(kind, text, remedy, cause) if not worker.ready:
                 refusal = (ConfigError if kind == ConfigError.__name__ else RewardError)(text, remedy=remedy)
-                raise refusal from (_TracebackInWorkerError(cause) if cause else None)
+                raise refusal from (TracebackInWorkerError(cause) if cause else None)
             case Violation(task, text, remedy) if task == worker.number and worker.task is not None:
                 raise RewardError(text, remedy=remedy)
             case _:

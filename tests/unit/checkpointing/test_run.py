@@ -130,7 +130,7 @@ def test_only_the_owner_reads_the_files_of_a_run(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "run").begin(config())
     finally:
         os.umask(before)
-    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()}
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir() if file.is_file()}
     assert modes == {"config.yaml": 0o600, "environment.json": 0o600}
 
 
