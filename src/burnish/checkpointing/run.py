@@ -95,7 +95,7 @@ class RunDirectory:
 
     def begun(self) -> bool:
         """Whether a run was started here before."""
-        return self.config_file.exists()
+        return os.path.lexists(self.config_file)
 
     def admit(self, config: RunConfig) -> bool:
         """Whether an earlier run is being continued; changes nothing.

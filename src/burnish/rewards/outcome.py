@@ -14,6 +14,8 @@ from burnish.types import RewardStatus, Score
 
 MAX_DETAIL = 20_000
 """Characters of the reason that a failed response keeps."""
+MAX_PARTS = 256
+MAX_PART_NAME = 120
 PARTS_REMEDY = "return parts as a dictionary from names to numbers"
 
 
@@ -105,14 +107,30 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
             f"reward {label!r} returned a Score whose parts are {type(parts).__name__}", remedy=PARTS_REMEDY
         )
     plain: dict[str, float] = {}
-    for name, value in parts.items():
-        if not isinstance(name, str):
-            raise RewardError(
-                f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}",
-                remedy=PARTS_REMEDY,
-            )
-        plain[str.__str__(name)] = _number(value, label, f"returned as part {str.__str__(name)[:80]!r}")
+    for name, value in itertools.islice(parts.items(), MAX_PARTS + 1):
+        text = _part_name(name, label)
+        plain[text] = _number(value, label, f"returned as part {text!r}")
+    if len(plain) > MAX_PARTS:
+        raise RewardError(
+            f"reward {label!r} returned a Score of more than {MAX_PARTS} parts",
+            remedy="each part is a curve of the run: return a few, under the same names for every response",
+        )
     return plain
+
+
+def _part_name(name: Any, label: str) -> str:
+    """The name as an exact text. RewardError for one that no chart or line of metrics could bear."""
+    if not isinstance(name, str):
+        raise RewardError(
+            f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}", remedy=PARTS_REMEDY
+        )
+    text = str.__str__(name)
+    if not (0 < len(text) <= MAX_PART_NAME and text.isprintable()):
+        raise RewardError(
+            f"reward {label!r} returned a part with a name of {len(text):,} characters: {text[:40]!r}",
+            remedy=f"name each part with 1 to {MAX_PART_NAME} printable characters",
+        )
+    return text
 
 
 def _entries(tokens: Any, label: str) -> Iterable[Any]:

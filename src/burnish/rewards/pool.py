@@ -27,7 +27,7 @@ from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Viola
 from burnish.rewards.outcome import Outcome, failure
 from burnish.rewards.process import WorkerProcess
 from burnish.rewards.wire import GarbledError
-from burnish.rewards.worker import CHANNEL_CLOSED
+from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
 
 START_SECONDS = 120.0  # importing and constructing the rewards; a reward may load a model here
@@ -305,6 +305,8 @@ def _cause_of_death(status: int) -> str:
         return (
             "died: the reward closed the descriptors of its process (os.closerange, or a library that makes a daemon)"
         )
+    if status == LOOP_BROKEN:
+        return "died: the reward stopped the event loop that its responses share, or cancelled tasks that are not its own"
     return f"died ({describe_exit(status)})"
 
 

@@ -68,6 +68,7 @@ class WorkerProcess:
                     [sys.executable, "-c", program],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what a reward prints must not mix with our standard output
+                    stderr=2,  # by name: it is handed on even where it was opened for this process alone
                     pass_fds=(control.fileno(), channel.fileno()),
                     start_new_session=True,
                     env=dict(environment),
