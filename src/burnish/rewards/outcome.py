@@ -46,7 +46,7 @@ def read_result(result: Any, label: str) -> Outcome:
     if result is None:
         return failure(RewardStatus.MISSING, f"reward {label!r} returned None: it cannot judge this response")
     score = result if isinstance(result, Score) else Score(_number(result, label, "returned"))
-    return _finite(_plain_score(score, label), label)
+    return _checked(_plain_score(score, label), label)
 
 
 def read_batch(results: Any, count: int, label: str) -> list[Outcome]:
@@ -108,29 +108,24 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
         )
     plain: dict[str, float] = {}
     for name, value in itertools.islice(parts.items(), MAX_PARTS + 1):
-        text = _part_name(name, label)
-        plain[text] = _number(value, label, f"returned as part {text!r}")
-    if len(plain) > MAX_PARTS:
-        raise RewardError(
-            f"reward {label!r} returned a Score of more than {MAX_PARTS} parts",
-            remedy="each part is a curve of the run: return a few, under the same names for every response",
-        )
+        if not isinstance(name, str):
+            raise RewardError(
+                f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}",
+                remedy=PARTS_REMEDY,
+            )
+        plain[str.__str__(name)] = _number(value, label, f"returned as part {str.__str__(name)[:80]!r}")
     return plain
 
 
-def _part_name(name: Any, label: str) -> str:
-    """The name as an exact text. RewardError for one that no chart or line of metrics could bear."""
-    if not isinstance(name, str):
-        raise RewardError(
-            f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}", remedy=PARTS_REMEDY
-        )
-    text = str.__str__(name)
-    if not (0 < len(text) <= MAX_PART_NAME and text.isprintable()):
-        raise RewardError(
-            f"reward {label!r} returned a part with a name of {len(text):,} characters: {text[:40]!r}",
-            remedy=f"name each part with 1 to {MAX_PART_NAME} printable characters",
-        )
-    return text
+def _parts_problem(parts: Mapping[str, float]) -> str:
+    """Why these cannot be curves of the run, each with its name in every line of metrics; empty when they can."""
+    if len(parts) > MAX_PARTS:
+        return f"more than {MAX_PARTS} parts"
+    for name in parts:
+        if not (0 < len(name) <= MAX_PART_NAME and name.isprintable()):
+            shown = f"a part named {name[:40]!r} ({len(name):,} characters)"
+            return f"{shown}, where a name has 1 to {MAX_PART_NAME} printable ones"
+    return ""
 
 
 def _entries(tokens: Any, label: str) -> Iterable[Any]:
@@ -146,7 +141,10 @@ def _entries(tokens: Any, label: str) -> Iterable[Any]:
     return tokens
 
 
-def _finite(score: Score, label: str) -> Outcome:
+def _checked(score: Score, label: str) -> Outcome:
+    problem = _parts_problem(score.parts)
+    if problem:
+        return failure(RewardStatus.ERROR, f"reward {label!r} returned {problem}")
     named = [("the score", score.value), *((f"part {name!r}", value) for name, value in score.parts.items())]
     named += [(f"token_rewards[{index}]", value) for index, value in enumerate(score.token_rewards or ())]
     for name, value in named:

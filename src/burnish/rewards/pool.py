@@ -306,7 +306,9 @@ def _cause_of_death(status: int) -> str:
             "died: the reward closed the descriptors of its process (os.closerange, or a library that makes a daemon)"
         )
     if status == LOOP_BROKEN:
-        return "died: the reward stopped the event loop that its responses share, or cancelled tasks that are not its own"
+        return (
+            "died: the reward stopped the event loop that its responses share, or cancelled tasks that are not its own"
+        )
     return f"died ({describe_exit(status)})"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from burnish.errors import CheckpointError
 from burnish.models.fast_paths import FastPaths
 from burnish.observability.atomic import disk_remedy, write_text_atomically
-from burnish.reading import UnreadableError, read_json
+from burnish.reading import UnreadableError, read_json, reason_of
 
 PATHS_FILE = "paths.json"
 
@@ -26,7 +26,7 @@ def recorded_paths(folder: Path) -> FastPaths:
             raise TypeError("its ways are no texts")
     except (UnreadableError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"cannot read {file}, which holds the fast paths of this run: {error!r}",
+            f"cannot read {file}, which holds the fast paths of this run: {reason_of(error)}",
             remedy="remove it: the run then chooses anew, and its numbers may differ in the last bits",
         ) from error
     return FastPaths(ways)

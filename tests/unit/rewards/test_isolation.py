@@ -385,7 +385,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def test_stop_signals_are_not_for_workers(make_scorer: Any, make_items: Any, reward_file: Any, tmp_path: Path) -> None:
-    """A scheduler sends them to every process of a job; the training process decides, and needs its workers for that."""
+    """A scheduler sends them to every process of a job; the training process decides, and needs its workers."""
     path = reward_file("""
         import os, pathlib, time
         def slow(response, folder):
