@@ -52,6 +52,21 @@ def describe_exit(status: int) -> str:
         return f"killed by signal {-status}"
 
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to stop. A scheduler sends it to every process of a job at once, a terminal to its whole group."""
+
+
+@contextmanager
+def holding_back_stop_signals() -> Iterator[None]:
+    """Around the start of a process that is to outlive such a signal: it is born with them blocked, and has time to
+    ignore them before it lets them through. One that comes to this process meanwhile is handled at the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def import_named(module_name: str, wanted: str) -> ModuleType:
     """The module. ConfigError, beginning with `wanted`, when it is not there or fails while it is imported."""
     try:

@@ -7,11 +7,13 @@ stands inside `reading`. What can be foreseen is refused there in its own words;
 from __future__ import annotations
 
 import errno
+import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 from burnish.errors import BurnishError, DataError
 
@@ -67,6 +69,24 @@ def file_problem(path: Path) -> str | None:
         return None
     kind = next((word for is_kind, word in _KINDS if is_kind(mode)), "special file")
     return f"is a {kind}, not a file"
+
+
+class UnreadableError(Exception):
+    """A file that cannot be used; the message follows its name."""
+
+
+def read_json(path: Path) -> Any:
+    """The content of one of our own files. UnreadableError for whatever may stand there instead: nothing, a pipe or a
+    device, which must not be waited for, bytes that are no text, a text that is no JSON."""
+    problem = file_problem(path)
+    if problem is not None:
+        raise UnreadableError(problem)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"cannot be read as JSON: {reason_of(error)}") from error
 
 
 def _stat_problem(path: Path, error: OSError) -> str:

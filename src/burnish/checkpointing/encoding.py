@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from burnish.errors import CheckpointError
+from burnish.reading import UnreadableError, read_json, reading
 
 
 def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -34,15 +36,26 @@ def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
 def read_state(folder: Path, name: str) -> dict[str, Any]:
     """What `write_state` wrote. Raises CheckpointError when the files are absent or damaged."""
     try:
-        plain = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        plain = read_json(folder / f"{name}.json")
         tensors = load_file(folder / f"{name}.safetensors")
         state = _decode(plain, tensors)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if not isinstance(state, dict):
+            raise ValueError(f"it holds a {type(state).__name__}, not names and values")
+    except (UnreadableError, OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(
             f"cannot read {name} in {folder}: {error}",
             remedy="remove that checkpoint folder; the run resumes from the one before it",
         ) from error
-    return dict(state)
+    return state
+
+
+@contextmanager
+def restoring(folder: Path) -> Iterator[None]:
+    """Around putting a run where a checkpoint left off. A checkpoint whose files are whole and yet hold something else
+    than this version wrote there is named."""
+    remedy = "go on with the version that made it, or remove that folder; the run resumes from the one before it"
+    with reading(f"{folder}: taking up what it holds", CheckpointError, remedy=remedy):
+        yield
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from burnish import __version__
 from burnish.checkpointing.sources import named_files
 from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
+from burnish.reading import UnreadableError, read_json
 
 FINGERPRINT_FILE = "fingerprints.json"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "math-verify")
@@ -45,12 +47,13 @@ class Fingerprints:
     def read(folder: Path) -> Fingerprints | None:
         """Those of a checkpoint; None for one that was made before there were any. CheckpointError if damaged."""
         path = folder / FINGERPRINT_FILE
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return Fingerprints(dict(content["files"]), dict(content["versions"]), dict(content["machine"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            content = read_json(path)
+            files = {str(name): _read_entry(entry) for name, entry in content["files"].items()}
+            return Fingerprints(files, _read_texts(content["versions"]), _read_texts(content["machine"]))
+        except (UnreadableError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"cannot read {path}: {error}",
                 remedy="remove that checkpoint folder; the run resumes from the one before it",
@@ -84,6 +87,14 @@ def refuse_changes(run_dir: Path, changes: list[str]) -> None:
             remedy="put them back, go on with what there is now (--accept-changes; the numbers are then those of no "
             "single run), set `output` to another folder, or start over with --fresh",
         )
+
+
+def _read_entry(entry: Any) -> dict[str, Any]:
+    return {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
+
+
+def _read_texts(entries: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in entries.items()}
 
 
 def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

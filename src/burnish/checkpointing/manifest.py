@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from burnish.observability.atomic import fsync_file, fsync_folder
+from burnish.reading import UnreadableError, file_problem, read_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -27,12 +29,12 @@ def seal(folder: Path, step: int) -> None:
 
 def verify(folder: Path, step: int) -> str | None:
     """None for a whole checkpoint of that step, else what is wrong with it."""
-    try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(folder / MANIFEST):
         return f"{folder} has no {MANIFEST}"
-    except (OSError, ValueError) as error:
-        return f"{folder / MANIFEST} cannot be read: {error}"
+    try:
+        content = read_json(folder / MANIFEST)
+    except UnreadableError as error:
+        return f"{folder / MANIFEST} {error}"
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         return f"{folder / MANIFEST} is not a manifest"
     if content.get("format") != FORMAT:
@@ -45,15 +47,16 @@ def verify(folder: Path, step: int) -> str | None:
 def _check(folder: Path, relative: str, expected: Any) -> str | None:
     path = folder / relative
     if not isinstance(expected, dict) or set(expected) != {"size", "sha256"}:
-        return f"{folder / MANIFEST} has a broken entry for {relative}"
+        return f"{folder / MANIFEST} has a broken entry for {relative!r:.200}"
+    problem = file_problem(path)
+    if problem is not None:
+        return f"{path} {'is missing' if problem == 'does not exist' else problem}"
     try:
         size = path.stat().st_size
         if size != expected["size"]:
             return f"{path} has {size} bytes instead of {expected['size']}"
         if _fingerprint(path)["sha256"] != expected["sha256"]:
             return f"{path} has another content than the one that was saved"
-    except FileNotFoundError:
-        return f"{path} is missing"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     return None

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.errors import CheckpointError
+from burnish.reading import UnreadableError, read_json
 
 PENDING_FILE = "pending.json"
 
@@ -42,13 +44,13 @@ def write_pending(folder: Path, pending: Pending | None) -> None:
 def read_pending(folder: Path) -> Pending | None:
     """The unfinished business of a checkpoint, None when its step is complete. CheckpointError for a damaged file."""
     path = folder / PENDING_FILE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         row = {str(name): float(value) for name, value in content["row"].items()}
         return Pending(row, bool(content["normalised"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (UnreadableError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"cannot read {path}: {error}",
             remedy="remove that checkpoint folder; the run resumes from the one before it",

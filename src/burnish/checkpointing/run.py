@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.reading import UnreadableError, read_json
 
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
@@ -93,7 +95,7 @@ class RunDirectory:
 
     def begun(self) -> bool:
         """Whether a run was started here before."""
-        return self.config_file.exists()
+        return os.path.lexists(self.config_file)
 
     def admit(self, config: RunConfig) -> bool:
         """Whether an earlier run is being continued; changes nothing.
@@ -127,13 +129,13 @@ class RunDirectory:
             raise self._cannot_write(error) from error
 
     def _earlier_starts(self) -> list[Any]:
-        if not self.environment_file.exists():
+        if not os.path.lexists(self.environment_file):
             return []
         remedy = "mend it, or move it away: it only records what earlier starts of the run ran on"
         try:
-            content = json.loads(self.environment_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"cannot read {self.environment_file}: {error}", remedy=remedy) from error
+            content = read_json(self.environment_file)
+        except UnreadableError as error:
+            raise CheckpointError(f"cannot read {self.environment_file}: it {error}", remedy=remedy) from error
         if not isinstance(content, dict) or not isinstance(content.get("starts"), list):
             raise CheckpointError(f"{self.environment_file} holds no list of `starts`", remedy=remedy)
         return list(content["starts"])

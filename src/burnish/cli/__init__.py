@@ -15,6 +15,8 @@ from burnish.errors import BurnishError
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _DEBUG = "--debug"
+_OTHERS_WRITE = 0o022
+"""Taken from the mode of every file and folder that a command makes, whatever the umask was."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,15 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in words
     words = [word for word in words if word != _DEBUG]
-    _make_own_modules_importable()
+    os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
     from burnish.cli.app import build_app
 
     try:
+        _make_own_modules_importable()
         build_app()(args=words, prog_name="burnish")
     except SystemExit as stop:
         return _code(stop)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        _say("interrupted\n")
         return EXIT_INTERRUPTED
     except BurnishError as error:
         if debug:
@@ -49,7 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _make_own_modules_importable() -> None:
     """`package.module:function` in a run file may mean a module beside it: the folder of the command counts, last, so
     that nothing in it hides an installed package."""
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except OSError as error:
+        raise BurnishError(
+            f"the folder that the command was started in cannot be used: {error.strerror}",
+            remedy="change to one that is there, then start again",
+        ) from error
     if here not in sys.path:
         sys.path.append(here)
 
@@ -75,7 +84,24 @@ def _show(error: BurnishError) -> None:
     said = str(error)
     if error.unexpected:
         said += f"\n  the full traceback is in {_keep_traceback(error)}"
-    Console(stderr=True, soft_wrap=True).print(Text("error: ", style="bold red") + Text(_without_controls(said)))
+    shown = io.StringIO()
+    console = Console(file=shown, soft_wrap=True, force_terminal=sys.stderr is not None and sys.stderr.isatty())
+    console.print(Text("error: ", style="bold red") + Text(_without_controls(said)))
+    _say(shown.getvalue())
+
+
+def _say(text: str) -> None:
+    """Write to standard error, where there is one: a closed pipe or a full disk behind it must not change how the
+    command ends."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)  # what is still buffered goes there when Python ends
+        os.close(nowhere)
 
 
 def _without_controls(text: str) -> str:

@@ -63,6 +63,8 @@ def open_standard_streams() -> None:
     while descriptor <= 2:
         descriptor = os.dup(descriptor)
     os.close(descriptor)
+    for number in range(3):
+        os.set_inheritable(number, True)  # reward workers print there as well
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for as long as the process lives
     if sys.stderr is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.errors import BurnishError
+from burnish.outside import describe_failure
 from burnish.rewards.loading import LoadedReward
 from burnish.rewards.outcome import Outcome, failure, read_batch, read_result
 from burnish.types import RewardStatus
@@ -23,6 +24,13 @@ IN_TRAINING: tuple[type[BaseException], ...] = (Exception, SystemExit)
 """What a reward may raise in the training process, where a KeyboardInterrupt is the user's."""
 IN_WORKER: tuple[type[BaseException], ...] = (BaseException,)
 """What a reward may raise in a worker: everything, for Ctrl-C does not reach it."""
+
+
+class TracebackInWorkerError(Exception):
+    """Stands in for an exception of the worker process: its traceback as text, for `--debug`."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 class Caller:
@@ -39,7 +47,7 @@ class Caller:
         except BurnishError:
             raise
         except self._guarded as error:  # boundary: user code may raise anything
-            return failure(RewardStatus.ERROR, traceback_of(error))
+            return raised(error)
 
     def batch(self, reward: LoadedReward, arguments: Arguments, count: int) -> list[Outcome]:
         """One call on `count` responses. An exception is the ERROR of all; a wrong length raises RewardError."""
@@ -48,7 +56,7 @@ class Caller:
         except BurnishError:
             raise
         except self._guarded as error:  # boundary: user code may raise anything
-            return [failure(RewardStatus.ERROR, traceback_of(error))] * count
+            return [raised(error)] * count
 
     def concurrently(self, reward: LoadedReward, rows: Sequence[tuple[int, Arguments]], report: Report) -> None:
         """Awaits an asynchronous reward on all rows at once, each under its own time limit."""
@@ -72,7 +80,7 @@ class Caller:
         except self._guarded as error:  # boundary: user code may raise anything
             if clock.expired():
                 return failure(RewardStatus.TIMEOUT, timeout_detail(reward.spec.label, limit))
-            return failure(RewardStatus.ERROR, traceback_of(error))
+            return raised(error)
 
     def _value(self, result: Any) -> Any:
         """The result itself, or what a coroutine comes to."""
@@ -88,6 +96,19 @@ class Caller:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop
+
+
+def raised(error: BaseException) -> Outcome:
+    """The outcome of a call that raised: a line that says what and where, and below it the traceback."""
+    return failure(RewardStatus.ERROR, f"{_in_a_line(error)}\n{traceback_of(error)}")
+
+
+def _in_a_line(error: BaseException) -> str:
+    """`ValueError: no number (/home/me/rewards.py:3)`."""
+    try:
+        return " ".join(describe_failure(error).split())
+    except BaseException:  # noqa: BLE001  boundary: the exception's __str__ is code of the user
+        return type(error).__qualname__
 
 
 def traceback_of(error: BaseException) -> str:

@@ -14,6 +14,8 @@ from burnish.types import RewardStatus, Score
 
 MAX_DETAIL = 20_000
 """Characters of the reason that a failed response keeps."""
+MAX_PARTS = 256
+MAX_PART_NAME = 120
 PARTS_REMEDY = "return parts as a dictionary from names to numbers"
 
 
@@ -44,7 +46,7 @@ def read_result(result: Any, label: str) -> Outcome:
     if result is None:
         return failure(RewardStatus.MISSING, f"reward {label!r} returned None: it cannot judge this response")
     score = result if isinstance(result, Score) else Score(_number(result, label, "returned"))
-    return _finite(_plain_score(score, label), label)
+    return _checked(_plain_score(score, label), label)
 
 
 def read_batch(results: Any, count: int, label: str) -> list[Outcome]:
@@ -105,7 +107,7 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
             f"reward {label!r} returned a Score whose parts are {type(parts).__name__}", remedy=PARTS_REMEDY
         )
     plain: dict[str, float] = {}
-    for name, value in parts.items():
+    for name, value in itertools.islice(parts.items(), MAX_PARTS + 1):
         if not isinstance(name, str):
             raise RewardError(
                 f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}",
@@ -113,6 +115,17 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
             )
         plain[str.__str__(name)] = _number(value, label, f"returned as part {str.__str__(name)[:80]!r}")
     return plain
+
+
+def _parts_problem(parts: Mapping[str, float]) -> str:
+    """Why these cannot be curves of the run, each with its name in every line of metrics; empty when they can."""
+    if len(parts) > MAX_PARTS:
+        return f"more than {MAX_PARTS} parts"
+    for name in parts:
+        if not (0 < len(name) <= MAX_PART_NAME and name.isprintable()):
+            shown = f"a part named {name[:40]!r} ({len(name):,} characters)"
+            return f"{shown}, where a name has 1 to {MAX_PART_NAME} printable ones"
+    return ""
 
 
 def _entries(tokens: Any, label: str) -> Iterable[Any]:
@@ -128,7 +141,10 @@ def _entries(tokens: Any, label: str) -> Iterable[Any]:
     return tokens
 
 
-def _finite(score: Score, label: str) -> Outcome:
+def _checked(score: Score, label: str) -> Outcome:
+    problem = _parts_problem(score.parts)
+    if problem:
+        return failure(RewardStatus.ERROR, f"reward {label!r} returned {problem}")
     named = [("the score", score.value), *((f"part {name!r}", value) for name, value in score.parts.items())]
     named += [(f"token_rewards[{index}]", value) for index, value in enumerate(score.token_rewards or ())]
     for name, value in named:

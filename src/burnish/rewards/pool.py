@@ -19,7 +19,7 @@ from typing import Any
 
 from burnish.errors import ConfigError, RewardError
 from burnish.outside import describe_exit
-from burnish.rewards.calling import Arguments, timeout_detail
+from burnish.rewards.calling import Arguments, TracebackInWorkerError, timeout_detail
 from burnish.rewards.environment import worker_environment
 from burnish.rewards.inputs import Signature
 from burnish.rewards.loading import RewardSpec
@@ -27,7 +27,7 @@ from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Viola
 from burnish.rewards.outcome import Outcome, failure
 from burnish.rewards.process import WorkerProcess
 from burnish.rewards.wire import GarbledError
-from burnish.rewards.worker import CHANNEL_CLOSED
+from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
 
 START_SECONDS = 120.0  # importing and constructing the rewards; a reward may load a model here
@@ -84,13 +84,6 @@ class _Worker:
     number: int = 0  # of its task, so that no answer to another one is taken for its own
     waiting: dict[int, None] = field(default_factory=dict)  # items without an outcome yet, in their order
     since: float = 0.0
-
-
-class _TracebackInWorkerError(Exception):
-    """Stands in for an exception of the worker process: its traceback as text, for `--debug`."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class WorkerPool:
@@ -253,7 +246,7 @@ class WorkerPool:
                 worker.ready, worker.deadline = True, None
             case Refused(kind, text, remedy, cause) if not worker.ready:
                 refusal = (ConfigError if kind == ConfigError.__name__ else RewardError)(text, remedy=remedy)
-                raise refusal from (_TracebackInWorkerError(cause) if cause else None)
+                raise refusal from (TracebackInWorkerError(cause) if cause else None)
             case Violation(task, text, remedy) if task == worker.number and worker.task is not None:
                 raise RewardError(text, remedy=remedy)
             case _:
@@ -311,6 +304,10 @@ def _cause_of_death(status: int) -> str:
     if status == CHANNEL_CLOSED:
         return (
             "died: the reward closed the descriptors of its process (os.closerange, or a library that makes a daemon)"
+        )
+    if status == LOOP_BROKEN:
+        return (
+            "died: the reward stopped the event loop that its responses share, or cancelled tasks that are not its own"
         )
     return f"died ({describe_exit(status)})"
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from burnish.errors import RewardError
+from burnish.outside import holding_back_stop_signals
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, read_answer
 from burnish.rewards.wire import FrameReader, UnsendableError, decode_answer, encode_request
@@ -62,14 +63,16 @@ class WorkerProcess:
             program = _PROGRAM.format(
                 path=sys.path, control=control.fileno(), channel=channel.fileno(), trainer=os.getpid()
             )
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a reward prints must not mix with our standard output
-                pass_fds=(control.fileno(), channel.fileno()),
-                start_new_session=True,
-                env=dict(environment),
-            )
+            with holding_back_stop_signals():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # what a reward prints must not mix with our standard output
+                    stderr=2,  # by name: it is handed on even where it was opened for this process alone
+                    pass_fds=(control.fileno(), channel.fileno()),
+                    start_new_session=True,
+                    env=dict(environment),
+                )
             ours.pop_all()
 
     def fileno(self) -> int:

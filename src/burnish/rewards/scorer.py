@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from burnish.config.names import short_reward_name
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.calling import Caller
+from burnish.rewards.calling import Caller, TracebackInWorkerError
 from burnish.rewards.combining import Weighted, combine
 from burnish.rewards.endings import Ending
 from burnish.rewards.environment import check_environment
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from burnish.rewards.model_reward import ModelReward
 
 MAX_CHUNK = 32  # responses per message to a worker
+MAX_REASON = 1000  # characters of the first failure in the message
 MAX_CONCURRENT = 128  # responses that an asynchronous reward awaits at once in one worker
 FAILURES = (RewardStatus.TIMEOUT, RewardStatus.ERROR, RewardStatus.MISSING)
 
@@ -244,13 +245,15 @@ class ProcessRewardScorer:
         prompt, first = failed[0]
         domains = Counter(prompt.domain for prompt, _ in failed)
         counts = ", ".join(f"{domain}: {count}" for domain, count in sorted(domains.items()))
+        reason, _, traceback = first.status_detail.partition("\n")
         raise RewardError(
             f"{len(failed)} of {len(items)} responses could not be scored (by domain: {counts}), more than"
             f" scoring.max_failure_fraction {self._scoring.max_failure_fraction:g} allows."
-            f" The first one: prompt {prompt.id!r}, sample {first.sample_index}, {first.status.value}:\n"
-            f"{first.status_detail.rstrip()}",
-            remedy="mend the reward, or raise scoring.max_failure_fraction if these failures are expected",
-        )
+            f" The first one: prompt {prompt.id!r}, sample {first.sample_index}, {first.status.value}:"
+            f" {reason[:MAX_REASON]}",
+            remedy=f"mend the reward{' (--debug shows the whole traceback)' if traceback else ''}, or raise"
+            " scoring.max_failure_fraction if these failures are expected",
+        ) from (TracebackInWorkerError(traceback) if traceback else None)
 
 
 def _load_models(specs: Sequence[RewardSpec]) -> dict[int, ModelReward]:

@@ -17,8 +17,10 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
+from burnish.outside import STOP_SIGNALS
 from burnish.rewards.output import forward
 from burnish.rewards.worker import serve
 
@@ -35,8 +37,9 @@ _OOM_SCORE = "600"  # out of memory the kernel takes a worker before the trainin
 def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     """Main function. `control` tells the training process the worker's id and exit status, and its end means to stop;
     `channel` is the worker's; `trainer` is the id of the training process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # they were held back until here
     _adopt_orphans()
     output_read, output_write = os.pipe()
     supervisor = os.getpid()
@@ -70,13 +73,46 @@ def _become_worker(channel: int, output: int, supervisor: int) -> NoReturn:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        _outlive_stop_signals()
         serve(channel)
     except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second supervisor
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _outlive_stop_signals() -> None:
+    """A run that is asked to stop finishes its step, and needs this worker for that, although a scheduler sends the
+    signal to every process of the job. By a handler and not by SIG_IGN, which programs that a reward starts would
+    inherit: `terminate()` has to end those, and the reward's own forks."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _pass_over)
+    held = threading.local()  # the signals that the forking thread had blocked before
+
+    def hold() -> None:
+        held.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.before)
+
+    def let_through_to_fork() -> None:
+        _hear_stop_signals()
+        let_through()
+
+    # A signal for the fork that comes before it hears any would be lost with the handler's.
+    os.register_at_fork(before=hold, after_in_parent=let_through, after_in_child=let_through_to_fork)
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """The handler of a worker: the training process is told as well, and decides."""
+
+
+def _hear_stop_signals() -> None:
+    """In a fork of the worker: signals for which the reward has no handler of its own end it again."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is _pass_over:
+            with contextlib.suppress(ValueError):  # forked in an interpreter that may not set handlers
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _adopt_orphans() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from burnish.errors import BurnishError, RewardError
 from burnish.outside import MEND
-from burnish.rewards.calling import IN_WORKER, Caller, traceback_of
+from burnish.rewards.calling import IN_WORKER, Caller, Report, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
 from burnish.rewards.outcome import MAX_DETAIL, Outcome, failure
@@ -25,6 +25,8 @@ from burnish.types import RewardStatus
 
 CHANNEL_CLOSED = 113
 """Exit status of a worker whose reward has closed the socket to the training process."""
+LOOP_BROKEN = 114
+"""Exit status of a worker whose asynchronous reward has stopped or cancelled what it shares with other responses."""
 
 _HIGH_DESCRIPTOR = 200  # out of the way of code that closes or writes to the first few descriptors
 
@@ -79,6 +81,17 @@ def serve(descriptor: int) -> None:
         os._exit(0)  # the training process is gone or has closed us
 
 
+def _run_concurrently(caller: Caller, reward: LoadedReward, rows: Sequence[Any], report: Report) -> None:
+    """An event loop that a reward has stopped, or whose tasks it has cancelled, is of no use to the other responses:
+    the worker ends, and they are tried again one by one."""
+    try:
+        caller.concurrently(reward, rows, report)
+    except BurnishError:
+        raise
+    except BaseException:  # noqa: BLE001  boundary: what one response raises is caught before; this is the loop itself
+        os._exit(LOOP_BROKEN)
+
+
 def _moved_up(descriptor: int) -> int:
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
@@ -124,7 +137,7 @@ def _run(channel: Channel, caller: Caller, rewards: dict[int, LoadedReward], req
             for item, outcome in zip(items, caller.batch(reward, arguments, len(items)), strict=True):
                 report(item, outcome)
         elif reward.signature.asynchronous:
-            caller.concurrently(reward, rows, report)
+            _run_concurrently(caller, reward, rows, report)
         else:
             for item, arguments in rows:
                 report(item, caller.one(reward, arguments))

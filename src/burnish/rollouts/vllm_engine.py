@@ -8,6 +8,7 @@ with the same weights: calls are made between `sync` and the next update, so the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
@@ -256,7 +257,7 @@ class VllmEngine:
         """End a worker that is of no use any more, and leave word of it beside what it said."""
         self.close()
         self._spent.restarts += 1
-        with self._log.open("a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # the next worker opens it too
             log.write(f"burnish: the worker {_what(lost)} during {during}; starting another\n")
 
     def _lost_twice(self, lost: WorkerLost | WorkerFault) -> RolloutError:

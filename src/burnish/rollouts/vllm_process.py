@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
-from burnish.outside import describe_exit
+from burnish.outside import describe_exit, holding_back_stop_signals
 
 SCRIPT = Path(__file__).with_name("vllm_worker.py")
 CHUNK_BYTES = 256 << 20
@@ -28,6 +28,7 @@ CHUNK_BYTES = 256 << 20
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
 _LOG_TAIL_LINES = 12
+_LOOK_SECONDS = 120.0  # an interpreter on a slow network disk takes its time
 
 
 class WorkerLost(Exception):
@@ -42,30 +43,37 @@ class WorkerProcess:
     """A worker in a session of its own. `log` gets everything that it prints; nothing of it reaches our output."""
 
     def __init__(self, python: str, log: Path, *, script: Path = SCRIPT) -> None:
-        """Raises RolloutError when the interpreter cannot be started."""
+        """Raises RolloutError when the interpreter cannot be started, or the log not be opened."""
         self._log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = socket.socketpair()
-        self._socket = ours
-        self._memory = os.memfd_create("burnish-weights")
-        descriptors = (theirs.fileno(), self._memory)
-        command = [python, str(script), *map(str, descriptors), str(os.getpid())]
-        with theirs, open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as output:
-            self._log_start = output.tell()
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                    env=worker_environment(python),
-                )
+                output = theirs.enter_context(_open_log(log))
+                self._log_start = output.tell()
+                self._socket, socket_of_worker = socket.socketpair()
+                ours.callback(self._socket.close)  # unless the process starts
+                theirs.callback(socket_of_worker.close)
+                self._memory = os.memfd_create("burnish-weights")
+                ours.callback(os.close, self._memory)
+                self._start(python, script, (socket_of_worker.fileno(), self._memory), output)
             except OSError as error:
-                ours.close()
-                os.close(self._memory)
-                raise RolloutError(f"cannot start {python}: {error}", remedy="mend rollout.vllm.python") from error
+                raise RolloutError(
+                    f"cannot start {python} with its log in {log}: {error}",
+                    remedy="mend rollout.vllm.python, move away what stands in the place of the log, or raise the "
+                    "limits of processes and open files (ulimit -u, ulimit -n)",
+                ) from error
+            ours.pop_all()
+
+    def _start(self, python: str, script: Path, descriptors: tuple[int, int], output: BinaryIO) -> None:
+        with holding_back_stop_signals():
+            self._process = subprocess.Popen(
+                [python, str(script), *map(str, descriptors), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=descriptors,
+                start_new_session=True,
+                env=worker_environment(python),
+            )
 
     @property
     def pid(self) -> int:
@@ -129,10 +137,13 @@ class WorkerProcess:
             self._memory = -1
 
     def log_tail(self) -> str:
-        """The last lines that this worker printed."""
-        with self._log.open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read().decode("utf-8", "replace").splitlines()
+        """The last lines that this worker printed; why they cannot be shown where that is so."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(self._log_start)
+                lines = log.read().decode("utf-8", "replace").splitlines()
+        except OSError as error:  # somebody has removed the log: what happened to the worker is to be told all the same
+            lines = [f"(cannot read {self._log}: {error.strerror})"]
         return "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:])
 
     def _push_chunk(self, chunk: Sequence[tuple[str, Tensor]], size: int, seconds: float) -> None:
@@ -191,14 +202,26 @@ def worker_environment(python: str) -> dict[str, str]:
 
 
 def has_vllm(python: str) -> bool:
-    """Whether that interpreter finds the package. Raises OSError when it cannot be started."""
+    """Whether that interpreter finds the package. OSError when it cannot be started or does not end."""
     # Without the current folder, where another `vllm` may lie, and where the worker does not look either.
     program = (
         "import sys; del sys.path[0]; from importlib.util import find_spec; "
         "found = find_spec('vllm'); sys.exit(found is None or found.origin is None)"
     )
     environment = worker_environment(python)
-    return subprocess.run([python, "-c", program], env=environment, capture_output=True).returncode == 0
+    command, nothing = [python, "-c", program], subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_LOOK_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"it did not say within {_LOOK_SECONDS:g} seconds whether it has vllm") from error
+    return done.returncode == 0
+
+
+def _open_log(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600), "ab")
 
 
 def _write(tensor: Tensor, memory: mmap.mmap, offset: int) -> None:

@@ -193,8 +193,17 @@ def end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def outlive_stop_signals() -> None:
+    """Ctrl-C, SIGTERM and SIGHUP are the parent's to handle, which needs this process to finish its step. It has held
+    them back until here."""
+    stop = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in stop:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop)
+
+
 def serve(descriptor: int, memory: int, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    outlive_stop_signals()
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     channel = Channel(descriptor)
     server = Server(channel, memory)

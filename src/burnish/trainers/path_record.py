@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from burnish.errors import CheckpointError
 from burnish.models.fast_paths import FastPaths
 from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.reading import UnreadableError, read_json, reason_of
 
 PATHS_FILE = "paths.json"
 
@@ -15,16 +17,16 @@ PATHS_FILE = "paths.json"
 def recorded_paths(folder: Path) -> FastPaths:
     """Choices bound by those of the run in this folder, if there is one. Raises CheckpointError for a broken file."""
     file = folder / PATHS_FILE
+    if not os.path.lexists(file):
+        return FastPaths()
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         ways = content["ways"]
         if not all(isinstance(text, str) for entry in ways.items() for text in entry):
             raise TypeError("its ways are no texts")
-    except FileNotFoundError:
-        return FastPaths()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (UnreadableError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"cannot read {file}, which holds the fast paths of this run: {error!r}",
+            f"cannot read {file}, which holds the fast paths of this run: {reason_of(error)}",
             remedy="remove it: the run then chooses anew, and its numbers may differ in the last bits",
         ) from error
     return FastPaths(ways)

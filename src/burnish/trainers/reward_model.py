@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from burnish.checkpointing.encoding import read_state, write_state
+from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema_data import Sources
@@ -347,13 +347,14 @@ def save_rm(run: RmRun) -> None:
 
 def restore_rm(run: RmRun, checkpoint: Checkpoint) -> None:
     """Put a fresh run where the checkpoint left off."""
-    state = read_state(checkpoint.folder, STATE_NAME)
-    run.learner.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
-    run.learner.load_training_state(state["learner"])
-    run.journal.alarms.load_state(state["alarms"])
-    run.step, run.position = state["step"], state["position"]
-    run.saved_step = run.step
-    run.version, run.pending = run.learner.version, read_pending(checkpoint.folder)
+    with restoring(checkpoint.folder):
+        state = read_state(checkpoint.folder, STATE_NAME)
+        run.learner.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
+        run.learner.load_training_state(state["learner"])
+        run.journal.alarms.load_state(state["alarms"])
+        run.step, run.position = state["step"], state["position"]
+        run.saved_step = run.step
+        run.version, run.pending = run.learner.version, read_pending(checkpoint.folder)
 
 
 def _due(step: int, every_steps: int | None) -> bool:

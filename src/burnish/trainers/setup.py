@@ -13,7 +13,7 @@ from rich.console import Console
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
 from burnish.algorithms.policy_losses import PolicyLossSpec
-from burnish.checkpointing.encoding import read_state, write_state
+from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.pending import read_pending, write_pending
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
@@ -354,20 +354,21 @@ def save_checkpoint(store: CheckpointStore, run: RlRun) -> None:
 
 def restore(run: RlRun, policy: LocalPolicy, checkpoint: Checkpoint) -> None:
     """Put a fresh run where the checkpoint left off."""
-    state = read_state(checkpoint.folder, STATE_NAME)
-    policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
-    policy.load_training_state(state["policy"])
-    if run.critic is not None:
-        run.critic.load_weights(checkpoint.folder / CRITIC_FOLDER)
-        run.critic.load_training_state(state["critic"])
-    run.kl.load_state_dict(state["kl"])
-    run.journal.alarms.load_state(state["alarms"])
-    run.progress = Progress(
-        step=state["step"],
-        position=state["position"],
-        saved_step=state["step"],
-        pending=read_pending(checkpoint.folder),
-    )
+    with restoring(checkpoint.folder):
+        state = read_state(checkpoint.folder, STATE_NAME)
+        policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
+        policy.load_training_state(state["policy"])
+        if run.critic is not None:
+            run.critic.load_weights(checkpoint.folder / CRITIC_FOLDER)
+            run.critic.load_training_state(state["critic"])
+        run.kl.load_state_dict(state["kl"])
+        run.journal.alarms.load_state(state["alarms"])
+        run.progress = Progress(
+            step=state["step"],
+            position=state["position"],
+            saved_step=state["step"],
+            pending=read_pending(checkpoint.folder),
+        )
     run.engine.sync(policy)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from burnish.checkpointing.encoding import read_state, write_state
+from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import SftConfig
@@ -305,12 +305,13 @@ def save_sft(run: SftRun) -> None:
 
 def restore_sft(run: SftRun, checkpoint: Checkpoint) -> None:
     """Put a fresh run where the checkpoint left off."""
-    state = read_state(checkpoint.folder, STATE_NAME)
-    run.policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
-    run.policy.load_training_state(state["policy"])
-    run.journal.alarms.load_state(state["alarms"])
-    run.step, run.position, run.saved_step = state["step"], state["position"], state["step"]
-    run.version, run.pending = run.policy.version, read_pending(checkpoint.folder)
+    with restoring(checkpoint.folder):
+        state = read_state(checkpoint.folder, STATE_NAME)
+        run.policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
+        run.policy.load_training_state(state["policy"])
+        run.journal.alarms.load_state(state["alarms"])
+        run.step, run.position, run.saved_step = state["step"], state["position"], state["step"]
+        run.version, run.pending = run.policy.version, read_pending(checkpoint.folder)
 
 
 def load_examples(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from burnish.errors import RewardError
+from burnish.rewards.process import WorkerProcess
 from burnish.types import RewardStatus
 
 NASTY = """
@@ -378,3 +379,71 @@ def test_workers_need_neither_torch_nor_configuration() -> None:
     code = "import sys, burnish.rewards.worker; print(*{'torch', 'pydantic'}.intersection(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def test_stop_signals_are_not_for_workers(make_scorer: Any, make_items: Any, reward_file: Any, tmp_path: Path) -> None:
+    """A scheduler sends them to every process of a job; the training process decides, and needs its workers."""
+    path = reward_file("""
+        import os, pathlib, time
+        def slow(response, folder):
+            pathlib.Path(folder, "pids").write_text(f"{os.getpid()} {os.getppid()}")
+            time.sleep(0.5)
+            return 1.0
+    """)
+    scorer = make_scorer({"name": f"{path}:slow", "options": {"folder": str(tmp_path)}})
+
+    def signal_all() -> None:
+        for pid in _pids_once_there(tmp_path / "pids"):
+            for number in STOP_SIGNALS:
+                os.kill(pid, number)
+
+    sender = threading.Thread(target=signal_all)
+    sender.start()
+    scored = scorer.score(make_items(["ab"]))
+    sender.join()
+    assert [(r.reward, r.status) for r in scored] == [(1.0, RewardStatus.OK)]
+    assert scorer.worker_pids == [int((tmp_path / "pids").read_text().split()[0])]
+
+
+def _pids_once_there(path: Path) -> list[int]:
+    while not path.exists() or len(path.read_text().split()) < 2:
+        time.sleep(0.01)
+    return [int(word) for word in path.read_text().split()]
+
+
+def test_a_worker_that_is_only_just_born_outlives_them_too() -> None:
+    """The signals are held back until the supervisor ignores them: there is no instant at which one would end it."""
+    worker = WorkerProcess([], {"PATH": os.environ["PATH"]})
+    supervisor = worker._process.pid
+    for number in STOP_SIGNALS:
+        os.kill(supervisor, number)
+    try:
+        assert _alive(worker.pid)
+        assert _alive(supervisor)
+    finally:
+        worker.kill()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+@pytest.mark.parametrize("how", ["program", "fork"])
+def test_what_a_reward_starts_can_be_ended_with_a_stop_signal(
+    make_scorer: Any, make_items: Any, reward_file: Any, how: str
+) -> None:
+    path = reward_file("""
+        import multiprocessing, subprocess, time
+        def terminated(response):
+            if response == "program":
+                child = subprocess.Popen(["sleep", "60"])
+                child.terminate()
+                return child.wait()
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+            child.terminate()
+            child.join()
+            return child.exitcode
+    """)
+    scorer = make_scorer({"name": f"{path}:terminated", "timeout_seconds": 20.0})
+    assert [r.reward for r in scorer.score(make_items([how]))] == [-signal.SIGTERM]

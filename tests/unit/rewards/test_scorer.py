@@ -120,13 +120,15 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     assert scorer.metrics()["reward/failed_fraction"].result() is None
 
 
-def test_too_many_failures_stop_with_the_first_traceback(make_scorer: Any, make_items: Any, file: Path) -> None:
+def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:sometimes", max_failure_fraction=0.5)
     assert len(scorer.score(make_items(["a", "", "b"]))) == 3
     with pytest.raises(RewardError) as caught:
         scorer.score(make_items(["a", "b"], domain="x") + make_items(["", "", ""], domain="y"))
     for words in ("3 of 5 responses", "y: 3", "row-0", "ZeroDivisionError", "my_rewards.py", "max_failure_fraction"):
         assert words in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert "Traceback (most recent call last)" in str(caught.value.__cause__)  # which --debug shows
 
 
 def test_stateful_class_options_and_function_options(make_scorer: Any, make_items: Any, file: Path) -> None:
