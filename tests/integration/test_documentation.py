@@ -157,6 +157,12 @@ def test_every_command_line_in_the_help_is_understood(interface: Any) -> None:
         check_command(command, interface)
 
 
+def test_no_line_of_the_help_is_broken_by_a_terminal_of_80_columns(interface: Any) -> None:
+    for command in (interface, *interface.commands.values()):
+        after_summary = re.sub(r"\[/?bold\]", "", command.help).splitlines()[1:]
+        assert not [line for line in after_summary if len(line) > 78]
+
+
 @every_page
 def test_every_option_that_is_named_exists(page: Path, interface: Any) -> None:
     known = {
