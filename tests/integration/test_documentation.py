@@ -19,7 +19,9 @@ from burnish.cli.app import build_app
 from burnish.config import fields
 from burnish.config.fields import annotation_at
 from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_data import DataSource
 from burnish.config.schema_rm import RmConfig
+from burnish.data.prompts import read_prompts
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
@@ -55,6 +57,15 @@ def test_the_examples_of_a_page(page: str) -> None:
     result = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.attempted > 20
     assert result.failed == 0
+
+
+def test_the_gold_check_from_python(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1+1=", "answer": "#### 2"}\n{"prompt": "1+2=", "answer": "3"}\n')
+    code = next(block for block in blocks_of((DOCS / "rewards.md").read_text(), "python") if "check_gold" in block)
+    names: dict[str, Any] = {"prompts": read_prompts([DataSource(path=str(data))])[0]}
+    exec(code, names)
+    assert (names["report"].checked, names["report"].failures) == (2, ())
 
 
 # Links and files
@@ -155,6 +166,12 @@ def test_every_command_line_in_the_help_is_understood(interface: Any) -> None:
     assert len(commands) > 20
     for command in commands:
         check_command(command, interface)
+
+
+def test_no_line_of_the_help_is_broken_by_a_terminal_of_80_columns(interface: Any) -> None:
+    for command in (interface, *interface.commands.values()):
+        after_summary = re.sub(r"\[/?bold\]", "", command.help).splitlines()[1:]
+        assert not [line for line in after_summary if len(line) > 78]
 
 
 @every_page

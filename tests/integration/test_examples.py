@@ -162,6 +162,45 @@ def test_gsm8k_plan_says_what_the_page_says(gsm8k: list[str], capsys: pytest.Cap
     assert "Qwen/Qwen2.5-0.5B-Instruct" in said
 
 
+QWEN_05B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+}
+
+
+def test_gsm8k_memory_is_what_the_page_says(
+    small_chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
+    row = tmp_path / "rows.jsonl"
+    row.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    words = [f"data.train.0.path={row}", "data.eval=[]", "evaluation.every_steps=null", "model.from_scratch=true"]
+    assert main(["plan", GSM8K, f"model.path={tmp_path}", f"model.tokenizer={small_chat_model}", *words]) == 0
+    table = {
+        line.split("│")[1].strip(): line.split("│")[2] for line in capsys.readouterr().out.splitlines() if "│" in line
+    }
+    page = (REPOSITORY / "examples/gsm8k_grpo/README.md").read_text()
+    listed = page.partition("memory      ")[2].partition("```")[0]
+    shown = {"weights": "policy weights", "gradients": "gradients", "float32 masters": "master weights",
+             "Adam": "Adam moments", "reference": "reference weights", "cache": "key/value cache",
+             "activations": "activations", "log-probabilities": "log-probabilities"}  # fmt: skip
+    for word, name in shown.items():
+        size, unit = table[name].split()
+        gibibytes = float(size) / (1024 if unit == "MiB" else 1)
+        assert f"{word} {gibibytes:.1f}" in listed, name
+    assert f"{float(table['together, at most'].split()[0]):.1f} GiB at most" in listed
+
+
 def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, tmp_path: Path) -> None:
     words = [
         f"model.path={small_chat_model}",

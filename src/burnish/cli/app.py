@@ -28,15 +28,15 @@ _HELP = """Reinforcement learning for language models: a run file in, a better m
 A [bold]prompt[/bold] is answered by [bold]group_size[/bold] sampled [bold]responses[/bold] (rollouts).
 A [bold]reward[/bold] scores each; an [bold]estimator[/bold] turns scores into advantages.
 The [bold]policy[/bold] (the model you train) moves towards the better ones,
-held near the frozen [bold]reference[/bold] by a KL where one is set.
+and is held near the frozen [bold]reference[/bold] by a KL if you set one.
 
 One [bold]step[/bold] = prompts_per_step prompts x group_size responses, trained on
-in epochs x minibatches optimizer steps. [bold]burnish plan FILE[/bold] works it out.
+in epochs x minibatches optimizer steps. [bold]burnish plan FILE[/bold] shows the numbers.
 
 A first session: [bold]burnish demo[/bold]. Then with a run file of your own:
 [bold]burnish check run.yaml[/bold]   do the gold answers get the top reward?
 [bold]burnish plan run.yaml[/bold]    what will happen, and in how much memory?
-[bold]burnish rl run.yaml[/bold]      train; Ctrl-C saves, the same words go on
+[bold]burnish rl run.yaml[/bold]      train; Ctrl-C saves, the same command goes on
 [bold]burnish report runs/NAME[/bold] the curves and the rollouts in one page
 """
 

@@ -40,10 +40,10 @@ def check_rewards(
 ) -> None:
     """Score the gold answers of the data before training.
 
-    A reward that fails them would teach the wrong thing. Also shows how each data
-    file was understood, and what the gold answers get of each reward. No weights are
-    loaded; rewards that read tokens need the model's tokenizer. Exit code 1 when a
-    gold answer does not reach the top score.
+    A reward that fails them would teach the wrong thing. Also shows how each
+    data file was understood, and what each reward gives the gold answers. No
+    weights are loaded; rewards that read tokens need the model's tokenizer.
+    Exit code 1 when a gold answer does not reach the top score.
 
     [bold]Examples[/bold]
     burnish check run.yaml

@@ -25,8 +25,8 @@ EXIT_INTERRUPTED = 130
 def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     """Watch a tiny transformer learn two-digit addition, in minutes and without a download.
 
-    First supervised fine-tuning, on a demonstrator who mostly forgets to carry; then
-    GRPO with a reward that knows the right answer. Model, data and two ordinary run
+    First supervised fine-tuning, on a demonstrator who mostly forgets to carry;
+    then GRPO with a reward that knows the right answer. Model, data and two run
     files are written to the output folder; an earlier demo there is moved aside.
 
     [bold]Examples[/bold]

@@ -25,10 +25,11 @@ Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this 
 def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> None:
     """Measure a model on the held-out data, in all and by domain.
 
-    Of `rl` greedy responses, and with evaluation.samples also pass@k and maj@k; of
-    `sft` loss and perplexity; of `rm` accuracy with its interval. A run file measures
-    the model it names, a run folder its newest checkpoint. Each evaluation has a
-    folder of its own, RUN/eval/NNN; earlier ones stay.
+    For `rl` the rewards and accuracy of greedy responses, and with
+    evaluation.samples also pass@k and maj@k; for `sft` loss and perplexity;
+    for `rm` accuracy with its interval. Give a run file to measure the model it
+    names, or a run folder to measure its newest checkpoint. Each evaluation has
+    a folder of its own, RUN/eval/NNN; earlier ones stay.
 
     [bold]Examples[/bold]
     burnish eval run.yaml evaluation.samples=8

@@ -21,7 +21,7 @@ def train_supervised(
 
     [bold]Examples[/bold]
     burnish sft sft.yaml
-    burnish sft sft.yaml data.train=chats.jsonl optimization.epochs=2 output=runs/sft
+    burnish sft sft.yaml data.train=chats.jsonl steps=200 output=runs/sft
     """
     from burnish.checkpointing.output import check_output
     from burnish.cli.folders import move_aside
