@@ -139,7 +139,11 @@ def test_plan_counts_and_names_prompts_that_come_twice(
         told = {"chosen": "a", "rejected": "b"} if kind == "rm" else {"completion": "a"}
         rows = [{"prompt": prompt, "answer": "a", **told} for prompt in prompts]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = {"rl": "rewards: exact", "sft": "max_tokens: 16", "rm": "loss: bradley_terry"}[kind]
+    own = {
+        "rl": "rewards: exact\nrollout: {max_prompt_tokens: 8, max_response_tokens: 8}",
+        "sft": "max_tokens: 16",
+        "rm": "loss: bradley_terry",
+    }[kind]
     (folder / "both.yaml").write_text(f"model: {model}\ndata: {{train: train.jsonl, eval: eval.jsonl}}\n{own}\n")
     assert main(["plan", "both.yaml"]) == 0
     said = " ".join(capsys.readouterr().out.split())
