@@ -355,7 +355,7 @@ def test_a_worker_that_cannot_be_started_is_one_clear_error(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", full)
-    with pytest.raises(RewardError, match="cannot be started: Resource temporarily unavailable"):
+    with pytest.raises(RewardError, match="cannot start a reward worker: Resource temporarily unavailable"):
         make_scorer(f"{nasty}:nasty")
 
 
