@@ -34,7 +34,7 @@ def allows(capability: Capability) -> bool:
     unknown = sorted(names - set(get_args(Capability)))
     if unknown:
         raise ConfigError(
-            f"the environment variable {WITHOUT} names {unknown[0]!r}, which is no capability",
+            f"the environment variable {WITHOUT} names {unknown[0]!r}, which is not a capability",
             remedy=f"use some of {', '.join(get_args(Capability))}, separated by commas",
         )
     return capability not in names

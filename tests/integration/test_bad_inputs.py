@@ -290,7 +290,7 @@ COMMANDS = [
     case("unknown algorithm", "'ppoo'", "known:", command=("algorithms", "ppoo")),
     case("report of no run", "nowhere", "does not exist", command=("report", "nowhere")),
     case("report of an empty folder", "metrics.jsonl", command=("report", "empty"), files={"empty/x": ""}),
-    case("evaluation of a folder that is no run", "no run", "config.yaml", command=("eval", "empty"),
+    case("evaluation of a folder that is no run", "not a run", "config.yaml", command=("eval", "empty"),
          files={"empty/x": ""}),
     case("evaluation without held-out data", "data.eval is empty", "held-out", command=("eval", "run.yaml")),
     case("check without a file", "no run file is named", "--list", command=("check",)),

@@ -52,7 +52,7 @@ def find_checkpoint(path: str, *, field: str) -> Chosen | None:
             return None
         raise CheckpointError(
             f"{field} is {path!r}, but {folder} is not the folder of a run (it has no {CONFIG_FILE})",
-            remedy=_nearest_run(folder) + "what stands before the @ is the `output` of a run",
+            remedy=_nearest_run(folder) + "the part before the @ is the `output` of a run",
         )
     store = CheckpointStore(folder)
     if not store.steps():

@@ -56,7 +56,7 @@ def check_rewards(
 
     console = Console()
     if top_score is not None and not math.isfinite(top_score):
-        raise typer.BadParameter(f"{top_score} is no score", param_hint="--top-score")
+        raise typer.BadParameter(f"{top_score} is not a score", param_hint="--top-score")
     if list_rewards:
         return _list_rewards(console)
     if file is None:

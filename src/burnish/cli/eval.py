@@ -51,7 +51,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
         chosen = find_checkpoint(name, field="the run to evaluate")
         if chosen is None:
             raise CheckpointError(
-                f"{target} is no run: it has no config.yaml",
+                f"{target} is not a run: it has no config.yaml",
                 remedy="give a run file, or the folder that `output` of a run file names",
             )
         from burnish.trainers.result import WEIGHTS_FOLDER

@@ -32,7 +32,7 @@ def load_run(folder: Path, overrides: list[str]) -> LoadedConfig:
     run = RunDirectory(folder)
     if not run.begun():
         raise CheckpointError(
-            f"{folder} is no run: it has no {run.config_file.name}",
+            f"{folder} is not a run: it has no {run.config_file.name}",
             remedy="give a run file, or the folder that `output` of a run file names",
         )
     data = {**run.read_config(), "output": str(folder)}

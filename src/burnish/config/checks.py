@@ -351,10 +351,10 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
     """Sinks that are neither ours nor the name of a class."""
     for index, name in enumerate(config.logging.sinks):
         if name in config.logging.sinks[:index]:
-            yield Problem(f"logging.sinks.{index}", f"{name!r} stands there twice", "keep one of the two")
+            yield Problem(f"logging.sinks.{index}", f"{name!r} is named twice", "keep one of the two")
         if name not in names.SINK_NAMES and not _is_function_name(name):
             remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
-            yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is no sink", remedy)
+            yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is not a sink", remedy)
 
 
 def _of(section: AlgorithmConfig | CriticConfig, field: str) -> Any:

@@ -17,7 +17,7 @@ class EvaluationConfig(Section):
     at_start: bool | None = None
     """Evaluate the untrained model first, so that a curve has its beginning; none is whenever `every_steps` is set."""
     samples: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Samples per prompt as well as the greedy response (for pass@k and maj@k)."""
+    """Samples per prompt, as well as the greedy response (for pass@k and maj@k)."""
     temperature: Temperature = 1.0
     """Temperature of those samples."""
     max_prompts: PositiveInt | None = 256

@@ -158,7 +158,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON (write null for a missing one)")
+    raise ValueError(f"{word} is not a JSON number (write null for a missing one)")
 
 
 def _finite_float(digits: str) -> float:
@@ -172,7 +172,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice")
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
     return values
 
 

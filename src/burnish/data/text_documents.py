@@ -51,8 +51,8 @@ def _asked_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]:
     """The gaps of an expression from a run file, which may be one that never ends (`(a+)+$`)."""
     if _compile(separator, where).fullmatch("") is not None:
         raise DataError(
-            f"{where}: document_separator {separator!r} matches where nothing stands, between any two letters",
-            remedy="write what stands between two documents, for example '\\n\\n'",
+            f"{where}: document_separator {separator!r} matches the empty text between any two letters",
+            remedy="write what is between two documents, for example '\\n\\n'",
         )
     seconds = _SECONDS + len(text) // _CHARACTERS_A_SECOND
     request = {"separator": separator, "text": text}

@@ -26,7 +26,7 @@ _REMEDY = "mend its loops and lengths, or set model.chat_template to another one
 @cache
 def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str, *, must_parse: bool) -> None:
     """ModelError, beginning with `name`, for a template that does not end, takes all the memory or writes without
-    measure; with `must_parse` also for one that is no Jinja template. `tokens`: special tokens that it may name.
+    measure; with `must_parse` also for one that is not a Jinja template. `tokens`: special tokens that it may name.
 
     That a template refuses conversations of some kinds is its right: only those of the data have to suit it.
     """
@@ -46,7 +46,7 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
     if found["longest"] > _MAX_CHARACTERS:
         raise ModelError(f"{name} writes {found['longest']:,} characters for five short turns", remedy=_REMEDY)
     if must_parse and found["unreadable"]:
-        raise ModelError(f"{name} is no Jinja template: {found['unreadable']}", remedy="mend that line")
+        raise ModelError(f"{name} is not a Jinja template: {found['unreadable']}", remedy="mend that line")
 
 
 def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:

@@ -140,8 +140,8 @@ DETECTORS: tuple[Detector, ...] = (
         metric="kl/clamped_fraction",
         trips=lambda fraction, start, row: fraction > 0,
         message=lambda fraction, start, row: (
-            f"{fraction:.2g} of the tokens are more than 20 nats from the reference: k3 stands still there and has no "
-            "gradient, so the KL does not pull back the tokens that have drifted furthest"
+            f"{fraction:.2g} of the tokens are more than 20 nats from the reference: there k3 no longer changes and "
+            "has no gradient, so the KL does not pull back the tokens that have drifted furthest"
         ),
         knob="algorithm.kl_estimator: k2 (in the loss also k3+); algorithm.kl_coef up; optimization.learning_rate down",
         patience=2,

@@ -56,8 +56,6 @@ def disk_remedy(error: OSError, folder: Path) -> str:
         case errno.EMFILE | errno.ENFILE:
             return "raise the limit of open files (ulimit -n), then start again: it resumes"
         case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
-            return (
-                f"something of another kind stands in its place: move it out of {folder}, then start again: it resumes"
-            )
+            return f"something of another kind is in its place: move it out of {folder}, then start again: it resumes"
         case _:
             return f"check the disk of {folder}, then start again: it resumes from the newest complete checkpoint"

@@ -281,7 +281,7 @@ def find_sinks(names: Sequence[str]) -> None:
             continue
         if ":" not in name:
             known = f"{', '.join(SINK_NAMES)} and package.module:Class (or path/to/file.py:Class)"
-            raise ConfigError(f"{_FIELD}: {name!r} is no sink", remedy=f"choose among {known}")
+            raise ConfigError(f"{_FIELD}: {name!r} is not a sink", remedy=f"choose among {known}")
         _sink_class(name)
 
 

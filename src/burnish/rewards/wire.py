@@ -66,7 +66,7 @@ def decode_answer(data: bytes) -> Any:
     try:
         return _ANSWER_DECODER.decode(data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        raise GarbledError(f"{data[:60]!r}, which is no JSON") from error
+        raise GarbledError(f"{data[:60]!r}, which is not JSON") from error
 
 
 class FrameReader:
@@ -124,7 +124,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)

@@ -74,7 +74,7 @@ def find_engine(name: str) -> type:
         near = difflib.get_close_matches(name.lower(), [_LOCAL, _VLLM], cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
-            f"{_FIELD} is {name!r}, which is no engine",
+            f"{_FIELD} is {name!r}, which is not an engine",
             remedy=f"{hint}Use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'",
         )
     return find_class(

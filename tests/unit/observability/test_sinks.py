@@ -152,7 +152,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"metrics\.jsonl is a folder"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl is a folder, not a file"):
         read_rows(tmp_path / "metrics.jsonl")
     with pytest.raises(BurnishError, match=r"metrics\.jsonl"):
         JsonlSink(tmp_path / "metrics.jsonl")

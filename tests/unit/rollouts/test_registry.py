@@ -57,7 +57,7 @@ def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: s
     [
         ("locl", "did you mean 'local'"),
         ("vlm", "did you mean 'vllm'"),
-        ("engines_of_mine:", "no engine"),
+        ("engines_of_mine:", "not an engine"),
         ("no_such_package.engines:Class", "cannot import module"),
         ("engines_of_mine:Remot", "did you mean 'Remote'"),
         ("engines_of_mine:number", "is a int"),
