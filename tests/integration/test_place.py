@@ -150,7 +150,6 @@ def test_without_standard_output_the_run_goes_on(
 
 LOSE_ERRORS = {
     "a full disk": "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
-    "a pipe without a reader": "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 2)",
     "none at all": "import os, sys; os.close(2); sys.stderr = None",
 }
 

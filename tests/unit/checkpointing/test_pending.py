@@ -32,7 +32,7 @@ def test_it_reads_back(tmp_path: Path) -> None:
 )
 def test_an_odd_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / PENDING_FILE).write_text(text)
-    with pytest.raises(CheckpointError, match="pending.json"):
+    with pytest.raises(CheckpointError, match=r"pending\.json"):
         read_pending(tmp_path)
 
 
