@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -175,3 +176,28 @@ def test_a_killed_run_leaves_no_worker_behind(
     while alive(worker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(worker)
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of everything that a process has started, deepest first."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [found for child in children for found in (*descendants(child), child)]
+
+
+def test_a_signal_to_every_process_of_the_job_is_an_orderly_stop(
+    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path
+) -> None:
+    """As a scheduler sends it: workers and supervisors get it first, and twice in a row."""
+    words, run = ("rl", run_file(slow_run)), tmp_path / "run"
+    assert commands.run(*words, f"output={tmp_path}/calm").code == 0
+    command = commands.start(*words, f"output={run}")
+    assert command.wait_for(lambda: lines(run) >= 2)
+    started = descendants(command.pid)
+    assert len(started) >= 2
+    for pid in (*started, command.pid, command.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert command.wait() == 0, command.output
+    assert "stopped at step" in command.output
+    assert not any(alive(pid) for pid in started)
+    assert "finished at step 5" in commands.run(*words, f"output={run}").output
+    assert trace(run) == trace(tmp_path / "calm")

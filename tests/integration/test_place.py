@@ -148,6 +148,36 @@ def test_without_standard_output_the_run_goes_on(
     assert lines(tmp_path / "run") == 2
 
 
+LOSE_ERRORS = {
+    "a full disk": "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    "none at all": "import os, sys; os.close(2); sys.stderr = None",
+}
+
+
+@pytest.mark.parametrize("how", list(LOSE_ERRORS))
+def test_without_standard_error_the_run_goes_on_and_an_error_keeps_its_code(
+    commands: Any, words: tuple[str, ...], tmp_path: Path, how: str
+) -> None:
+    command = commands.run(*words, "steps=2", before=LOSE_ERRORS[how])
+    assert command.code == 0, command.output
+    assert lines(tmp_path / "run") == 2
+    assert commands.run(*words, "seed=77", before=LOSE_ERRORS[how]).code == 2
+
+
+def test_a_working_folder_that_is_gone_is_one_message(commands: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    command = commands.run(*words, before=f"import os; os.chdir({str(tmp_path / 'here')!r}); os.rmdir(os.getcwd())")
+    assert command.code == 2
+    assert "error: the folder that the command was started in cannot be used: No such file" in command.output
+    assert "Traceback" not in command.output
+
+
+def test_nobody_else_may_change_what_a_run_writes(commands: Any, words: tuple[str, ...], tmp_path: Path) -> None:
+    assert commands.run(*words, "steps=2", before="import os; os.umask(0)").code == 0
+    run = tmp_path / "run"
+    assert [path for path in (run, *run.rglob("*")) if path.stat().st_mode & 0o022] == []
+
+
 REFUSE_PROCESSES = """
 import errno, os
 import burnish.rewards.process as process

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from burnish.outside import STOP_SIGNALS
+
+_ECHO_SECONDS = 0.25
+"""`timeout` sends SIGTERM to its child and then to its whole group, a shell that ends passes SIGHUP on: what comes so
+soon after the first signal is the same one. Not for SIGINT: a hand on Ctrl-C means every press."""
 
 
 class StopRequest:
@@ -28,6 +34,7 @@ def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
     Outside of the main thread Python cannot install handlers: there signals stay as they are.
     """
     request = StopRequest()
+    first_seconds = -math.inf
 
     def tell(text: str) -> None:
         # The terminal may be gone, and the signal may have come in the middle of another line that is being printed.
@@ -35,15 +42,18 @@ def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
             notify(text)
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first_seconds
         if request.requested:
+            if number != signal.SIGINT and time.monotonic() - first_seconds < _ECHO_SECONDS:
+                return
             tell("stopped; the same command goes on from the newest checkpoint")
             raise KeyboardInterrupt
-        request.requested = True
+        request.requested, first_seconds = True, time.monotonic()
         tell("stopping after this step, then saving (once more to stop now)")
 
     previous: dict[int, object] = {}
     try:
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: meant to go on
                 previous[number] = signal.signal(number, handle)
     except ValueError:  # not the main thread: the caller keeps its own signal handling

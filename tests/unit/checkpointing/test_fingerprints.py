@@ -175,6 +175,8 @@ def test_they_read_back_and_a_damaged_file_is_named(place: Path) -> None:
     assert again is not None
     assert again.changes(before) == []
     assert again.machine_changes(dataclasses.replace(before, machine={**before.machine, "threads": "64"})) != []
-    (place / "fingerprints.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"cannot read .*fingerprints\.json"):
-        Fingerprints.read(place)
+    entry = '{"files": {"a": %s}, "versions": %s, "machine": {}}'
+    for text in ("[]", "null", "[" * 100_000, entry % (1, "{}"), entry % ('{"bytes": 1}', "{}"), entry % ("{}", "[]")):
+        (place / "fingerprints.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"cannot read .*fingerprints\.json"):
+            Fingerprints.read(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
@@ -85,6 +86,18 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+def replace_by(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def list_file(manifest: Path, name: str) -> None:
+    """Add a file of this name to the list."""
+    content = json.loads(manifest.read_text())
+    content["files"] = {name: {"size": 1, "sha256": "0"}, **content["files"]}
+    manifest.write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "words"),
     [
@@ -95,6 +108,14 @@ def flip(path: Path) -> None:
         ("manifest.json", Path.unlink, "has no manifest"),
         ("manifest.json", lambda path: path.write_text("[]"), "is not a manifest"),
         ("manifest.json", lambda path: path.write_text('{"format": 99, "files": {}}'), "format 99"),
+        ("manifest.json", lambda path: path.write_text("[" * 100_000), "cannot be read"),
+        ("manifest.json", lambda path: replace_by(path, os.mkfifo), "is a pipe"),
+        ("manifest.json", lambda path: replace_by(path, Path.mkdir), "is a folder"),
+        ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to(p)), "leads back to itself"),
+        ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to("/dev/zero")), "is a device"),
+        ("manifest.json", lambda path: list_file(path, "a\0b"), "NUL"),
+        ("manifest.json", lambda path: list_file(path, "a" * 5000), "too long"),
+        ("training_state.json", lambda path: replace_by(path, os.mkfifo), "is a pipe"),
     ],
 )
 def test_a_damaged_one_is_reported_and_the_older_used(
