@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.errors import BurnishError
+from burnish.outside import describe_failure
 from burnish.rewards.loading import LoadedReward
 from burnish.rewards.outcome import Outcome, failure, read_batch, read_result
 from burnish.types import RewardStatus
@@ -90,10 +91,16 @@ class Caller:
         return self._loop
 
 
+_MAX_LINE = 500
+
+
 def traceback_of(error: BaseException) -> str:
-    """The traceback as text; of an exception whose own text cannot be made, its class."""
+    """What happened on one line, and the traceback below it; of an exception whose own text cannot be made, its
+    class."""
     try:
-        return "".join(traceback.format_exception(error))
+        happened = " ".join(describe_failure(error).split())
+        shown = happened if len(happened) <= _MAX_LINE else f"{happened[:_MAX_LINE]} ..."
+        return f"{shown}\n{''.join(traceback.format_exception(error))}"
     except BaseException as second:  # noqa: BLE001  boundary: the exception's __str__ is code of the user
         return f"{type(error).__qualname__}, whose traceback cannot be shown ({type(second).__qualname__})"
 

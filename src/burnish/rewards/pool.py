@@ -85,7 +85,7 @@ class _Worker:
     since: float = 0.0
 
 
-class _TracebackInWorkerError(Exception):
+class TracebackInWorkerError(Exception):
     """Stands in for an exception of the worker process: its traceback as text, for `--debug`."""
 
     def __str__(self) -> str:
@@ -253,7 +253,7 @@ class WorkerPool:
                 worker.ready, worker.deadline = True, None
             case Refused(kind, text, remedy, cause) if not worker.ready:
                 refusal = (ConfigError if kind == ConfigError.__name__ else RewardError)(text, remedy=remedy)
-                raise refusal from (_TracebackInWorkerError(cause) if cause else None)
+                raise refusal from (TracebackInWorkerError(cause) if cause else None)
             case Violation(task, text, remedy) if task == worker.number and worker.task is not None:
                 raise RewardError(text, remedy=remedy)
             case _:

@@ -16,7 +16,7 @@ from burnish.rewards.endings import Ending
 from burnish.rewards.environment import check_environment
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
-from burnish.rewards.pool import Outcomes, Task, WorkerPool
+from burnish.rewards.pool import Outcomes, Task, TracebackInWorkerError, WorkerPool
 from burnish.types import Metric, Reduction, RewardStatus, Rollout
 
 if TYPE_CHECKING:
@@ -248,13 +248,15 @@ class ProcessRewardScorer:
         prompt, first = failed[0]
         domains = Counter(prompt.domain for prompt, _ in failed)
         counts = ", ".join(f"{domain}: {count}" for domain, count in sorted(domains.items()))
+        happened, _, behind = first.status_detail.rstrip().partition("\n")
         raise RewardError(
             f"{len(failed)} of {len(items)} responses could not be scored (by domain: {counts}), more than"
             f" scoring.max_failure_fraction {self._scoring.max_failure_fraction:g} allows."
             f" The first one: prompt {prompt.id!r}, sample {first.sample_index}, {first.status.value}:\n"
-            f"{first.status_detail.rstrip()}",
-            remedy="mend the reward, or raise scoring.max_failure_fraction if these failures are expected",
-        )
+            f"{happened}",
+            remedy="mend the reward (--debug shows the traceback), or raise scoring.max_failure_fraction if these "
+            "failures are expected",
+        ) from (TracebackInWorkerError(behind) if behind else None)
 
 
 def _load_models(specs: Sequence[RewardSpec]) -> dict[int, ModelReward]:
