@@ -278,7 +278,7 @@ LONG = [
     prompts("the same, planned", "train.jsonl:1", rows=[{"prompt": HUGE}], command=("plan", "run.yaml")),
     sft("completion of millions of letters", "sft.jsonl:1", "characters", rows=[{"prompt": "1", "completion": HUGE}]),
     sft("conversation of millions of letters", "sft.jsonl:1", "characters", words=[
-        "model.chat_template={% for m in messages %}{{ m.content }}{% endfor %}"],
+        "model.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"],
         rows=[{"messages": [{"role": "user", "content": HUGE}, {"role": "assistant", "content": "2"}]}]),
     pairs("response of millions of letters", "characters", rows=[{"prompt": "1", "chosen": HUGE, "rejected": "6"}]),
 ]  # fmt: skip
