@@ -10,7 +10,7 @@ import yaml
 
 from burnish.config import fields
 from burnish.config.loading import Kind, load_run_data
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.config.schema_rm import RmConfig
 from burnish.errors import ConfigError
 
@@ -19,7 +19,7 @@ VALUES: list[Any] = [
     *(float("nan"), float("inf"), float("-inf"), "", " ", "1", "x", "\0", "\ud800", "~nobody/x", "a" * 5_000, "a\nb"),
     *([], [[]], [None], [1], ["x"], {}, {"": 1}, {"x": None}, {1: 2}, {"path": []}, {"name": None}, [{"path": {}}]),
 ]
-SECTIONS = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
+SECTIONS: dict[str, type[RunConfig]] = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
 BASE = {"output": "run", "model": "./model", "data": {"train": "train.jsonl"}}
 OWN: dict[str, dict[str, Any]] = {"rl": {"rewards": "math"}, "sft": {}, "rm": {}}
 CASES = [(kind, field.path) for kind in get_args(Kind) for field in fields.iter_fields(SECTIONS[kind])]
