@@ -71,9 +71,9 @@ def import_named(module_name: str, wanted: str) -> ModuleType:
     """The module. ConfigError, beginning with `wanted`, when it is not there or fails while it is imported."""
     try:
         return importlib.import_module(module_name)
-    except BurnishError:
+    except (BurnishError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # boundary: a module from outside may raise anything
+    except BaseException as error:  # boundary: a module from outside may raise anything
         absent = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
         raise ConfigError(
             f"{wanted}, but cannot import module {module_name!r}: {error if absent else describe_failure(error)}",
@@ -109,7 +109,7 @@ def _run_file(path: Path, name: str, wanted: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:  # boundary: a file from outside may raise anything, and half of it must not stay
         del sys.modules[name]
-        if isinstance(error, BurnishError) or not isinstance(error, (Exception, SystemExit)):
+        if isinstance(error, (BurnishError, KeyboardInterrupt)):
             raise
         raise ConfigError(f"{wanted}, but its file fails: {describe_failure(error)}", remedy=MEND) from error
     return module
@@ -150,9 +150,9 @@ def calling_outside(what: str, kind: type[BurnishError]) -> Iterator[None]:
     naming the line. Memory that cannot be had is not the code's doing and passes."""
     try:
         yield
-    except BurnishError:
+    except (BurnishError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # boundary: code from outside may raise anything
+    except BaseException as error:  # boundary: code from outside may raise anything
         if is_out_of_memory(error):
             raise
         raise kind(f"{what} failed: {describe_failure(error)}", remedy=MEND) from error

@@ -17,6 +17,8 @@ from burnish.errors import CheckpointError
 from burnish.observability.history import read_history
 
 BEST = "best"
+_MAX_DIGITS = 18
+"""No step has more; int() would refuse thousands of them."""
 DEFAULT_METRICS = {
     "rl": ("eval/accuracy", "eval/reward_mean"),
     "sft": ("eval/loss",),
@@ -65,7 +67,7 @@ def find_checkpoint(path: str, *, field: str) -> Chosen | None:
     name, colon, metric = choice.partition(":")
     if name == BEST and (metric or not colon):
         return _best(folder, store, metric or None, field)
-    if choice.isdigit():
+    if choice.isascii() and choice.isdigit() and len(choice) <= _MAX_DIGITS:
         return _of_step(folder, store, int(choice), field)
     raise CheckpointError(
         f"{field} is {path!r}, but {choice!r} chooses no checkpoint",

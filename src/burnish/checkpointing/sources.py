@@ -159,6 +159,8 @@ def _module_files(root: Path, parts: Sequence[str]) -> list[Path]:
 
     Found by looking, not by importing: importing would run a reward's code in this process.
     """
+    if not all(part.isidentifier() for part in parts):
+        return []  # no name of a module; the loader refuses it
     packages = [root.joinpath(*parts[:end], "__init__.py") for end in range(1, len(parts))]
     for module in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
         if _is_file(module):

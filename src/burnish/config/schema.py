@@ -62,6 +62,9 @@ class ScoringConfig(Section):
 
     workers: Annotated[int, Field(ge=1, le=1_024)] = 2
     """Worker processes for rewards."""
+    start_timeout_seconds: Seconds = 60.0
+    """Longest wait for a worker to import the rewards' files and construct their classes; raise it for a reward that
+    loads a model."""
     on_failure: Literal["exclude", "score"] = "exclude"
     """A response whose reward failed: leave it out of its group, or give it `failure_score`."""
     failure_score: float | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from burnish.data.rows import describe
+from burnish.data.rows import check_length, describe
 from burnish.data.template import ChatFormat, Template
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
@@ -115,6 +115,7 @@ def encode_bare(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...
 
 
 def _ids(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool) -> list[int]:
+    check_length(text)
     try:
         return list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     # Boundary to the tokenizer's own code, which raises bare Exceptions for characters that it does not know.

@@ -163,3 +163,18 @@ def describe(value: Any, width: int = 60) -> str:
         return "nothing (null)"
     shown = repr(value)
     return f"{type(value).__name__} {shown if len(shown) <= width else shown[: width - 3] + '...'}"
+
+
+MAX_TEXT_CHARACTERS = 4_000_000
+"""About a million tokens. A tokenizer takes seconds for so many characters, and minutes, in which nothing can stop it,
+for a whole file that has landed in one field."""
+
+
+def check_length(text: str) -> None:
+    """DataError for a text that no tokenizer should be given."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise DataError(
+            f"a text of {len(text):,} characters, more than the {MAX_TEXT_CHARACTERS:,} that one row may hold: "
+            f"{describe(text)}",
+            remedy="split the text into several rows, or remove the row; a text file may need document_separator",
+        )

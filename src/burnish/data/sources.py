@@ -84,6 +84,17 @@ def _raw_rows(source: DataSource) -> Iterator[RawRow]:
         return _folder_rows(path, source)
     if needs_download(source):
         return _hub_rows(source)
+    return _single_file(path, source)
+
+
+def _single_file(path: Path, source: DataSource) -> Iterator[RawRow]:
+    """A file named by itself has no parts to choose from, so to choose one is a mistake."""
+    for name, chosen in (("split", None if source.split == "train" else source.split), ("subset", source.subset)):
+        if chosen is not None and path.is_file():
+            raise DataError(
+                f"{path}: {name} is {chosen!r}, but this is a single file, which would be read whole",
+                remedy=f"remove {name}, or name the file that holds it",
+            )
     return _file_rows(path, source)
 
 

@@ -19,6 +19,7 @@ import jinja2
 from jinja2 import ext, meta, nodes, parser
 
 from burnish.config.schema_data import DataConfig
+from burnish.data.rows import check_length
 from burnish.errors import DataError
 from burnish.reading import reason_of
 from burnish.types import Message
@@ -121,6 +122,7 @@ class Template:
                 **self.options,
             ),
         )
+        check_length(str(written))
         return str(written)
 
     def _check_read(self, messages: Sequence[Message], source: str, where: str) -> None:

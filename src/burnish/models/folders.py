@@ -86,10 +86,10 @@ def check_model_folder(source: str, *, needs_weights: bool) -> None:
 
 
 def _check_entries(folder: Path) -> None:
-    """Pipes, devices and links to nothing among the files that loading opens would hang or mislead it."""
+    """Pipes, devices, folders and links to nothing in the place of files that loading opens would mislead it."""
     for file in sorted(folder.iterdir()):
         problem = file_problem(file)
-        if problem not in (None, "is a folder, not a file") and file.suffix in _OPENED:
+        if problem is not None and file.suffix in _OPENED:
             raise ModelError(f"model folder {str(folder)!r}: {file.name} {problem}", remedy="put the file itself there")
 
 

@@ -28,6 +28,7 @@ from burnish.models.weight_checks import (
     read_generation_config,
     refuse_mismatched,
 )
+from burnish.models.weight_files import check_number_types
 from burnish.reading import reading
 from burnish.types import UseKernels
 
@@ -242,6 +243,8 @@ def _saved_model(source: str, config: ModelConfig, head: Head) -> tuple[PreTrain
     except Exception as error:  # boundary to transformers and the hub: anything may come out of it
         raise _unloadable(config, error) from error
     refuse_mismatched(list(info["mismatched_keys"]), config.path)
+    if Path(source).is_dir() and "quantization_config" not in model.config.to_dict():
+        check_number_types(Path(source), dict(model.named_parameters()))
     missing = sorted(info["missing_keys"])
     if head == "score" and missing and not any(name.startswith(f"{model.base_model_prefix}.") for name in missing):
         return model, NEW_HEAD

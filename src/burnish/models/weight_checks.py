@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,28 @@ def read_generation_config(source: str) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ModelError(f"{file} holds no JSON object", remedy="mend it, or remove it (it is optional)")
+    for name in sorted(_SAMPLING_NUMBERS & set(content)):
+        _check_sampling_number(content[name], name, file)
     return content
+
+
+_SAMPLING_NUMBERS = {
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty"),
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "length_penalty"),
+}
+_SIGNED = ("length_penalty", "top_k")
+"""A top_k of -1 stands for none in some files."""
+
+
+def _check_sampling_number(value: Any, name: str, file: Path) -> None:
+    """The run file says how responses are sampled, and these numbers are saved with the model again: a file in which
+    they are no numbers is damaged, and the next program to read it would fail on it."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value) and (value >= 0 or name in _SIGNED)):
+        raise ModelError(
+            f"{file}: {name} is {value!r:.60}, not a number of at least 0",
+            remedy="mend it, or remove it (it is optional)",
+        )
 
 
 def checked_token_ids(value: Any, where: str) -> list[int]:

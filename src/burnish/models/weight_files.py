@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ def check_weight_files(folder: Path) -> None:
                     raise ModelError(f"{index} names {name}, which is not there", remedy=_REMEDY)
     for file in sorted(folder.glob("*.safetensors")):
         with reading(f"{file}: reading its header", ModelError, remedy=_REMEDY):
-            _check_length(file)
+            _check_file(file)
 
 
-def _check_length(file: Path) -> None:
+def _check_file(file: Path) -> None:
     """The header is 8 bytes of length (little endian) and that much JSON, which gives the end of each tensor behind it:
     https://github.com/huggingface/safetensors"""
     present = file.stat().st_size
@@ -35,8 +36,47 @@ def _check_length(file: Path) -> None:
         length = int.from_bytes(stream.read(8), "little")
         if not 0 < length < min(_MAX_HEADER_BYTES, present):
             raise ModelError(f"{file} cannot be loaded: it is cut off in its header", remedy=_REMEDY)
-        header: dict[str, Any] = json.loads(stream.read(length))
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    wanted = 8 + length + max(ends, default=0)
+        tensors = _header(file, stream.read(length))
+    wanted = 8 + length + max((end for _, end in tensors.values()), default=0)
     if present < wanted:
         raise ModelError(f"{file} is cut short: {present:,} bytes of {wanted:,}", remedy=_REMEDY)
+
+
+def check_number_types(folder: Path, parameters: Collection[str]) -> None:
+    """ModelError for a tensor that is to become one of the `parameters` and does not hold floating-point numbers:
+    loading would turn complex numbers, whole numbers and truth values into floats without a word. Old files hold masks
+    and positions of such types beside the weights."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            tensors = _header(file, stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, (kind, _) in tensors.items():
+            if name in parameters and not kind.startswith(_FLOATS):
+                raise ModelError(
+                    f"{file} holds {name} as {kind}, but weights are floating-point numbers, and config.json names no "
+                    "quantization",
+                    remedy="save the model in float32 or bfloat16",
+                )
+
+
+_FLOATS = ("F", "BF")
+
+
+def _header(file: Path, content: bytes) -> dict[str, tuple[str, int]]:
+    """Of each tensor its number type and where it ends behind the header. ModelError for a header that is damaged."""
+    try:
+        header: Any = json.loads(content)
+    except (ValueError, RecursionError):
+        header = None
+    if isinstance(header, dict):
+        header.pop("__metadata__", None)
+        tensors = [_tensor(described) for described in header.values()]
+        if None not in tensors:
+            return dict(zip(header, (tensor for tensor in tensors if tensor is not None), strict=True))
+    raise ModelError(f"{file} cannot be loaded: its header is damaged, or it is no safetensors file", remedy=_REMEDY)
+
+
+def _tensor(described: Any) -> tuple[str, int] | None:
+    match described:
+        case {"dtype": str(kind), "data_offsets": [int(), int(end)]}:
+            return kind, end
+    return None

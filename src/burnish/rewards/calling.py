@@ -100,10 +100,10 @@ class Caller:
 
 def raised(error: BaseException) -> Outcome:
     """The outcome of a call that raised: a line that says what and where, and below it the traceback."""
-    return failure(RewardStatus.ERROR, f"{_in_a_line(error)}\n{traceback_of(error)}")
+    return failure(RewardStatus.ERROR, f"{in_a_line(error)}\n{traceback_of(error)}")
 
 
-def _in_a_line(error: BaseException) -> str:
+def in_a_line(error: BaseException) -> str:
     """`ValueError: no number (/home/me/rewards.py:3)`."""
     try:
         return " ".join(describe_failure(error).split())

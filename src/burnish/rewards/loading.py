@@ -136,7 +136,10 @@ def _construct(target: type, spec: RewardSpec) -> Callable[..., Any]:
     with _user_code(f"constructing reward {spec.label!r} with options {masked(dict(spec.options), place='options')}"):
         instance = target(**spec.options)
     if not callable(instance):
-        raise RewardError(f"reward {spec.label!r}: class {target.__name__} has no __call__ method")
+        raise RewardError(
+            f"reward {spec.label!r}: class {target.__name__} has no __call__ method",
+            remedy="give it one, or name a function",
+        )
     return instance
 
 

@@ -30,7 +30,6 @@ from burnish.rewards.wire import GarbledError
 from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
 
-START_SECONDS = 120.0  # importing and constructing the rewards; a reward may load a model here
 ASYNC_GRACE_SECONDS = 1.0  # an asynchronous worker keeps its own time first
 MAX_PAUSE_SECONDS = 3600.0  # polls count in milliseconds of 32 bits
 
@@ -90,9 +89,10 @@ class WorkerPool:
     """Runs tasks on worker processes, started when they are needed: up to `size` for all rewards that see the same
     environment. The variables that they are given are those of now, also for workers that start later."""
 
-    def __init__(self, specs: Sequence[RewardSpec], size: int) -> None:
+    def __init__(self, specs: Sequence[RewardSpec], size: int, *, start_timeout_seconds: float = 60.0) -> None:
         self._specs = list(specs)
         self._size = size
+        self._start_seconds = start_timeout_seconds
         self._groups = _groups(self._specs)
         self._workers: list[_Worker] = []
         self._signatures: dict[int, Signature] = {}
@@ -163,7 +163,7 @@ class WorkerPool:
 
     def _start(self, group: _Group) -> None:
         process = WorkerProcess(group.rewards, group.environment)
-        self._workers.append(_Worker(process, group, deadline=time.monotonic() + START_SECONDS))
+        self._workers.append(_Worker(process, group, deadline=time.monotonic() + self._start_seconds))
 
     def _assign(self) -> None:
         for worker in self._workers:
@@ -257,8 +257,9 @@ class WorkerPool:
         worker.process.kill()
         if worker.task is None:
             raise RewardError(
-                f"the rewards {worker.group.labels()} were not loaded within {START_SECONDS:g} seconds",
-                remedy="do less when the module is imported and the class constructed",
+                f"the rewards {worker.group.labels()} were not loaded within {self._start_seconds:g} seconds",
+                remedy="do less when the module is imported and the class constructed, or raise "
+                "scoring.start_timeout_seconds",
             )
         spec = self._specs[worker.task.reward]
         lost = failure(RewardStatus.TIMEOUT, timeout_detail(spec.label, spec.timeout_seconds))

@@ -55,7 +55,11 @@ class ProcessRewardScorer:
             if spec.runs_inline:
                 self._inline[index] = load_reward(spec)
         self._models = _load_models(self._specs)
-        self._pool = WorkerPool([self._specs[index] for index in self._remote], scoring.workers)
+        self._pool = WorkerPool(
+            [self._specs[index] for index in self._remote],
+            scoring.workers,
+            start_timeout_seconds=scoring.start_timeout_seconds,
+        )
         self._begun: dict[int, tuple[int, Rollout]] = {}  # by identity: number in the pool's tasks, and the rollout
         self._caller = Caller()
         self._signatures = self._read_signatures()

@@ -16,7 +16,7 @@ from typing import Any
 
 from burnish.errors import BurnishError, RewardError
 from burnish.outside import MEND
-from burnish.rewards.calling import IN_WORKER, Caller, Report, traceback_of
+from burnish.rewards.calling import IN_WORKER, Caller, Report, in_a_line, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
 from burnish.rewards.outcome import MAX_DETAIL, Outcome, failure
@@ -103,12 +103,16 @@ def _moved_up(descriptor: int) -> int:
 
 def _load(channel: Channel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, LoadedReward]:
     """The rewards by their numbers; what one of them raises while it is loaded is told and ends the worker."""
-    try:
-        rewards = {index: load_reward(RewardSpec(**spec)) for index, spec in listed}
-    except BurnishError as error:
-        _refuse(channel, error)
-    except BaseException as error:  # noqa: BLE001  boundary: importing runs code of the user
-        _refuse(channel, RewardError(f"loading the rewards failed: {type(error).__name__}", remedy=MEND), error)
+    rewards: dict[int, LoadedReward] = {}
+    for index, plain in listed:
+        spec = RewardSpec(**plain)
+        try:
+            rewards[index] = load_reward(spec)
+        except BurnishError as error:
+            _refuse(channel, error)
+        except BaseException as error:  # noqa: BLE001  boundary: importing runs code of the user
+            failed = RewardError(f"loading reward {spec.name!r} failed: {in_a_line(error)}", remedy=MEND)
+            _refuse(channel, failed, error)
     channel.send(Ready({index: reward.signature for index, reward in rewards.items()}))
     return rewards
 

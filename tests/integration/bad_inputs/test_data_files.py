@@ -265,7 +265,30 @@ MEANING = [
           words="normalization.kind=gain_bias normalization.max_response_tokens=64"),
 ]  # fmt: skip
 
-ROWS = [*JSON, *PLACES, *FORMATS, *MEANING]
+
+def prompts(name: str, *says: str, rows: list[Any], **how: Any) -> Row:
+    return row(name, *says, files={"train.jsonl": "".join(json.dumps(item) + "\n" for item in rows)}, **how)
+
+
+HUGE = "1" * 4_000_001
+LONG = [
+    prompts("text of millions of letters", "4,000,001 characters", rows=[{"prompt": HUGE, "answer": "2"}]),
+    prompts("the same, to be cut", "train.jsonl:1", "4,000,001", rows=[{"prompt": HUGE}],
+        words="data.over_long=truncate"),
+    prompts("the same, planned", "train.jsonl:1", rows=[{"prompt": HUGE}], command=("plan", "run.yaml")),
+    sft("completion of millions of letters", "sft.jsonl:1", "characters", rows=[{"prompt": "1", "completion": HUGE}]),
+    sft("conversation of millions of letters", "sft.jsonl:1", "characters", words=[
+        "model.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"],
+        rows=[{"messages": [{"role": "user", "content": HUGE}, {"role": "assistant", "content": "2"}]}]),
+    pairs("response of millions of letters", "characters", rows=[{"prompt": "1", "chosen": HUGE, "rejected": "6"}]),
+]  # fmt: skip
+PARTS_OF_A_FILE = [
+    row("split of a file", "split is 'validation'", "single file",
+        words=["data.train={path: train.jsonl, split: validation}"]),
+    row("subset of a file", "subset is 'main'", "single file", words=["data.train={path: train.jsonl, subset: main}"]),
+]  # fmt: skip
+
+ROWS = [*JSON, *PLACES, *FORMATS, *MEANING, *LONG, *PARTS_OF_A_FILE]
 
 
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])

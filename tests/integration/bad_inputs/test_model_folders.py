@@ -276,7 +276,40 @@ TEMPLATES = [
 ]  # fmt: skip
 TEMPLATES[-7]["files"]["t.jinja"] = b"\xff{{ messages }}"
 
-ROWS = [*CONFIG, *GENERATION, *WEIGHTS, *TOKENIZERS, *TEMPLATES]
+SAMPLING = [
+    row(f"{name} of {value!r} in generation_config.json", "generation_config.json", name,
+        make=changed("generation_config.json", **{name: value}))
+    for name, value in (("temperature", "hot"), ("top_p", []), ("top_k", True), ("temperature", -1),
+                        ("repetition_penalty", float("nan")), ("max_new_tokens", {}), ("min_p", "0.1"))
+]  # fmt: skip
+
+
+def all_as(kind: torch.dtype) -> Make:
+    return weights(lambda tensors: tensors.update({name: tensor.to(kind) for name, tensor in tensors.items()}))
+
+
+def header(content: bytes) -> Make:
+    return file("model.safetensors", len(content).to_bytes(8, "little") + content + bytes(8))
+
+
+DAMAGED = "header is damaged"
+NUMBER_TYPES = [
+    row("weights of whole numbers", "as I8", "floating-point", make=all_as(torch.int8)),
+    row("weights of truth values", "as BOOL", "floating-point", make=all_as(torch.bool)),
+    row("weights of complex numbers", "as C64", "floating-point", make=all_as(torch.complex64)),
+    row("weights header that is a list", DAMAGED, make=header(b"[]      ")),
+    row("weights header that is null", DAMAGED, make=header(b"null    ")),
+    row("weights header nested deeply", DAMAGED, make=header(b"[" * 100_000)),
+    row("tensor that is a number", DAMAGED, make=header(b'{"a": 5}')),
+    row("tensor without a place", DAMAGED, make=header(b'{"a": {"dtype": "F32", "shape": [1]}}')),
+    row("weights that are a folder", "model.safetensors is a folder", make=replaced("model.safetensors", Path.mkdir)),
+    row("tokenizer_config.json that is a folder", "tokenizer_config.json is a folder",
+        make=replaced("tokenizer_config.json", Path.mkdir)),
+    row("generation_config.json that is a folder", "generation_config.json is a folder",
+        make=replaced("generation_config.json", Path.mkdir)),
+]  # fmt: skip
+
+ROWS = [*CONFIG, *GENERATION, *WEIGHTS, *TOKENIZERS, *TEMPLATES, *SAMPLING, *NUMBER_TYPES]
 
 
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
