@@ -57,8 +57,11 @@ def test_ppo_reaches_critic_free_accuracy(demo: DemoFolder, tmp_path: Path, kind
 def test_the_critic_explains_a_policy_that_sits_still(demo: DemoFolder, tmp_path: Path) -> None:
     """Whether there is a carry to forget can be read off the prompt: 0.6 of the returns of the untrained policy can be
     explained, and the critic does so before the policy is let go."""
-    words = (*PPO, f"output={tmp_path}/run", "steps=9", "critic.warmup_steps=8", "critic.learning_rate=1e-3")
-    train_rl(load_run_file(demo.rl_file, (*words, "optimization.epochs=4"), "rl").rl, console=QUIET)
+    own = ("steps=9", "optimization.epochs=4", "critic.warmup_steps=8", "critic.learning_rate=1e-3")
+    fields = {word.partition("=")[0] for word in own}
+    shared = [word for word in PPO if word.partition("=")[0] not in fields]
+    words = (*shared, *own, f"output={tmp_path}/run")
+    train_rl(load_run_file(demo.rl_file, words, "rl").rl, console=QUIET)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[1]["critic/explained_variance"] < 0.1
     assert rows[-1]["critic/explained_variance"] > 0.5
