@@ -151,6 +151,7 @@ def test_without_standard_output_the_run_goes_on(
 LOSE_ERRORS = {
     "a full disk": "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
     "none at all": "import os, sys; os.close(2); sys.stderr = None",
+    "a reader who has left": "import os; r, w = os.pipe(); os.dup2(w, 2); os.close(w); os.close(r)",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -74,7 +75,8 @@ def _show_any_text() -> None:
     escaped: a message about a file must not fail on the file's name."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # a descriptor that was changed or lost since the stream was made
+                stream.reconfigure(errors="backslashreplace")
 
 
 def _show(error: BurnishError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, TextIO
@@ -38,14 +39,35 @@ class LastingOutput:
         return self._stream.fileno()
 
     def _lose(self, error: OSError) -> None:
-        """Turn the descriptor to nowhere, so that what is still buffered, and the exit of Python, find it open."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        _turn_to_nowhere(self._stream.fileno())
         try:
             sys.stderr.write(f"standard output is lost ({error.strerror}); the run goes on without it\n")
         except OSError:  # the same terminal, most likely
             return
+
+
+class LastingErrors(io.TextIOWrapper):
+    """Standard error that can be lost in the same way, without a word, as there is nowhere left to say it."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            _turn_to_nowhere(self.fileno())
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            _turn_to_nowhere(self.fileno())
+
+
+def _turn_to_nowhere(descriptor: int) -> None:
+    """So that what is still buffered, and the exit of Python, find the descriptor open."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def training_console() -> Console:
@@ -69,3 +91,8 @@ def open_standard_streams() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for as long as the process lives
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is sys.__stderr__ and sys.stderr is not None:  # and not what a test or a notebook has put there
+        unbuffered = open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115  for as long as the process lives
+        sys.stderr = LastingErrors(
+            unbuffered, encoding=sys.stderr.encoding, errors="backslashreplace", write_through=True
+        )

@@ -47,7 +47,7 @@ class Caller:
         except BurnishError:
             raise
         except self._guarded as error:  # boundary: user code may raise anything
-            return raised(error)
+            return raised(error, reward.spec.label)
 
     def batch(self, reward: LoadedReward, arguments: Arguments, count: int) -> list[Outcome]:
         """One call on `count` responses. An exception is the ERROR of all; a wrong length raises RewardError."""
@@ -56,7 +56,7 @@ class Caller:
         except BurnishError:
             raise
         except self._guarded as error:  # boundary: user code may raise anything
-            return [raised(error)] * count
+            return [raised(error, reward.spec.label)] * count
 
     def concurrently(self, reward: LoadedReward, rows: Sequence[tuple[int, Arguments]], report: Report) -> None:
         """Awaits an asynchronous reward on all rows at once, each under its own time limit."""
@@ -80,7 +80,7 @@ class Caller:
         except self._guarded as error:  # boundary: user code may raise anything
             if clock.expired():
                 return failure(RewardStatus.TIMEOUT, timeout_detail(reward.spec.label, limit))
-            return raised(error)
+            return raised(error, reward.spec.label)
 
     def _value(self, result: Any) -> Any:
         """The result itself, or what a coroutine comes to."""
@@ -98,9 +98,9 @@ class Caller:
         return self._loop
 
 
-def raised(error: BaseException) -> Outcome:
+def raised(error: BaseException, label: str) -> Outcome:
     """The outcome of a call that raised: a line that says what and where, and below it the traceback."""
-    return failure(RewardStatus.ERROR, f"{in_a_line(error)}\n{traceback_of(error)}")
+    return failure(RewardStatus.ERROR, f"reward {label!r} raised {in_a_line(error)}\n{traceback_of(error)}")
 
 
 def in_a_line(error: BaseException) -> str:
