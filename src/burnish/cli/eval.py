@@ -41,9 +41,8 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
 
     from burnish.checkpointing.chaining import find_checkpoint
     from burnish.cli.folders import load_run
+    from burnish.cli.run_files import load_any_run_file
     from burnish.cli.silence import silence_transformers
-    from burnish.config.kinds import kind_of_file
-    from burnish.config.loading import load_run_file
 
     console, weights = Console(), None
     name = target if step is None else f"{target}@{step}"
@@ -62,7 +61,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     elif step is not None:
         raise typer.BadParameter("only a run folder has checkpoints", param_hint="--step")
     else:
-        loaded = load_run_file(target, overrides or (), kind_of_file(target, overrides or ()))
+        loaded = load_any_run_file(target, overrides or ())
     silence_transformers()
     report = _measured(loaded.config, console, weights)
     console.print(metrics_table(report.metrics))

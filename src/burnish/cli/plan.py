@@ -37,10 +37,9 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
     """
     from rich.console import Console
 
-    from burnish.config.kinds import kind_of_file
-    from burnish.config.loading import load_run_file
+    from burnish.cli.run_files import load_any_run_file
 
-    loaded = load_run_file(file, overrides or (), kind_of_file(file, overrides or ()))
+    loaded = load_any_run_file(file, overrides or ())
     console = Console()
     notes: list[str] = []
     plan = _plan(loaded, notes)

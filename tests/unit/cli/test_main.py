@@ -151,6 +151,17 @@ def test_plan_counts_and_names_prompts_that_come_twice(
     assert "1 of 4 training prompts repeat an earlier one: train:2 repeats train:0" in said
 
 
+def test_plan_takes_comparisons_for_a_reward_model_where_no_key_says_so(
+    folder: Path, save_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_llama("0123456789?ab")
+    rows = [{"prompt": f"{number}?", "chosen": "a", "rejected": "b"} for number in range(8)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "bare.yaml").write_text(f"model: {model}\ndata: {{train: pairs.jsonl}}\n")
+    assert main(["plan", "bare.yaml"]) == 0
+    assert "comparisons" in capsys.readouterr().out
+
+
 def test_check_passes_gold_answers_and_shows_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "run.yaml"]) == 0
     text = capsys.readouterr().out

@@ -1,0 +1,45 @@
+"""Loading a run file of any kind, for the commands that take all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from burnish.errors import DataError
+
+if TYPE_CHECKING:
+    from burnish.config.loading import LoadedConfig
+    from burnish.config.schema_data import DataSource
+
+
+def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
+    """The run file as that of `rl`, `sft` or `rm`: by its keys, and where they leave sft and rm open, by whether its
+    training data are comparisons."""
+    from burnish.config.kinds import kind_of_file
+    from burnish.config.loading import load_run_file
+
+    kind = kind_of_file(file, overrides)
+    loaded = load_run_file(file, overrides, kind)
+    if kind == "sft" and any(_compares(source) for source in loaded.config.data.train[:1]):
+        return load_run_file(file, overrides, "rm")
+    return loaded
+
+
+def _compares(source: DataSource) -> bool:
+    """Whether the rows can be compared but not learned from as they stand. False for data that cannot be read: whoever
+    reads them next says why."""
+    from burnish.data.schemas import recognise
+    from burnish.data.sources import needs_download, read_table
+
+    if needs_download(source):
+        return False
+    try:
+        rows = read_table(source.model_copy(update={"limit": 1})).rows
+        recognise(rows, source, "preferences")
+    except DataError:
+        return False
+    try:
+        recognise(rows, source, "sft")
+    except DataError:
+        return True
+    return False
