@@ -261,6 +261,10 @@ class CheckpointConfig(Section):
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are removed after a newer one is safe on disk."""
 
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether to save after this step, where `last` says that it is the run's last one."""
+        return last or (self.every_steps is not None and step % self.every_steps == 0)
+
 
 class LoggingConfig(Section):
     """What is shown and written (metrics.jsonl is always written)."""

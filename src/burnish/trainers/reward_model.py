@@ -128,7 +128,7 @@ def close_rm_step(run: RmRun) -> None:
         row = row | evaluate_rm(run)
     run.journal.write(run.step, row)
     run.pending = None
-    if last or _due(run.step, config.checkpoint.every_steps) or run.journal.lacks_checkpoint(run.saved_step):
+    if config.checkpoint.due(run.step, last=last) or run.journal.lacks_checkpoint(run.saved_step):
         save_rm(run)
 
 
@@ -355,7 +355,3 @@ def restore_rm(run: RmRun, checkpoint: Checkpoint) -> None:
         run.step, run.position = state["step"], state["position"]
         run.saved_step = run.step
         run.version, run.pending = run.learner.version, read_pending(checkpoint.folder)
-
-
-def _due(step: int, every_steps: int | None) -> bool:
-    return every_steps is not None and step % every_steps == 0

@@ -113,7 +113,7 @@ def close_step(run: RlRun, row: dict[str, float]) -> None:
         row = row | evaluate(run)
     run.journal.write(progress.step, row)
     progress.pending = None
-    if last or _due(progress.step, config.checkpoint.every_steps) or run.journal.lacks_checkpoint(progress.saved_step):
+    if config.checkpoint.due(progress.step, last=last) or run.journal.lacks_checkpoint(progress.saved_step):
         save(run)
 
 
@@ -358,7 +358,3 @@ def derive(row: dict[str, float]) -> dict[str, float]:
         if seconds > 0:
             row[f"throughput/{name}_tokens_per_second"] = tokens / seconds
     return row
-
-
-def _due(step: int, every_steps: int | None) -> bool:
-    return every_steps is not None and step % every_steps == 0

@@ -140,7 +140,7 @@ def close_sft_step(run: SftRun, row: dict[str, float]) -> None:
         row = row | evaluate_sft(run)
     run.journal.write(run.step, row)
     run.pending = None
-    if last or _due(run.step, config.checkpoint.every_steps) or run.journal.lacks_checkpoint(run.saved_step):
+    if config.checkpoint.due(run.step, last=last) or run.journal.lacks_checkpoint(run.saved_step):
         save_sft(run)
 
 
@@ -340,7 +340,3 @@ def _trained_span(example: SftExample) -> tuple[int, int]:
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
     width = max(len(row) for row in rows)
     return torch.tensor([[*row, *([fill] * (width - len(row)))] for row in rows], dtype=torch.int64)
-
-
-def _due(step: int, every_steps: int | None) -> bool:
-    return every_steps is not None and step % every_steps == 0
