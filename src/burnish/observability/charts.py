@@ -11,6 +11,7 @@ from burnish.observability.console import duration
 from burnish.observability.history import columns
 
 Column = tuple[list[int], list[float]]
+_SAMPLING = (("prefill", "time/prefill_seconds"), ("decode", "time/decode_seconds"))
 MAX_POINTS = 800
 
 
@@ -98,6 +99,7 @@ def build_charts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
     charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
     charts.append(_chart("Speed", "Seconds a step", "", (("step", "time/step_seconds"),), data))
+    charts.append(_chart("Speed", "Sampling", "seconds, evaluation included", _SAMPLING, data))
     charts.append(_time_split(data))
     named = {metric for c in CHARTS for _, metric in c.metrics}
     named |= {metric for family in families.values() for _, metric in family}
@@ -199,7 +201,8 @@ def _series(label: str, column: Column) -> dict[str, Any]:
 
 def _time_split(data: Mapping[str, Column]) -> dict[str, Any]:
     """Seconds of each phase, stacked; a phase that a step did not have took 0 seconds of it."""
-    names = [name for name in data if _is_phase(name) and name != "time/step_seconds"]
+    parts = {"time/step_seconds", *(name for _, name in _SAMPLING)}  # the whole, and what `generate` counts already
+    names = [name for name in data if _is_phase(name) and name not in parts]
     steps = sorted({step for name in names for step in data[name][0]})
     filled = {name: dict(zip(*data[name], strict=True)) for name in names}
     series = [

@@ -210,3 +210,15 @@ def test_names_of_runs_tell_them_apart(tmp_path: Path) -> None:
     assert run_names([Path("/x/one"), Path("/y/one")]) == ["x/one", "y/one"]
     with pytest.raises(DataError, match="the same run is named twice"):
         run_names([tmp_path, tmp_path / "."])
+
+
+def test_the_seconds_of_a_phase_are_stacked_once() -> None:
+    row = {
+        "time/generate_seconds": 3.0,
+        "time/prefill_seconds": 1.0,
+        "time/decode_seconds": 2.0,
+        "time/update_seconds": 4.0,
+    }
+    charts = {chart["title"]: chart for chart in build_charts([{"step": 1, "time/step_seconds": 7.0, **row}])}
+    assert [s["label"] for s in charts["Time by phase"]["series"]] == ["generate", "update"]
+    assert [s["label"] for s in charts["Sampling"]["series"]] == ["prefill", "decode"]
