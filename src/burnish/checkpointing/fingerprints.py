@@ -74,7 +74,7 @@ class Fingerprints:
         return files + _differing(self.versions, now.versions)
 
     def machine_changes(self, now: Fingerprints) -> list[str]:
-        """What may change the last bits of a sum, and is no reason to refuse."""
+        """What may change the last bits of a sum, but does not stop a resume."""
         return _differing(self.machine, now.machine)
 
 

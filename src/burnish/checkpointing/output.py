@@ -16,7 +16,7 @@ _REMEDY = "set output to a folder of its own, for example runs/first"
 
 
 def check_output(config: RunConfig) -> None:
-    """ConfigError when `output` is no place for a run. Changes nothing; a folder that is not there yet is fine."""
+    """ConfigError when a run cannot write to `output`. Changes nothing; a folder that does not exist yet is fine."""
     check_place(config.output)
     folder = Path(config.output).resolve()
     if folder == folder.parent:

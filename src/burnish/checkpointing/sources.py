@@ -169,7 +169,7 @@ def _module_files(root: Path, parts: Sequence[str]) -> list[Path]:
 
 
 def _imported(file: Path, root: Path) -> list[Path]:
-    """Files below `root` that a module imports anywhere in its text; none of one that is no Python."""
+    """Files below `root` that a module imports anywhere in its text; none if it is not Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

@@ -109,7 +109,7 @@ def eos_token_ids(
     """Every id that ends a response: those of the generation config, the model's config and the tokenizer.
 
     Only what the files say counts; `raw_config` must not carry the defaults of a config class, whose eos id may be an
-    ordinary token of another vocabulary. ModelError for what is no id.
+    ordinary token of another vocabulary. ModelError for a value that is not an id.
     """
     nested = raw_config.get("text_config")
     found = [
