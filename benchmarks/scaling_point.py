@@ -34,8 +34,8 @@ from run_burnish import build_config
 from workloads import MODELS, ModelShape, Workload
 
 from burnish.config.schema import RlConfig
-from burnish.trainers.rl import RlRun, train_step
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.rl.loop import RlRun, train_step
+from burnish.trainers.rl.setup import open_rl_run
 
 PHASES = ("generate", "logprobs", "update", "step")
 HEAD_SIZE = 32

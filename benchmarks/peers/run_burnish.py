@@ -14,9 +14,9 @@ from workloads import KL_COEF, LEARNING_RATE, Workload
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
-from burnish.trainers.collection import Collected, Collector
-from burnish.trainers.rl import RlRun, train_step
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.loop import RlRun, train_step
+from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
 REWARD = Path(__file__).parent / "reward.py"

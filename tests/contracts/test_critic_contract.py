@@ -10,7 +10,7 @@ from burnish.errors import CheckpointError, DivergenceError
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.trainers.value_objective import ClippedValueObjective
+from burnish.trainers.rl.value_objective import ClippedValueObjective
 
 SETTINGS = OptimizerSettings(1e-2, 10)
 LOSS = ClippedValueObjective(clip=None, aggregation="token_mean", length=6)

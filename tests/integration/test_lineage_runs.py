@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.trainers.rl import train_step
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.rl.loop import train_step
+from burnish.trainers.rl.setup import open_rl_run
 
 QUIET = Console(quiet=True)
 COUNT = "def count(response_tokens: list) -> float:\n    return float(len(response_tokens))\n"

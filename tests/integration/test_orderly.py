@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import burnish.trainers.rl as rl
+import burnish.trainers.rl.loop as rl
 import burnish.trainers.sft as sft
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import BurnishError, CheckpointError, DivergenceError, RewardError, RolloutError
 from burnish.models.policy import LocalPolicy
-from burnish.rollouts.local import LocalEngine
-from burnish.trainers.run import train_rl
+from burnish.rollouts.local.engine import LocalEngine
+from burnish.trainers.rl.run import train_rl
 from burnish.trainers.sft import train_sft
 
 ReadTrace = Callable[[Path], Any]

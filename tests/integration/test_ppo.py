@@ -14,11 +14,11 @@ from rich.console import Console
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from burnish.config.schema import RlConfig
-from burnish.observability.report import write_report
+from burnish.report.report import write_report
 from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.rl import RlRun, run_loop, train_step
-from burnish.trainers.run import train_rl
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.rl.loop import RlRun, run_loop, train_step
+from burnish.trainers.rl.run import train_rl
+from burnish.trainers.rl.setup import open_rl_run
 
 QUIET = Console(quiet=True)
 KINDS = ("separate", "shared")

@@ -28,11 +28,11 @@ from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.collection import Collected
-from burnish.trainers.critic_setup import build_value_objective, critic_settings
-from burnish.trainers.preflight import resolve_algorithm
-from burnish.trainers.rl import RlRun, learn
-from burnish.trainers.setup import build_kl, build_objective, open_rl_run
+from burnish.trainers.rl.collection import Collected
+from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
+from burnish.trainers.rl.loop import RlRun, learn
+from burnish.trainers.rl.preflight import resolve_algorithm
+from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
 CRITICS = ("separate", "shared")
@@ -207,7 +207,7 @@ def test_every_preset_trains_from_a_run_file(
     tiny_run: Callable[..., RlConfig], for_the_task: Callable[[str], tuple[str, ...]], preset: str
 ) -> None:
     """The whole path, run file to checkpoint, for two steps."""
-    from burnish.trainers.run import train_rl
+    from burnish.trainers.rl.run import train_rl
 
     result = train_rl(tiny_run(*for_the_task(preset), algorithm=preset, steps=2), console=Console(quiet=True))
     assert result.step == 2

@@ -22,11 +22,11 @@ from rich.console import Console
 from torch import Tensor
 
 from burnish.config.schema import RlConfig
-from burnish.models.batch import Batch
-from burnish.trainers.collection import Collected
-from burnish.trainers.minibatches import epoch_rows
-from burnish.trainers.rl import RlRun, train_step
-from burnish.trainers.setup import open_rl_run
+from burnish.forward.batch import Batch
+from burnish.trainers.rl.collection import Collected
+from burnish.trainers.rl.loop import RlRun, train_step
+from burnish.trainers.rl.minibatches import epoch_rows
+from burnish.trainers.rl.setup import open_rl_run
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup
 
 TEMPERATURE, MAX_TOKENS, RATE, EPS, BETAS, MAX_NORM = 0.8, 6, 2e-2, 1e-3, (0.9, 0.99), 0.5

@@ -12,14 +12,14 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.models.attention import packs_rows
-from burnish.models.batch import Batch
-from burnish.models.kernel_layers import uses_layer_kernels
+from burnish.forward.attention import packs_rows
+from burnish.forward.batch import Batch
+from burnish.forward.kernel_layers import uses_layer_kernels
+from burnish.forward.probe import use_layer_kernels, use_packed_rows
+from burnish.forward.recomputing import recomputing
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.packing_probe import use_layer_kernels, use_packed_rows
 from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
-from burnish.models.recomputing import recomputing
 from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference

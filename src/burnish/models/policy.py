@@ -12,14 +12,15 @@ from torch import nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import CheckpointError, DivergenceError
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
+from burnish.forward.recomputing import recomputing
+from burnish.forward.scoring import ResponseScorer
+from burnish.forward.token_scores import TokenScores
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.recomputing import recomputing
 from burnish.models.reference import AdapterOffReference, FrozenReference
-from burnish.models.roles import Denominators, Objective, Reference, TokenScores
-from burnish.models.scoring import ResponseScorer
+from burnish.models.roles import Denominators, Objective, Reference
 from burnish.models.value_head import CriticOptimizer, ValueHead
 from burnish.types import Metric, Reduction
 

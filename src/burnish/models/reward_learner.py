@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from burnish.errors import CheckpointError, DivergenceError
-from burnish.models.microbatches import microbatches_by_tokens
+from burnish.forward.microbatches import microbatches_by_tokens
+from burnish.forward.recomputing import recomputing
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.recomputing import recomputing
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, read_reward_file
 from burnish.models.roles import ObjectiveValue

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from burnish.errors import CheckpointError, DivergenceError, ModelError
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
+from burnish.forward.scoring import ResponseRows, TrunkRunner
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.scoring import ResponseRows, TrunkRunner
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:

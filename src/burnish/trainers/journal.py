@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
 from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks
-from burnish.trainers.batching import scored
-from burnish.trainers.collection import Collected
+from burnish.trainers.rl.batching import scored
+from burnish.trainers.rl.collection import Collected
 from burnish.trainers.workplace import Workplace
 from burnish.types import RolloutGroup
 

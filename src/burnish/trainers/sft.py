@@ -23,24 +23,24 @@ from burnish.data.samplers import PromptSampler
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
-from burnish.models.allocator import keep_freed_memory
-from burnish.models.batch import Batch
-from burnish.models.float32 import fast_float32
+from burnish.forward.allocator import keep_freed_memory
+from burnish.forward.batch import Batch
+from burnish.forward.float32 import fast_float32
+from burnish.forward.token_scores import TokenScores
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import TokenScores
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
 from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.journal import Journal
-from burnish.trainers.objective import LikelihoodObjective
 from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
-from burnish.trainers.setup import STATE_NAME, open_journal
+from burnish.trainers.rl.objective import LikelihoodObjective
+from burnish.trainers.rl.setup import STATE_NAME, open_journal
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Metric, Reduction

@@ -77,7 +77,7 @@ def test_gradient_equals_that_of_full_logits(load, batch, monkeypatch):
 def test_the_plain_path_leaves_every_gradient_to_pytorch(load, batch, monkeypatch):
     found, _ = _gradients(_policy(load()), batch, monkeypatch)
     for name in ("chunked_token_scores", "embedding_gradient_in_place"):
-        monkeypatch.delattr(f"burnish.models.scoring.{name}")
+        monkeypatch.delattr(f"burnish.forward.scoring.{name}")
     expected, _ = _gradients(_policy(load(plain=True)), batch, monkeypatch)
     for name, gradient in expected.items():
         assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm()

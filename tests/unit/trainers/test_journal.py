@@ -11,9 +11,9 @@ import torch
 
 from burnish.observability.alarms import Alarm, AlarmBell
 from burnish.observability.recorder import RolloutRecorder, read_rollouts
-from burnish.trainers.batching import build_batch, scored
-from burnish.trainers.collection import Collected
 from burnish.trainers.journal import Journal, rollout_notes
+from burnish.trainers.rl.batching import build_batch, scored
+from burnish.trainers.rl.collection import Collected
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 
