@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ import torch
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController, k1, k3
 from burnish.algorithms.ratios import beyond_limit, log_ratio
-from burnish.checkpointing.pending import Pending
 from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.forward.batch import Batch
@@ -27,9 +25,8 @@ from burnish.observability.metrics import MetricStore, variance_of
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.divergence import keeping_batch
-from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.journal import Journal
-from burnish.trainers.orderly import Finished, saving_finished_steps
+from burnish.trainers.outer_loop import Learner, Training
+from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, build_outcome, scored
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
@@ -37,6 +34,7 @@ from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.held_out_values import held_out_values
 from burnish.trainers.rl.minibatches import epoch_rows
 from burnish.trainers.rl.value_objective import derive_values, describe_values
+from burnish.trainers.rl.rollout_notes import rollout_notes
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
 
@@ -45,23 +43,8 @@ TokenSelection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 (B, T)."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands; everything else that is random follows from the seed and these numbers."""
-
-    step: int = 0
-    position: int = 0
-    """Prompts drawn so far."""
-    saved_step: int | None = None
-    """Step of the newest checkpoint; None before the first."""
-    pending: Pending | None = None
-    """What is still to be done about the step: it has its weights, but no evaluation and no line of metrics yet."""
-    versions: tuple[int, ...] = ()
-    """Optimizer steps of policy and critic when the present step began."""
-
-
-@dataclass(slots=True)
-class RlRun:
+@dataclass(slots=True, kw_only=True)
+class RlRun(Training):
     """The parts of a run. Each is a small protocol: a local object or a handle to a remote one."""
 
     config: RlConfig
@@ -78,87 +61,45 @@ class RlRun:
     reward_weights: dict[str, float]
     pad_token_id: int
     device: torch.device
-    journal: Journal
-    save: Callable[[RlRun], None]
-    progress: Progress = field(default_factory=Progress)
     critic: Critic | None = None
     value_objective: ValueObjective | None = None
     """What a critic minimises when it is trained by itself."""
 
+    @property
+    def settings(self) -> RlConfig:
+        return self.config
 
-def run_loop(run: RlRun, stop: StopRequest) -> None:
-    """Train from where `run.progress` stands to the last step, or until asked to stop; always leaves a checkpoint."""
-    with saving_finished_steps(partial(finished, run), run.journal.display.note):
-        _run_steps(run, stop)
+    def learners(self) -> dict[str, Learner]:
+        policy: dict[str, Learner] = {WEIGHTS_FOLDER: self.policy}
+        return policy if self.critic is None else policy | {CRITIC_FOLDER: self.critic}
 
+    def controllers(self) -> dict[str, KLController]:
+        return {"kl": self.kl}
 
-def _run_steps(run: RlRun, stop: StopRequest) -> None:
-    config, progress = run.config, run.progress
-    # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
-    if progress.saved_step is None and config.evaluation.begins and run.evaluator is not None:
-        run.journal.write(0, evaluate(run))
-    if progress.pending is not None:  # an error stopped the run after the updates of its last step
-        close_step(run, progress.pending.row)
-    while progress.step < config.steps and not stop:
-        close_step(run, train_step(run))
-    if progress.saved_step != progress.step:
-        save(run)
+    def train_step(self) -> None:
+        """One step: sample, score, assign credit, update."""
+        step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.display.phase)
+        collected = self.collector.collect(step, self.progress.position, stopwatch)
+        refuse_stale(collected, self.policy.version)
+        metrics.merge(collected.metrics)
+        try:
+            batch = learn(self, collected, step, stopwatch, metrics)
+        except DivergenceError:
+            self.journal.record(step, collected.sampled, rollout_notes(collected, None))  # what was sampled is part of the evidence
+            raise
+        try:
+            with stopwatch.phase("record"):
+                self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
+            self.engine.sync(self.policy)
+        finally:  # whatever happens now, the step is made: its numbers are saved with it
+            metrics.merge(self.collector.scorer.metrics())
+            metrics.merge(self.engine.metrics())
+            metrics.merge(stopwatch.metrics())
+            self.progress.advance(collected.position, derive(metrics.row()))
 
-
-def close_step(run: RlRun, row: dict[str, float]) -> None:
-    """What follows a step's updates: evaluation, the line of metrics, a checkpoint."""
-    config, progress = run.config, run.progress
-    last = progress.step == config.steps
-    if config.evaluation.due(progress.step, last=last):
-        row = row | evaluate(run)
-    run.journal.write(progress.step, row)
-    progress.pending = None
-    if config.checkpoint.due(progress.step, last=last) or run.journal.lacks_checkpoint(progress.saved_step):
-        save(run)
-
-
-def save(run: RlRun) -> None:
-    """Write a checkpoint of the present step."""
-    run.journal.check_place()
-    run.save(run)
-    run.progress.saved_step = run.progress.step
-
-
-def finished(run: RlRun) -> Finished:
-    """How far the run has come, as it can be saved when something ends the loop."""
-    progress = run.progress
-    moved = bool(progress.versions) and progress.versions != _versions(run)
-    return Finished(progress.step, progress.saved_step, moved, progress.pending, partial(save, run))
-
-
-def _versions(run: RlRun) -> tuple[int, ...]:
-    return (run.policy.version,) if run.critic is None else (run.policy.version, run.critic.version)
-
-
-def train_step(run: RlRun) -> dict[str, float]:
-    """One step: sample, score, assign credit, update. Returns what to log."""
-    progress, metrics = run.progress, MetricStore()
-    step, progress.versions = progress.step + 1, _versions(run)
-    stopwatch = Stopwatch(run.journal.display.phase)
-    collected = run.collector.collect(step, run.progress.position, stopwatch)
-    refuse_stale(collected, run.policy.version)
-    metrics.merge(collected.metrics)
-    try:
-        batch = learn(run, collected, step, stopwatch, metrics)
-    except DivergenceError:
-        run.journal.record(step, collected, None)  # what was sampled is part of the evidence
-        raise
-    progress.step, progress.position, progress.versions = step, collected.position, ()
-    try:
-        with stopwatch.phase("record"):
-            run.journal.record(step, collected, batch)
-        run.engine.sync(run.policy)
-    finally:  # whatever happens now, the step is made: its numbers are saved with it
-        metrics.merge(run.collector.scorer.metrics())
-        metrics.merge(run.engine.metrics())
-        metrics.merge(stopwatch.metrics())
-        progress.pending = pending = Pending(derive(metrics.row()))
-    return pending.row
+    def evaluate(self) -> dict[str, float]:
+        """Numbers of the present policy on the held-out prompts; their rollouts are recorded."""
+        return evaluate(self)
 
 
 def refuse_stale(collected: Collected, version: int) -> None:
