@@ -6,7 +6,6 @@ prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,15 +14,14 @@ from pathlib import Path
 import torch
 
 from burnish.algorithms.advantages import Estimator
-from burnish.algorithms.kl import KLController, k1, k3
-from burnish.algorithms.ratios import beyond_limit, log_ratio
+from burnish.algorithms.kl import KLController
 from burnish.checkpointing.pending import Pending
 from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.models.policy import count_denominators, merge_into
 from burnish.models.roles import Critic, Objective, Policy, Reference, ValueObjective
-from burnish.observability.metrics import MetricStore, variance_of
+from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.divergence import keeping_batch
@@ -33,10 +31,12 @@ from burnish.trainers.orderly import Finished, saving_finished_steps
 from burnish.trainers.rl.batching import build_batch, build_outcome, scored
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
+from burnish.trainers.rl.derived import derive
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.held_out_values import held_out_values
+from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.minibatches import epoch_rows
-from burnish.trainers.rl.value_objective import derive_values, describe_values
+from burnish.trainers.rl.value_objective import describe_values
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
 
@@ -200,7 +200,7 @@ def learn(run: RlRun, collected: Collected, step: int, stopwatch: Stopwatch, met
     with stopwatch.phase("update"):
         update(run, batch, step, metrics)
     if batch.ref_logprobs is not None:
-        metrics.merge(steer_kl(run, batch))
+        metrics.merge(steer_kl(batch, run.kl, run.config.algorithm))
     return batch
 
 
@@ -296,29 +296,6 @@ def update_policy(run: RlRun, minibatch: Batch, objective: Objective, *, planned
     return {**metrics, "policy/skipped_fraction": Metric(Reduction.MEAN, (~has_gradient_B).sum(), len(minibatch))}
 
 
-def steer_kl(run: RlRun, batch: Batch) -> dict[str, Metric]:
-    """Log the KL of the step's responses to the reference and let the controller react to it."""
-    mask = batch.loss_mask
-    sampled_with = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
-    per_response = k1(sampled_with, batch.ref_logprobs, mask=mask).sum(dim=1)  # type: ignore[arg-type]
-    per_token = k3(sampled_with, batch.ref_logprobs, mask=mask)  # type: ignore[arg-type]
-    num_sequences = int(mask.any(dim=1).sum())
-    used = run.kl.coef
-    if num_sequences:
-        run.kl.update(float(per_response.sum()) / num_sequences, num_sequences)
-    target = run.config.algorithm.kl_target
-    # Of the estimators k3 alone clamps: where it does, it neither grows nor has a gradient.
-    clamped_BT = beyond_limit(log_ratio(sampled_with, batch.ref_logprobs, mask))  # type: ignore[arg-type]
-    clamps = run.config.algorithm.kl_function == "k3"
-    return {
-        **({"kl/clamped_fraction": Metric(Reduction.MEAN, clamped_BT.sum(), mask.sum())} if clamps else {}),
-        **({} if target is None else {"kl/target": Metric(Reduction.LAST, target)}),
-        "kl/reference": Metric(Reduction.MEAN, per_response.sum(), num_sequences),
-        "kl/reference_per_token": Metric(Reduction.MEAN, per_token.sum(), mask.sum()),
-        "kl/coef": Metric(Reduction.LAST, used),
-    }
-
-
 def evaluate(run: RlRun) -> dict[str, float]:
     """Evaluate the current policy. Returns what to log with the last finished step."""
     if run.evaluator is None:
@@ -338,23 +315,3 @@ def evaluate(run: RlRun) -> dict[str, float]:
     store.merge(metrics)
     store.add("time/evaluate_seconds", Metric(Reduction.SUM, stopwatch.seconds("evaluate")))
     return store.row()
-
-
-def derive(row: dict[str, float]) -> dict[str, float]:
-    """Replace the second moments that merge exactly by the spreads that people read, and add the throughputs."""
-    row = derive_values(row)
-    for name, moment in (("reward", "reward/square_mean"), ("advantage", "advantage/square_mean")):
-        if moment in row:
-            row[f"{name}/std"] = math.sqrt(variance_of(row.pop(moment), row[f"{name}/mean"]))
-    if "advantage/raw_square_mean" in row:
-        row["advantage/raw_std"] = math.sqrt(
-            variance_of(row.pop("advantage/raw_square_mean"), row["advantage/raw_mean"])
-        )
-    if "rollout/weight_square_mean" in row:
-        row["rollout/effective_sample_size"] = row["rollout/weight_mean"] ** 2 / row.pop("rollout/weight_square_mean")
-    tokens = row["rollout/response_tokens_sum"]
-    for name, phase in (("response", "step"), ("generate", "generate"), ("update", "update")):
-        seconds = row.get(f"time/{phase}_seconds", 0.0)
-        if seconds > 0:
-            row[f"throughput/{name}_tokens_per_second"] = tokens / seconds
-    return row

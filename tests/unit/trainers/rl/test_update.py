@@ -14,7 +14,8 @@ from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.loop import add_logprobs, steer_kl, update
+from burnish.trainers.rl.kl import steer_kl
+from burnish.trainers.rl.loop import add_logprobs, update
 from burnish.trainers.rl.minibatches import epoch_rows
 from burnish.types import Metric, Reduction
 
@@ -185,7 +186,9 @@ def test_tokens_too_far_from_the_reference_for_k3_are_counted(kl_in: str, estima
     mask = batch.loss_mask.clone()
     mask[1, 1] = False
     old = torch.full((4, 2), -1.0)
-    metrics = steer_kl(run, batch.replace(loss_mask=mask, old_logprobs=old, ref_logprobs=old - d))
+    metrics = steer_kl(
+        batch.replace(loss_mask=mask, old_logprobs=old, ref_logprobs=old - d), run.kl, run.config.algorithm
+    )
     assert ("kl/clamped_fraction" in metrics) is (share is not None)
     if share is not None:
         assert metrics["kl/clamped_fraction"].result() == pytest.approx(share)
