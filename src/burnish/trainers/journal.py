@@ -41,9 +41,7 @@ class Journal:
         """Whether somebody has removed the newest checkpoint, so that a new one is due."""
         return self.place is not None and self.place.lacks_checkpoint(saved_step)
 
-    def record(
-        self, step: int, groups: Sequence[RolloutGroup], notes: Mapping[tuple[int, int], RolloutNote]
-    ) -> None:
+    def record(self, step: int, groups: Sequence[RolloutGroup], notes: Mapping[tuple[int, int], RolloutNote]) -> None:
         """Every rollout of the step, with what the trainer knows about it by (group, sample)."""
         self.check_place()
         if self.recorder is not None:

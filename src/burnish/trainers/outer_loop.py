@@ -90,8 +90,8 @@ class Training(ABC):
         return {}
 
     @abstractmethod
-    def train_step(self) -> None:
-        """Make one step and leave `progress` one further, its numbers pending."""
+    def train_step(self) -> dict[str, float]:
+        """Make one step: `progress` is one step further, with the returned numbers pending."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:

@@ -92,7 +92,7 @@ class SftRun(Training):
     def learners(self) -> dict[str, Learner]:
         return {WEIGHTS_FOLDER: self.policy}
 
-    def train_step(self) -> None:
+    def train_step(self) -> dict[str, float]:
         """One optimizer step on whole examples."""
         progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
         examples, position = self.schedule.batch_at(progress.position, self.last_position)
@@ -103,7 +103,9 @@ class SftRun(Training):
         metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
         metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
         metrics.merge(stopwatch.metrics())
-        progress.advance(position, with_throughput(metrics.row(), tokens, stopwatch))
+        row = with_throughput(metrics.row(), tokens, stopwatch)
+        progress.advance(position, row)
+        return row
 
     def evaluate(self) -> dict[str, float]:
         """What `held_out_loss` says of the policy as it is now, and how long it took."""

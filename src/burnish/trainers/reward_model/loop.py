@@ -75,7 +75,7 @@ class RmRun(Training):
         if self.measure is not None and self.measure.settings.before:
             self.normalise(self.measure)
 
-    def train_step(self) -> None:
+    def train_step(self) -> dict[str, float]:
         """One optimizer step on whole comparisons."""
         progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
         count = self.config.optimization.comparisons_per_batch
@@ -88,7 +88,9 @@ class RmRun(Training):
         metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
         metrics.add("train/comparisons", Metric(Reduction.SUM, count))
         metrics.merge(stopwatch.metrics())
-        progress.advance(progress.position + count, with_throughput(metrics.row(), tokens, stopwatch))
+        row = with_throughput(metrics.row(), tokens, stopwatch)
+        progress.advance(progress.position + count, row)
+        return row
 
     def after_last_step(self, pending: Pending) -> None:
         """Normalise the scores of the trained model, once."""

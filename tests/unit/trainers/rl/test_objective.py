@@ -18,7 +18,7 @@ from burnish.forward.token_scores import TokenScores
 from burnish.models.policy import count_denominators
 from burnish.models.roles import ObjectiveValue
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.loop import derive
+from burnish.trainers.rl.derived import derive
 from burnish.trainers.rl.objective import Correction, LikelihoodObjective, PolicyObjective
 
 LN2 = math.log(2.0)

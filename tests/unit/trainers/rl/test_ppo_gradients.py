@@ -17,11 +17,11 @@ from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
 from burnish.observability.metrics import MetricStore
+from burnish.trainers.rl.derived import derive_values
 from burnish.trainers.rl.objective import PolicyObjective
 from burnish.trainers.rl.value_objective import (
     ActorCriticObjective,
     ClippedValueObjective,
-    derive_values,
     describe_values,
 )
 
