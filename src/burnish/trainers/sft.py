@@ -157,7 +157,7 @@ def sft_step(run: SftRun) -> dict[str, float]:
     examples, position = run.schedule.batch_at(run.position, run.last_position)
     batch = build_sft_batch([run.train.examples[i] for i in examples], pad_token_id=run.pad_token_id)
     with stopwatch.phase("update"), keeping_batch(Path(run.config.output), run.step + 1, batch):
-        metrics.merge(run.policy.update(batch.to(run.policy.model.device), run.objective))
+        metrics.merge(run.policy.update(batch, run.objective).metrics)
     run.step, run.position, run.version = run.step + 1, position, run.policy.version
     tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
     metrics.add("train/tokens", Metric(Reduction.SUM, tokens))

@@ -21,8 +21,8 @@ from burnish.checkpointing.pending import Pending
 from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.forward.batch import Batch
-from burnish.models.policy import count_denominators, merge_into
-from burnish.models.roles import Critic, Objective, Policy, Reference, ValueObjective
+from burnish.models.accumulation import count_denominators, merge_into
+from burnish.models.roles import Critic, Objective, Policy, Reference, Signals, Update, ValueObjective
 from burnish.observability.metrics import MetricStore, variance_of
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
@@ -77,7 +77,6 @@ class RlRun:
     kl: KLController
     reward_weights: dict[str, float]
     pad_token_id: int
-    device: torch.device
     journal: Journal
     save: Callable[[RlRun], None]
     progress: Progress = field(default_factory=Progress)
@@ -180,7 +179,7 @@ def learn(run: RlRun, collected: Collected, step: int, stopwatch: Stopwatch, met
         [rollout for _, rollout in rows],
         pad_token_id=run.pad_token_id,
         mask_truncated=run.config.algorithm.mask_truncated,
-    ).to(run.device)
+    )
     with stopwatch.phase("logprobs"):
         batch = add_logprobs(run, batch)
     if run.critic is not None:
@@ -188,7 +187,7 @@ def learn(run: RlRun, collected: Collected, step: int, stopwatch: Stopwatch, met
             batch = batch.replace(values=run.critic.values(batch))
     batch, credit_metrics = assign_advantages(
         batch,
-        build_outcome(rows, run.reward_weights).to(run.device),
+        build_outcome(rows, run.reward_weights),
         algorithm=run.config.algorithm,
         estimator=run.estimator,
         kl_coef=run.kl.coef,
@@ -227,7 +226,7 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
     planned = (step - 1) * optimization.epochs * optimization.minibatches
     first = True  # no weight has moved yet: a minibatch without a trained token moves none
     for epoch in range(optimization.epochs):
-        moved = MetricStore()
+        moved = Signals()
         order = epoch_rows(
             batch.group_ids,
             minibatches=optimization.minibatches,
@@ -238,15 +237,15 @@ def update(run: RlRun, batch: Batch, step: int, metrics: MetricStore) -> None:
         )
         for index, rows in enumerate(order, start=planned + epoch * optimization.minibatches):
             minibatch = whitened(run, batch.select(rows), metrics)
-            outcome = update_minibatch(run, minibatch, step, objective, planned_step=index)
-            deviation = outcome.pop("policy/ratio_deviation", None)
-            if first and deviation is not None:
-                metrics.add("policy/first_ratio_deviation", deviation)
+            done = update_minibatch(run, minibatch, step, objective, planned_step=index)
+            if first and done.signals.ratio_deviation is not None:
+                metrics.add("policy/first_ratio_deviation", done.signals.ratio_deviation)
                 first = False
-            metrics.merge(outcome)
-            moved.merge({name: outcome[name] for name in ("policy/approx_kl",) if name in outcome})
+            metrics.merge(done.metrics)
+            moved = moved.merge(done.signals)
         metrics.add("policy/epochs", Metric(Reduction.SUM, 1))
-        if bound is not None and moved.row().get("policy/approx_kl", 0.0) > bound:
+        moved_kl = None if moved.approx_kl is None else moved.approx_kl.result()
+        if bound is not None and moved_kl is not None and moved_kl > bound:
             break
 
 
@@ -260,12 +259,10 @@ def whitened(run: RlRun, minibatch: Batch, metrics: MetricStore) -> Batch:
     return minibatch
 
 
-def update_minibatch(
-    run: RlRun, minibatch: Batch, step: int, objective: Objective, *, planned_step: int
-) -> dict[str, Metric]:
+def update_minibatch(run: RlRun, minibatch: Batch, step: int, objective: Objective, *, planned_step: int) -> Update:
     """One optimizer step of the policy (not while the critic warms up) and one of the critic. `planned_step`: its
     place among the optimizer steps that the run would make if it skipped none."""
-    metrics: dict[str, Metric] = {}
+    metrics, signals = dict[str, Metric](), Signals()
     warming_up = run.critic is not None and step <= run.config.critic.warmup_steps
     if run.select_tokens is not None and not warming_up:
         fresh = run.policy.logprobs(minibatch).logprobs_BT
@@ -274,26 +271,30 @@ def update_minibatch(
         minibatch = minibatch.replace(selection=selection)
     with keeping_batch(Path(run.config.output), step, minibatch):
         if not warming_up:
-            metrics |= update_policy(run, minibatch, objective, planned_step=planned_step)
+            done = update_policy(run, minibatch, objective, planned_step=planned_step)
+            metrics, signals = dict(done.metrics), done.signals
             metrics["policy/optimizer_steps"] = Metric(Reduction.SUM, 1)
         if run.critic is not None:
             if warming_up or not run.critic.shares_trunk:  # the policy's update has trained a head on its trunk
-                metrics |= run.critic.update(minibatch, run.value_objective, planned_step=planned_step)  # type: ignore[arg-type]
+                valued = run.critic.update(minibatch, run.value_objective, planned_step=planned_step)  # type: ignore[arg-type]
+                metrics.update(valued.metrics)
             metrics["critic/optimizer_steps"] = Metric(Reduction.SUM, 1)
-    return metrics
+    return Update(metrics, signals)
 
 
-def update_policy(run: RlRun, minibatch: Batch, objective: Objective, *, planned_step: int) -> dict[str, Metric]:
+def update_policy(run: RlRun, minibatch: Batch, objective: Objective, *, planned_step: int) -> Update:
     """One optimizer step; `skip_zero_advantages` leaves rows out of it that change nothing."""
     if not run.config.algorithm.skip_zero_advantages:
         return run.policy.update(minibatch, objective, planned_step=planned_step)
     denominators = count_denominators(minibatch)
     has_gradient_B = (minibatch.loss_mask & (minibatch.advantages != 0)).any(dim=1)  # type: ignore[operator]
     part = minibatch.select(has_gradient_B.nonzero()[:, 0])
-    metrics = run.policy.update(part, objective, denominators=denominators, planned_step=planned_step)
+    done = run.policy.update(part, objective, denominators=denominators, planned_step=planned_step)
+    metrics = dict(done.metrics)
     left_out = 1 - int(part.loss_mask.sum()) / max(denominators.num_tokens, 1)
     merge_into(metrics, {"policy/loss": Metric(Reduction.MEAN, 0.0, left_out)})  # their share of the loss is 0
-    return {**metrics, "policy/skipped_fraction": Metric(Reduction.MEAN, (~has_gradient_B).sum(), len(minibatch))}
+    metrics["policy/skipped_fraction"] = Metric(Reduction.MEAN, (~has_gradient_B).sum(), len(minibatch))
+    return Update(metrics, done.signals)
 
 
 def steer_kl(run: RlRun, batch: Batch) -> dict[str, Metric]:
@@ -328,7 +329,7 @@ def evaluate(run: RlRun) -> dict[str, float]:
         metrics, groups = run.evaluator.evaluate()
         values: TokenValues = {}
         if run.critic is not None:
-            expected, values = held_out_values(run.critic, groups, pad_token_id=run.pad_token_id, device=run.device)
+            expected, values = held_out_values(run.critic, groups, pad_token_id=run.pad_token_id)
             metrics |= expected
     # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
     run.evaluator.scorer.metrics()
