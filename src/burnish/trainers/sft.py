@@ -98,7 +98,7 @@ class SftRun(Training):
         examples, position = self.schedule.batch_at(progress.position, self.last_position)
         batch = build_sft_batch([self.train.examples[i] for i in examples], pad_token_id=self.pad_token_id)
         with stopwatch.phase("update"), keeping_batch(Path(self.config.output), progress.step + 1, batch):
-            metrics.merge(self.policy.update(batch.to(self.policy.model.device), self.objective))
+            metrics.merge(self.policy.update(batch, self.objective).metrics)
         tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
         metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
         metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.advantages import Estimator
@@ -19,8 +18,8 @@ from burnish.algorithms.kl import KLController
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError, RolloutError
 from burnish.forward.batch import Batch
-from burnish.models.policy import count_denominators
-from burnish.models.roles import Critic, Denominators, Objective, Policy, Reference, ValueObjective
+from burnish.models.accumulation import count_denominators
+from burnish.models.roles import Critic, Denominators, Objective, Policy, Reference, Signals, ValueObjective
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
@@ -62,7 +61,6 @@ class RlRun(Training):
     kl: KLController
     reward_weights: dict[str, float]
     pad_token_id: int
-    device: torch.device
     critic: Critic | None = None
     value_objective: ValueObjective | None = None
     """What a critic minimises when it is trained by itself."""
@@ -113,7 +111,7 @@ class RlRun(Training):
             return None
         rollouts = [rollout for _, rollout in rows]
         truncated = config.algorithm.mask_truncated
-        batch = build_batch(rollouts, pad_token_id=self.pad_token_id, mask_truncated=truncated).to(self.device)
+        batch = build_batch(rollouts, pad_token_id=self.pad_token_id, mask_truncated=truncated)
         with stopwatch.phase("logprobs"):
             batch = self.add_logprobs(batch)
         if self.critic is not None:
@@ -121,7 +119,7 @@ class RlRun(Training):
                 batch = batch.replace(values=self.critic.values(batch))
         batch, credit_metrics = assign_advantages(
             batch,
-            build_outcome(rows, self.reward_weights).to(self.device),
+            build_outcome(rows, self.reward_weights),
             algorithm=config.algorithm,
             estimator=self.estimator,
             kl_coef=self.kl.coef,
@@ -147,24 +145,21 @@ class RlRun(Training):
         warming_up = self.critic is not None and step <= config.critic.warmup_steps
         unmoved = True  # the first update of a step starts from the weights that sampled
         for epoch in range(config.optimization.epochs):
-            moved = MetricStore()
+            moved = Signals()
             for planned, rows in planned_minibatches(config, batch, step, epoch):
                 minibatch = self.prepare_minibatch(batch.select(rows), metrics, trains_policy=not warming_up)
                 with keeping_batch(Path(config.output), step, minibatch):
                     if not warming_up:
                         part, denominators = with_gradient(minibatch, config.algorithm)
                         done = self.policy.update(part, objective, denominators=denominators, planned_step=planned)
-                        done = done | left_out(done, part, minibatch, denominators)
-                        deviation = done.pop("policy/ratio_deviation", None)
-                        if unmoved and deviation is not None:
-                            metrics.add("policy/first_ratio_deviation", deviation)
+                        if unmoved and done.signals.ratio_deviation is not None:
+                            metrics.add("policy/first_ratio_deviation", done.signals.ratio_deviation)
                             unmoved = False
-                        metrics.merge(done)
-                        moved.merge({name: done[name] for name in ("policy/approx_kl",) if name in done})
+                        metrics.merge({**done.metrics, **left_out(done.metrics, part, minibatch, denominators)})
+                        moved = moved.merge(done.signals)
                     self.update_critic(minibatch, planned, metrics, warming_up=warming_up)
             metrics.add("policy/epochs", total(1))
-            bound = config.algorithm.max_epoch_kl
-            if bound is not None and moved.row().get("policy/approx_kl", 0.0) > bound:
+            if beyond(config.algorithm.max_epoch_kl, moved):
                 break
 
     def prepare_minibatch(self, minibatch: Batch, metrics: MetricStore, *, trains_policy: bool) -> Batch:
@@ -189,7 +184,7 @@ class RlRun(Training):
         if self.critic is None or self.value_objective is None:
             return
         if warming_up or not self.critic.shares_trunk:
-            metrics.merge(self.critic.update(minibatch, self.value_objective, planned_step=planned))
+            metrics.merge(self.critic.update(minibatch, self.value_objective, planned_step=planned).metrics)
         metrics.add("critic/optimizer_steps", total(1))
 
     def evaluate(self) -> dict[str, float]:
@@ -202,9 +197,7 @@ class RlRun(Training):
             metrics, groups = self.evaluator.evaluate()
             store.merge(metrics)
             if self.critic is not None:
-                expected, values = held_out_values(
-                    self.critic, groups, pad_token_id=self.pad_token_id, device=self.device
-                )
+                expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
                 store.merge(expected)
         # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
         self.evaluator.scorer.metrics()
@@ -232,6 +225,14 @@ def needs_old_logprobs(config: RlConfig) -> bool:
     # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution than the policy's.
     cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
     return cut_off and config.algorithm.kl_in != "none"
+
+
+def beyond(max_epoch_kl: float | None, moved: Signals) -> bool:
+    """Whether an epoch has moved the policy further than the run file allows."""
+    if max_epoch_kl is None or moved.approx_kl is None:
+        return False
+    approx_kl = moved.approx_kl.result()
+    return approx_kl is not None and approx_kl > max_epoch_kl
 
 
 def planned_minibatches(config: RlConfig, batch: Batch, step: int, epoch: int) -> Iterator[tuple[int, Tensor]]:

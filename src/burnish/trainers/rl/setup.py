@@ -108,7 +108,6 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
             kl=build_kl(config.algorithm),
             reward_weights=dict(zip(scorer.labels, (reward.weight for reward in config.rewards), strict=True)),
             pad_token_id=loaded.pad_token_id,
-            device=policy.model.device,
             journal=journal,
             store=workplace.store,
             total_steps=config.steps,

@@ -14,6 +14,7 @@ from burnish.algorithms.kl import FixedKL
 from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
+from burnish.models.roles import Signals, Update
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.loop import RlRun
@@ -35,16 +36,13 @@ class Policy:
 
     def update(
         self, batch: Batch, objective: object, *, denominators: object = None, planned_step: int | None = None
-    ) -> dict[str, Metric]:
+    ) -> Update:
         self.planned.append(planned_step)
         if not batch.loss_mask.any():
-            return {"policy/empty_updates": Metric(Reduction.SUM, 1.0)}
+            return Update({"policy/empty_updates": Metric(Reduction.SUM, 1.0)})
         self.seen.append(batch)
-        return {
-            "policy/ratio_deviation": Metric(Reduction.MAX, len(self.seen) / 10, 1),
-            "policy/approx_kl": Metric(Reduction.MEAN, 0.5, 1),
-            "policy/loss": Metric(Reduction.MEAN, 0.0, 1),
-        }
+        deviation, kl = Metric(Reduction.MAX, len(self.seen) / 10, 1), Metric(Reduction.MEAN, 0.5, 1)
+        return Update({"policy/loss": Metric(Reduction.MEAN, 0.0, 1)}, Signals(deviation, kl))
 
 
 def four_rows(trained: list[bool]) -> Batch:
