@@ -7,9 +7,6 @@ from typing import Any
 
 from burnish.types import Metric, Reduction
 
-MOMENT_ROUNDING = 1e-13
-"""Rounding of a sum of thousands of float64 numbers, relative to it; the numbers themselves are float32."""
-
 
 def mean(total: Any, count: Any) -> Metric:
     """A mean given by its sum and by how many values are in it (floats or 0-d tensors)."""
@@ -40,13 +37,6 @@ def minimum(value: Any) -> Metric:
 def last(value: Any) -> Metric:
     """The latest reading (a learning rate, a coefficient)."""
     return Metric(Reduction.LAST, value)
-
-
-def variance_of(square_mean: float, mean: float) -> float:
-    """Variance from the first two moments, 0 where it is no more than the rounding of the moments: that of equal
-    numbers is then 0 and not noise."""
-    variance = square_mean - mean * mean
-    return variance if variance > MOMENT_ROUNDING * square_mean else 0.0
 
 
 class MetricStore:
