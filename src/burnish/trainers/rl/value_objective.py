@@ -35,6 +35,18 @@ class ClippedValueObjective:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightedValueObjective:
+    """A value loss times a constant. What is logged stays the loss itself."""
+
+    objective: ValueObjective
+    weight: float
+
+    def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        value = self.objective(values_BT, batch, denominators)
+        return ObjectiveValue(self.weight * value.loss, value.metrics)
+
+
+@dataclass(frozen=True, slots=True)
 class ActorCriticObjective:
     """Policy loss + coef * value loss, for a critic that shares the policy's trunk."""
 
@@ -51,7 +63,8 @@ class ActorCriticObjective:
             raise ValueError("the policy gives no values; a critic has to share its trunk first")
         policy = self.policy(scores, batch, denominators)
         value = self.value(scores.values_BT, batch, denominators)
-        return ObjectiveValue(policy.loss + self.coef * value.loss, {**policy.metrics, **value.metrics})
+        loss = policy.loss + self.coef * value.loss
+        return ObjectiveValue(loss, {**policy.metrics, **value.metrics}, policy.signals)
 
 
 def describe_values(batch: Batch) -> dict[str, Metric]:
