@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""Plain data, as JSON and YAML hold it."""
 UseKernels = Literal["auto", "required", "off"]
 """Code in C: where it can be had, or refuse to run without, or not at all."""
 

@@ -18,10 +18,9 @@ import yaml
 from pydantic import ValidationError
 
 from burnish import __version__
-from burnish.config.loading import read_run_text
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked, masked_command, restored
-from burnish.config.yaml_text import parse_yaml
+from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.reading import UnreadableError, read_json

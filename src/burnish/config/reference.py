@@ -16,12 +16,11 @@ from pydantic.fields import FieldInfo
 
 from burnish.config import fields
 from burnish.config.presets import PRESETS, RM_PRESETS, Preset
-from burnish.config.schema import RlConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
 
 _INTRODUCTION = """# Configuration
 
-<!-- Written by `make docs` from src/burnish/config/schema.py. Change the docstrings there, not this page. -->
+<!-- Written by `make docs` from src/burnish/config/schema*.py. Change the docstrings there, not this page. -->
 
 A run is one YAML file. Only `model`, `data` and (for `burnish rl`) `rewards` must be given:
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import jinja2
 
-from burnish.config.departures import Departure, departures
 from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import BurnishError, DataError
@@ -23,6 +22,7 @@ from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import build_charts, headline, histogram_chart, overlay
+from burnish.report.departures import Departure, departures
 from burnish.report.samples import Limits, sample_rollouts
 from burnish.report.value_plots import value_charts
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.schema import RmConfig
 from burnish.config.schema_data import Sources
-from burnish.config.schema_rm import RmConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.preference_losses import best_of, bradley_terry
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RmConfig
 from burnish.models.reward_learner import ComparedScores
 from burnish.models.roles import ObjectiveValue
 from burnish.types import Metric, Reduction

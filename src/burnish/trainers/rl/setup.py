@@ -320,7 +320,7 @@ def open_journal(
             display.alarm(alarm)
         try:
             yield Journal(
-                recorder=recorder if config.logging.record_rollouts else None,
+                recorder=recorder if isinstance(config, RlConfig) and config.logging.record_rollouts else None,
                 sinks=sinks,
                 alarms=AlarmBell(),
                 display=display,
