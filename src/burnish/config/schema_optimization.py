@@ -9,6 +9,9 @@ from pydantic import Field
 
 from burnish.config.section import DecayRate, Fraction, NonNegativeInt, NotHere, Passes, PositiveInt, Section
 
+TOKENS_PER_MICROBATCH = 2_048
+"""The default, also of what is built from Python without a run file."""
+
 
 class OptimizationConfig(Section):
     """How the weights move."""
@@ -33,7 +36,7 @@ class OptimizationConfig(Section):
     """Clip the gradient's norm to this; none does not clip."""
     epochs: Passes = 1
     """Passes over the data."""
-    tokens_per_microbatch: PositiveInt = 2_048
+    tokens_per_microbatch: PositiveInt = TOKENS_PER_MICROBATCH
     """Most tokens (prompt, response and padding) in one forward and backward; changes memory and speed, never the
     result. A micro-batch with several prompts is filled only to half of this; a single prompt and its responses may use
     all of it. On a CPU more is hardly faster; a large GPU has room for more, for example 16,384 (not measured)."""
