@@ -9,7 +9,6 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -92,7 +91,7 @@ def _section(path: str, section: type[BaseModel]) -> str:
     return "\n\n".join((title, inspect.cleandoc(section.__doc__ or ""), "\n".join(rows)))
 
 
-def _row(name: str, annotation: Any, info: FieldInfo) -> str:
+def _row(name: str, annotation: object, info: FieldInfo) -> str:
     meaning = info.description
     inner, _ = fields.inner_section(annotation)
     if meaning is None and inner is not None:
@@ -110,7 +109,7 @@ def _default(info: FieldInfo) -> str:
     return f"`{_plain(value)}`"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     match value:
         case None:
             return "null"
