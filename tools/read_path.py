@@ -3,15 +3,15 @@
     python tools/read_path.py            # print the path and its counts
     python tools/read_path.py --check    # fail when a count is past its limit (part of `make check`)
 
-A tiny run makes one step under Python's profiler. A place is a function or a record (dataclass) that the step enters, and
+A tiny run makes one step under Python's profiler. A place is a function or a record (dataclass) that the step enters; it
 counts once. The path is made of
 
 - every place of the rooms that a step is made of (`ROOMS`), also those that one of them enters only to help another;
 - formulas of `algorithms` that the path calls itself, not the helpers inside that room: a formula is read as one.
 
-What a step asks of the other rooms (an engine to generate, a scorer to score, a recorder to record) is printed as a door,
-and not counted: a reader of the step stays outside. A hop is a call from one function of ours to another on the way from
-the loop to the first `Tensor.backward`. The run takes the plain path (`debug.plain`), which says what is computed; each
+What a step asks of the other rooms (an engine to generate, a scorer to score, a recorder to record) is printed as a
+door, and not counted: a reader of the step stays outside. A hop is a call from one function of ours to another on the
+way from the loop to the first `Tensor.backward`. The run takes the plain path (`debug.plain`), which says what is computed; each
 fast path is held to it by tests. `--fast` walks the fast ones.
 """
 
@@ -117,8 +117,8 @@ def walk_one_step(folder: Path, *, plain: bool = True) -> Walk:
     from rich.console import Console
 
     from burnish.config.loading import load_run_data
-    from burnish.trainers.outer_loop import run_loop
     from burnish.trainers.interrupt import StopRequest
+    from burnish.trainers.outer_loop import run_loop
     from burnish.trainers.rl.setup import open_rl_run
 
     walk = Walk()
