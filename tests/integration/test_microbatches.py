@@ -35,7 +35,7 @@ from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.sft import train_sft
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Rollout, RolloutGroup
 
 CUTS = (1, 2, 7)

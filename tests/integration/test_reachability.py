@@ -34,7 +34,7 @@ from burnish.trainers.rl.critic_setup import build_value_objective, critic_setti
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 CRITICS = ("separate", "shared")
 WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]

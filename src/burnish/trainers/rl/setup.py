@@ -32,7 +32,6 @@ from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.chaining import pinned
-from burnish.trainers.journal import open_journal
 from burnish.trainers.outer_loop import restore
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.rl.algorithm import resolve_algorithm
@@ -49,6 +48,7 @@ from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective import Correction, PolicyObjective
 from burnish.trainers.rl.preflight import check_fit, check_settings
 from burnish.trainers.rl.returned import CheckedLoss
+from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Rollout
 
