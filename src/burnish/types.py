@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal, SupportsFloat, TypeAlias
 
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""Plain data, as JSON and YAML hold it."""
 UseKernels = Literal["auto", "required", "off"]
 """Code in C: where it can be had, or refuse to run without, or not at all."""
 
@@ -25,13 +27,18 @@ class Message:
 
     role: str
     content: str
-    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    tool_calls: tuple[Mapping[str, Json], ...] = field(default=(), hash=False)
     reasoning_content: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def called(self) -> list[str]:
+        """Names of the functions that this turn calls."""
+        functions = [call["function"] for call in self.tool_calls]
+        return [str(function["name"]) for function in functions if isinstance(function, dict)]
+
+    def to_dict(self) -> dict[str, Json]:
         """The turn as templates, records and rewards read it; what it does not carry is left out."""
-        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        turn: dict[str, Json] = {"role": self.role, "content": self.content}
         if self.reasoning_content is not None:
             turn["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
@@ -52,10 +59,10 @@ class Prompt:
     id: str
     text: str | None = None
     messages: tuple[Message, ...] | None = None
-    answer: Any = None
+    answer: Json = None
     domain: str = "default"
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    tools: tuple[Mapping[str, Any], ...] = ()
+    columns: Mapping[str, Json] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Json], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -125,7 +132,7 @@ class Rollout:
     status: RewardStatus = RewardStatus.PENDING
     status_detail: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """A JSON-able dictionary (one line of `rollouts/step-*.jsonl`). Written out: a step makes thousands."""
         return {
             "prompt_id": self.prompt_id,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from burnish.algorithms.shaping import reward_normalisation
 from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import ModelError
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.row_rules import padded_inputs, plain_inputs, row_rules
@@ -116,7 +117,7 @@ class RewardModel:
         return [(name, parameter) for name, parameter in own if parameter.requires_grad]
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = 16_384) -> list[float]:
+    def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = TOKENS_PER_MICROBATCH) -> list[float]:
         """Rewards without gradient, in the order given, cut into micro-batches by tokens."""
         found = [0.0] * len(pairs)
         lengths = [len(prompt) + self.readout.width(response) for prompt, response in pairs]

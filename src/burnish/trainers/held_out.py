@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 
 from burnish.algorithms.statistics import wilson_interval
-from burnish.config.schema import SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RmConfig, SftConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import ConfigError, DataError
 from burnish.forward.allocator import keep_freed_memory

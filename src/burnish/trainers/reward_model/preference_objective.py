@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from burnish.algorithms.preference_losses import best_lead, best_of, bradley_terry, share_of_first
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RmConfig
 from burnish.models.reward_learner import ComparedScores
 from burnish.models.roles import ObjectiveValue
 from burnish.types import Metric, Reduction
