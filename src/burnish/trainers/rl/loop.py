@@ -26,7 +26,7 @@ from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.outer_loop import Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
-from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.rl.derived import derive
@@ -119,7 +119,7 @@ class RlRun(Training):
                 batch = batch.replace(values=self.critic.values(batch))
         batch, credit_metrics = assign_advantages(
             batch,
-            build_outcome(rows, self.reward_weights),
+            build_rewards(rows, self.reward_weights),
             algorithm=config.algorithm,
             estimator=self.estimator,
             kl_coef=self.kl.coef,
