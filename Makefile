@@ -36,6 +36,7 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)  ## regenerate the pages that are made from code
 	$(BIN)/python -m burnish.config.reference docs/configuration.md
+	$(BIN)/python -m burnish.observability.metric_names docs/metrics.md
 
 clean:
 	rm -rf $(VENV) runs build dist

@@ -28,7 +28,7 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.algorithm import resolve_algorithm
-from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
@@ -135,7 +135,7 @@ def ready_batch(run: RlRun, collected: Collected) -> Batch:
     logprobs = run.policy.logprobs(batch).logprobs_BT
     noise = torch.randn(2, *logprobs.shape, generator=torch.Generator().manual_seed(3))
     batch = batch.replace(old_logprobs=logprobs + 0.2 * noise[0], ref_logprobs=logprobs + 0.3 * noise[1])
-    outcome = build_outcome(rows, run.reward_weights)
+    outcome = build_rewards(rows, run.reward_weights)
     settings = run.config.algorithm
     return assign_advantages(batch, outcome, algorithm=settings, estimator=run.estimator, kl_coef=run.kl.coef)[0]
 

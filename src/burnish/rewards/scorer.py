@@ -144,9 +144,9 @@ class ProcessRewardScorer:
         self._check_failures(items, scored)
         return scored
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         """Failed fraction over all, by status and by domain, incomplete responses, and seconds, since the last call."""
-        metrics = self._counts.read()
+        metrics = self._counts.take()
         if self._ending is None:
             del metrics["reward/incomplete_fraction"]
         for position, index in enumerate(self._remote):
@@ -289,7 +289,8 @@ class _Counts:
             self.status[rollout.status] += 1
             self.failed[prompt.domain] += _failed(rollout)
 
-    def read(self) -> dict[str, Metric]:
+    def take(self) -> dict[str, Metric]:
+        """The counts as metrics, and counting begins anew."""
         total = self.total.total()
         metrics = {"reward/failed_fraction": Metric(Reduction.MEAN, float(self.failed.total()), float(total))}
         metrics["reward/incomplete_fraction"] = Metric(Reduction.MEAN, float(self.incomplete), float(total))

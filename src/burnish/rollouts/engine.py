@@ -63,6 +63,7 @@ class RolloutEngine(Protocol):
         """Take over the policy's current weights; later rollouts carry its version."""
         ...
 
-    def metrics(self) -> Mapping[str, Metric]:
-        """What to log of the work since the last call, by name (`rollout/...`); may be empty."""
+    def take_metrics(self) -> Mapping[str, Metric]:
+        """What to log of the work since the last call, by name (`rollout/...`); may be empty. Each number is handed
+        over once: the next call begins at 0."""
         ...

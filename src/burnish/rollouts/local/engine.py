@@ -120,7 +120,7 @@ class LocalEngine:
         """Take the policy's version; the weights are shared, so there is nothing to copy."""
         self.version = policy.version
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         """Seconds and tokens of prefill and decoding since the last call."""
         spent, self._spent = self._spent, _Seconds()
         return {

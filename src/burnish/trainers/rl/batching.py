@@ -13,7 +13,7 @@ from burnish.types import FinishReason, Rollout, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchRewards:
     """What the rewards said about the rows of a batch.
 
     scores_B: weighted sum of the rewards (with penalties); dense_rewards_BT: rewards per token, when any reward gave
@@ -54,7 +54,7 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
     )
 
 
-def build_outcome(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> Outcome:
+def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> BatchRewards:
     """Scores of the rows. `weights` are the labels and weights of the run's rewards, for estimators that treat each
     reward by itself."""
     rollouts = [rollout for _, rollout in rows]
@@ -69,7 +69,7 @@ def build_outcome(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[st
         if all(label in r.reward_parts for r in rollouts for label in weights):
             parts = [[r.reward_parts[label] for label in weights] for r in rollouts]
             parts_BC = torch.tensor(parts, dtype=torch.float32)
-    return Outcome(
+    return BatchRewards(
         scores_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
         dense_rewards_BT=dense_BT,
         greedy_scores_B=greedy_B,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +18,13 @@ from burnish.errors import ConfigError
 from burnish.forward.batch import Batch
 from burnish.forward.scoring import response_mask
 from burnish.plugins import calling_outside, is_outside
-from burnish.trainers.rl.batching import Outcome
+from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.returned import checked_advantages
 from burnish.trainers.telemetry.moments import describe_advantages
 from burnish.types import Metric, Reduction
 
 
-def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[str, Any]:
+def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[str, object]:
     """Keyword numbers of the estimator: fields of the run file that it knows, then `estimator_options`."""
     shared = {"gamma": algorithm.gamma, "lam": algorithm.lam, "allow_single": True}
     known = {*estimator.options, *estimator.required_options}
@@ -36,7 +35,7 @@ def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[
 
 def assign_advantages(
     batch: Batch,
-    outcome: Outcome,
+    rewards: BatchRewards,
     *,
     algorithm: AlgorithmConfig,
     estimator: Estimator,
@@ -51,12 +50,12 @@ def assign_advantages(
     """
     metrics: dict[str, Metric] = {}
     if algorithm.reward_clip is not None:
-        outcome, metrics = _clip(outcome, algorithm.reward_clip)
-    rewarded_BT, kl_BT, scores_B = _rewarded(batch, estimator), None, outcome.scores_B
+        rewards, metrics = _clip(rewards, algorithm.reward_clip)
+    rewarded_BT, kl_BT, scores_B = _rewarded(batch, estimator), None, rewards.scores_B
     if algorithm.kl_in == "reward":
         kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=rewarded_BT)
     # Dense rewards stay dense for token-level estimators; the others see one score a sequence, clipped as a whole.
-    dense_BT = outcome.dense_rewards_BT if estimator.token_level else None
+    dense_BT = rewards.dense_rewards_BT if estimator.token_level else None
     rewards_BT = shaping.token_rewards(scores_B, rewarded_BT, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
     if kl_BT is not None:  # a score then bears the KL of its tokens, where it has any
         with_kl_B = shaping.sequence_scores(rewards_BT, rewarded_BT)
@@ -64,8 +63,8 @@ def assign_advantages(
     reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
-    outcome = dataclasses.replace(outcome, scores_B=scores_B)
-    raw_BT, returns_BT = _estimate(batch, outcome, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
+    rewards = dataclasses.replace(rewards, scores_B=scores_B)
+    raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
     batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)
     if not whiten:
         return batch, metrics
@@ -109,19 +108,19 @@ def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, M
     return batch.replace(advantages=advantages_BT), metrics | describe_advantages(raw_BT, advantages_BT, mask)
 
 
-def _clip(outcome: Outcome, limit: float) -> tuple[Outcome, dict[str, Metric]]:
+def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, Metric]]:
     given = {
-        "scores_B": outcome.scores_B,
-        "greedy_scores_B": outcome.greedy_scores_B,
-        "dense_rewards_BT": outcome.dense_rewards_BT,
+        "scores_B": rewards.scores_B,
+        "greedy_scores_B": rewards.greedy_scores_B,
+        "dense_rewards_BT": rewards.dense_rewards_BT,
     }
     inside = {
-        name: shaping.clip_scores(rewards, low=-limit, high=limit)
-        for name, rewards in given.items()
-        if rewards is not None
+        name: shaping.clip_scores(tensor, low=-limit, high=limit)
+        for name, tensor in given.items()
+        if tensor is not None
     }
-    clipped = dataclasses.replace(outcome, **inside)
-    outside_B = outcome.scores_B.abs() > limit
+    clipped = dataclasses.replace(rewards, **inside)
+    outside_B = rewards.scores_B.abs() > limit
     return clipped, {"reward/clipped_fraction": Metric(Reduction.MEAN, outside_B.sum(), outside_B.numel())}
 
 
@@ -155,19 +154,19 @@ def _rewarded(batch: Batch, estimator: Estimator) -> Tensor:
 
 def _estimate(
     batch: Batch,
-    outcome: Outcome,
+    rewards: BatchRewards,
     rewards_BT: Tensor,
     estimator: Estimator,
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, object],
 ) -> tuple[Tensor, Tensor | None]:
     """Hand the estimator what it asks for by parameter name; spread an outcome advantage over the trained tokens."""
     available = {
-        "scores_B": outcome.scores_B,
+        "scores_B": rewards.scores_B,
         "group_ids_B": batch.group_ids,
         "lengths_B": _rewarded(batch, estimator).sum(dim=1),
-        "greedy_scores_B": outcome.greedy_scores_B,
-        "parts_BC": outcome.parts_BC,
-        "weights_C": outcome.weights_C,
+        "greedy_scores_B": rewards.greedy_scores_B,
+        "parts_BC": rewards.parts_BC,
+        "weights_C": rewards.weights_C,
         "token_rewards_BT": rewards_BT,
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
@@ -177,7 +176,7 @@ def _estimate(
 
 
 def _asked(
-    estimator: Estimator, tensors: Mapping[str, Tensor | None], numbers: Mapping[str, Any]
+    estimator: Estimator, tensors: Mapping[str, Tensor | None], numbers: Mapping[str, object]
 ) -> tuple[Tensor, Tensor | None]:
     """What the estimator says to those of the tensors that there are, `mask_BT` among them. ConfigError for one from
     outside that fails, or that returns something else than advantages."""

@@ -25,7 +25,7 @@ from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.outer_loop import Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
-from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.rl.evaluation import Evaluator
@@ -97,7 +97,7 @@ class RlRun(Training):
                 self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
             self.engine.sync(self.policy)
         finally:  # the weights have moved: whatever happens now, the step's numbers are saved with them
-            for spent in (self.collector.scorer.metrics(), self.engine.metrics(), stopwatch.metrics()):
+            for spent in (self.collector.scorer.take_metrics(), self.engine.take_metrics(), stopwatch.metrics()):
                 metrics.merge(spent)
             row = derive(metrics.row())
             self.progress.advance(collected.position, row)
@@ -119,7 +119,7 @@ class RlRun(Training):
                 batch = batch.replace(values=self.critic.values(batch))
         batch, credit_metrics = assign_advantages(
             batch,
-            build_outcome(rows, self.reward_weights),
+            build_rewards(rows, self.reward_weights),
             algorithm=config.algorithm,
             estimator=self.estimator,
             kl_coef=self.kl.coef,
@@ -206,8 +206,8 @@ class RlRun(Training):
                 expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
                 store.merge(expected)
         # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
-        self.evaluator.scorer.metrics()
-        self.engine.metrics()
+        self.evaluator.scorer.take_metrics()
+        self.engine.take_metrics()
         self.journal.record_evaluation(self.progress.step, groups, values)
         return store.row() | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 

@@ -64,7 +64,7 @@ class Scorer:
     def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
         return [_scored(rollout, self.reward(prompt, rollout)) for prompt, rollout in items]
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         return {}
 
     def close(self) -> None: ...
