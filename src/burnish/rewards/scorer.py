@@ -59,7 +59,7 @@ class ProcessRewardScorer:
             scoring.workers,
             start_timeout_seconds=scoring.start_timeout_seconds,
         )
-        self._begun: dict[int, tuple[int, Rollout]] = {}  # by identity: number in the pool's tasks, and the rollout
+        self._begun: dict[tuple[int, int], tuple[int, Rollout]] = {}  # by sample: number in the pool's tasks, rollout
         self._caller = Caller()
         self._signatures = self._read_signatures()
         self._ending: Ending | None = None
@@ -107,10 +107,11 @@ class ProcessRewardScorer:
         Rewards that want all responses at once (batched) or many (asynchronous), those that run in this process and
         reward models wait for `score`. Raises what `score` raises for a reward that breaks its contract.
         """
+        items = [(prompt, rollout) for prompt, rollout in items if _sample(rollout) not in self._begun]
         if items:
             self.check_columns({name for prompt, _ in items for name in prompt.columns})
         first = len(self._begun)
-        self._begun.update({id(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
+        self._begun.update({_sample(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
         numbered = list(enumerate(self._seen(items), start=first))
         try:
             self._pool.begin(
@@ -193,12 +194,14 @@ class ProcessRewardScorer:
         """Those of the rewards that run in workers. In the pool's tasks responses have the numbers that `begin` gave
         them, and the others numbers after these."""
         begun, self._begun = self._begun, {}
-        number_of = [
-            begun[id(rollout)][0] if id(rollout) in begun else len(begun) + position
-            for position, (_, rollout) in enumerate(items)
-        ]
+        num_begun = len(begun)
+        number_of = []
+        for position, (_, rollout) in enumerate(items):
+            number, response = begun.pop(_sample(rollout), (-1, None))
+            # Another response of that name is scored anew: the one that was begun came from a step that was cut short.
+            number_of.append(number if response == rollout else num_begun + position)
         numbered = list(zip(number_of, seen, strict=True))
-        fresh = [(number, item) for number, item in numbered if number >= len(begun)]
+        fresh = [(number, item) for number, item in numbered if number >= num_begun]
         tasks = [
             task
             for place, index in enumerate(self._remote)
@@ -303,6 +306,11 @@ class _Counts:
         metrics["time/reward_seconds"] = Metric(Reduction.SUM, self.seconds)
         self._reset()
         return metrics
+
+
+def _sample(rollout: Rollout) -> tuple[int, int]:
+    """What tells a response from the others of its step, in whatever process it is."""
+    return rollout.group_id, rollout.sample_index
 
 
 def _failed(rollout: Rollout) -> bool:

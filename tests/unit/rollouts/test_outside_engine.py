@@ -29,7 +29,7 @@ class Engine:
     def generate(self, *_: Any, **__: Any) -> Any:
         return self._answer()
 
-    def sync(self, policy: Any) -> None:
+    def sync(self, weights: Any) -> None:
         self._answer()
 
     def take_metrics(self) -> Any:

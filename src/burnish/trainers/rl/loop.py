@@ -95,7 +95,7 @@ class RlRun(Training):
         try:
             with stopwatch.phase("record"):
                 self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
-            self.engine.sync(self.policy)
+            self.engine.sync(self.policy.publish())
         finally:  # the weights have moved: whatever happens now, the step's numbers are saved with them
             for spent in (self.collector.scorer.take_metrics(), self.engine.take_metrics(), stopwatch.metrics()):
                 metrics.merge(spent)
