@@ -226,7 +226,7 @@ def _step(
     optimizer.clear()
     for _, part in scorer.split(trained, tokens_per_microbatch):
         part = part.to(scorer.head.weight.device)
-        values_BT = scorer.score(part, positions_BT=part.loss_mask, train_trunk=train_trunk)
+        values_BT = scorer.score(part, only_trained=True, train_trunk=train_trunk)
         merge_into(metrics, _backward(objective(values_BT, part, denominators), optimizer, denominators))
     return metrics | optimizer.step(optimizer.checked_norm(), planned_step)
 

@@ -177,7 +177,7 @@ class LocalPolicy:
 
     def _backward(self, part: Batch, objective: Objective, denominators: Denominators) -> Mapping[str, Metric]:
         scores = self._scorer.score(
-            part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
+            part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
         )
         value = objective(scores, part, denominators)
         loss, metrics = value.loss, value.metrics
