@@ -22,7 +22,6 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
 from burnish.forward.batch import Batch
 from burnish.forward.microbatches import microbatches_by_groups
-from burnish.forward.packing import prompt_groups
 from burnish.forward.token_scores import TokenScores
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
@@ -155,7 +154,7 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
 
 def budgets(batch: Batch) -> dict[int, int]:
     """Number of micro-batches to a token budget that cuts the rows into so many, each prompt read once."""
-    whole, groups = sum(batch.sequence_lengths()), prompt_groups(batch)
+    whole, groups = sum(batch.sequence_lengths()), batch.host.groups()
     prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
     return {len(microbatches_by_groups(prompts, lengths, groups, budget)): budget for budget in range(1, whole + 1)}
 

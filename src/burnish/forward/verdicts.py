@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from burnish.forward.race import RaceResult
 from burnish.kernels.build import cache_folder
@@ -26,7 +25,7 @@ _ROOMS = ("kernels", "forward", "models", "rollouts")
 """Rooms whose code is timed."""
 _MOST_BYTES = 1 << 20
 
-Key = Mapping[str, Any]
+Key = Mapping[str, object]
 
 
 class VerdictCache:

@@ -152,7 +152,7 @@ class LocalPolicy:
                 for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
                     part = part.to(self.model.device)
                     scores = self._scorer.score(
-                        part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
+                        part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
                     )
                     value = objective(scores, part, denominators)
                     loss = value.loss
