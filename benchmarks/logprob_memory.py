@@ -21,7 +21,7 @@ import time
 import torch
 from torch import Tensor
 
-from burnish.models.logprobs import chunked_token_scores, plain_token_scores
+from burnish.forward.logprobs import chunked_token_scores, plain_token_scores
 
 WAYS = ("chunked", "full")
 GB = 1e9

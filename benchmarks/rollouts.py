@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.local import LocalEngine
+from burnish.rollouts.local.engine import LocalEngine
 from burnish.types import RolloutRequest
 
 PAD, VOCABULARY = 0, 512

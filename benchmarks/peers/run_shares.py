@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from burnish.kernels.attention import AttentionKernels
 from burnish.kernels.decoding import DecodeKernels
 from burnish.kernels.training import TrainKernels
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
 KINDS = (

@@ -2,7 +2,7 @@
 
 `BURNISH_WITHOUT` names what is to be left alone, separated by commas: tests that stand for another processor set it,
 and so can anyone who suspects a fast path. The C compiler has a switch already: `CC=no-such`. `BURNISH_TIMING=off`
-takes every fast path that computes the same without timing it (`burnish.models.fast_paths`).
+takes every fast path that computes the same without timing it (`burnish.forward.fast_paths`).
 """
 
 from __future__ import annotations

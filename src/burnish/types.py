@@ -1,6 +1,6 @@
 """Host-side data: plain frozen values that travel between the rooms. No torch here; everything is JSON-able.
 
-`Prompt` -> `RolloutRequest` -> `Rollout` (scored: `with_reward`) -> `RolloutGroup` -> `burnish.models.batch.Batch`.
+`Prompt` -> `RolloutRequest` -> `Rollout` (scored: `with_reward`) -> `RolloutGroup` -> `burnish.forward.batch.Batch`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import LoadedModel
 

@@ -10,7 +10,7 @@ from burnish.errors import CheckpointError, DivergenceError
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.trainers.value_objective import ClippedValueObjective
+from burnish.trainers.rl.value_objective import ClippedValueObjective
 
 SETTINGS = OptimizerSettings(1e-2, 10)
 LOSS = ClippedValueObjective(clip=None, aggregation="token_mean", length=6)
@@ -61,7 +61,7 @@ def test_an_update_learns_and_never_moves_the_policy(pair, batch):
     policy, critic = pair
     before, policy_before = error(critic, batch), weights_of(policy)
     for _ in range(5):
-        metrics = critic.update(batch, LOSS)
+        metrics = critic.update(batch, LOSS).metrics
     assert {"critic/loss", "critic/grad_norm", "critic/learning_rate", "critic/clip_fraction"} <= metrics.keys()
     assert error(critic, batch) < before
     assert all(torch.equal(value, policy_before[name]) for name, value in weights_of(policy).items())
@@ -104,7 +104,7 @@ def test_a_batch_without_trained_tokens_moves_nothing(pair, batch):
     _, critic = pair
     critic.update(batch, LOSS)
     values = critic.values(batch)
-    metrics = critic.update(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)), LOSS)
+    metrics = critic.update(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)), LOSS).metrics
     assert metrics["critic/empty_updates"].result() == 1
     assert torch.equal(critic.values(batch), values)
 

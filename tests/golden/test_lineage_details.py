@@ -15,13 +15,13 @@ from torch import Tensor
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.roles import Denominators
-from burnish.trainers.batching import Outcome
-from burnish.trainers.credit import assign_advantages, whiten_minibatch
-from burnish.trainers.critic_setup import build_value_objective, critic_settings
-from burnish.trainers.setup import build_kl
+from burnish.trainers.rl.batching import Outcome
+from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
+from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
+from burnish.trainers.rl.setup import build_kl
 
 SCORES = (0.43, -0.77)
 KL = ((0.5, -0.2, 0.3), (0.1, 0.0, -0.4))

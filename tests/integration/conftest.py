@@ -22,7 +22,7 @@ from burnish.config.schema import RlConfig, RunConfig, SftConfig
 
 SERVER = """
 import json, os, sys
-import burnish.trainers.run, burnish.trainers.sft, peft, datasets, transformers
+import burnish.trainers.rl.run, burnish.trainers.sft, peft, datasets, transformers
 from burnish.cli import main
 from burnish.cli.app import build_app
 build_app()

@@ -12,12 +12,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from burnish.errors import BurnishError, ModelError, RolloutError
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
+from burnish.forward.probe import use_packed_rows
+from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import prepare_for_training
-from burnish.models.packing_probe import use_packed_rows
-from burnish.models.scoring import ResponseScorer
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.local import LocalEngine
+from burnish.rollouts.local.engine import LocalEngine
 from burnish.types import Rollout, RolloutRequest
 
 CONTEXT = 64

@@ -19,9 +19,9 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import CheckpointError
 from burnish.trainers.chaining import pinned
-from burnish.trainers.reward_model import train_reward_model
-from burnish.trainers.run import train_rl
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.reward_model.loop import train_reward_model
+from burnish.trainers.rl.run import train_rl
+from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)

@@ -13,15 +13,15 @@ from rich.console import Console
 from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
+from burnish.forward.scoring import ResponseRows, TrunkRunner
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.scoring import ResponseRows, TrunkRunner
-from burnish.trainers.objective import PolicyObjective
-from burnish.trainers.run import train_rl
-from burnish.trainers.value_objective import ActorCriticObjective, ClippedValueObjective
+from burnish.trainers.rl.objective import PolicyObjective
+from burnish.trainers.rl.run import train_rl
+from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective
 
 FIRST_DIGIT = """
 def first_digit(prompt: str) -> float:

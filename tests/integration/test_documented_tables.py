@@ -21,8 +21,8 @@ from burnish.data.schemas import ROLES
 from burnish.observability.alarms import DETECTORS
 from burnish.rewards.inputs import ROW_VALUES
 from burnish.rewards.registry import BUILT_INS
-from burnish.trainers.reward_model import train_reward_model
-from burnish.trainers.run import train_rl
+from burnish.trainers.reward_model.loop import train_reward_model
+from burnish.trainers.rl.run import train_rl
 from burnish.trainers.sft import train_sft
 
 DOCS = Path(__file__).parents[2] / "docs"

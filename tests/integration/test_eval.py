@@ -17,12 +17,12 @@ from burnish.cli import main
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_rm import RmConfig
-from burnish.models import float32
+from burnish.forward import float32
 from burnish.models.reward_model import RewardModel
 from burnish.trainers import held_out
-from burnish.trainers.evaluation import Evaluator
-from burnish.trainers.reward_model import train_reward_model
-from burnish.trainers.run import evaluate_run, train_rl
+from burnish.trainers.reward_model.loop import train_reward_model
+from burnish.trainers.rl.evaluation import Evaluator
+from burnish.trainers.rl.run import evaluate_run, train_rl
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)

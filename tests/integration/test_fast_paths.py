@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 
 from burnish.config.schema import RlConfig, SftConfig
-from burnish.models.fast_paths import FastPaths
-from burnish.models.race import Outcome, Way
-from burnish.models.verdicts import VerdictCache
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.race import Outcome, Way
+from burnish.forward.verdicts import VerdictCache
 from burnish.trainers.path_record import PATHS_FILE
-from burnish.trainers.run import evaluate_run, train_rl
+from burnish.trainers.rl.run import evaluate_run, train_rl
 from burnish.trainers.sft import train_sft
 
 Fastest = Callable[[int], None]
@@ -80,7 +80,7 @@ def test_a_resumed_run_that_cannot_says_so(
     def fail(*_: object) -> None:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr("burnish.rollouts.fused.FusedDecoder.logits", fail)
+    monkeypatch.setattr("burnish.rollouts.local.fused.FusedDecoder.logits", fail)
     text = said(train_rl, config.model_copy(update={"steps": 2}))
     assert "this run began with decoding by fused PyTorch, and goes on with the model's own pass" in text
     assert text.count("decoding without fused PyTorch: the trial ended with RuntimeError: no such instruction") == 1

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.trainers.run import train_rl
+from burnish.trainers.rl.run import train_rl
 from burnish.trainers.sft import train_sft
 
 ReadTrace = Callable[[Path], Any]

@@ -20,19 +20,20 @@ from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
-from burnish.models.batch import Batch
-from burnish.models.microbatches import microbatches_by_groups
-from burnish.models.packing import prompt_groups
+from burnish.forward.batch import Batch
+from burnish.forward.microbatches import microbatches_by_groups
+from burnish.forward.packing import prompt_groups
+from burnish.forward.token_scores import TokenScores
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Denominators, Objective, ObjectiveValue, TokenScores
+from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.batching import build_batch, build_outcome, scored
-from burnish.trainers.collection import Collected
-from burnish.trainers.credit import assign_advantages
-from burnish.trainers.preflight import resolve_algorithm
-from burnish.trainers.rl import RlRun, update
-from burnish.trainers.run import train_rl
-from burnish.trainers.setup import build_kl, build_objective, open_rl_run
+from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.collection import Collected
+from burnish.trainers.rl.credit import assign_advantages
+from burnish.trainers.rl.loop import RlRun
+from burnish.trainers.rl.preflight import resolve_algorithm
+from burnish.trainers.rl.run import train_rl
+from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.sft import train_sft
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.types import Rollout, RolloutGroup
@@ -148,7 +149,7 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "_optimizer", catcher)
         patch.setattr(policy, "_tokens_per_microbatch", budget)
-        update(dataclasses.replace(run, objective=lambda coef: counted), batch, 1, metrics)
+        dataclasses.replace(run, objective=lambda coef: counted).update(batch, 1, metrics)
     return Step(torch.cat([g.flatten() for g in catcher.caught]), metrics.row(), counted.calls)
 
 

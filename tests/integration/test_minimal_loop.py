@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.trainers.run import train_rl
+from burnish.trainers.rl.run import train_rl
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
 

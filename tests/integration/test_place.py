@@ -197,7 +197,7 @@ def test_a_worker_that_cannot_be_started_is_one_message(commands: Any, words: tu
 
 
 ASK_TOO_MUCH = """
-import torch, burnish.trainers.rl as rl
+import torch, burnish.trainers.rl.loop as rl
 real, calls = rl.assign_advantages, [0]
 def hungry(*arguments, **named):
     calls[0] += 1

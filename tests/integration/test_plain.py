@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.models.attention import packs_rows
+from burnish.forward.attention import packs_rows
 from burnish.models.policy import LocalPolicy
-from burnish.trainers.run import train_rl
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.rl.run import train_rl
+from burnish.trainers.rl.setup import open_rl_run
 
 BuildRl = Callable[..., RlConfig]
 

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from burnish.config.loading import load_run_data
-from burnish.trainers.preflight import preview
-from burnish.trainers.reward_model import open_rm_run
-from burnish.trainers.setup import open_rl_run
+from burnish.trainers.reward_model.loop import open_rm_run
+from burnish.trainers.rl.preflight import preview
+from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.sft import open_sft_run
 
 OWN: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from rich.console import Console
 from burnish.checkpointing import fingerprints
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import CheckpointError
-from burnish.trainers.run import train_rl
+from burnish.trainers.rl.run import train_rl
 from burnish.trainers.sft import train_sft
 
 ReadTrace = Callable[[Path], Any]

@@ -16,8 +16,8 @@ from rich.console import Console
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.trainers.evaluation import pass_at_k
-from burnish.trainers.run import evaluate_run, train_rl
+from burnish.trainers.rl.evaluation import pass_at_k
+from burnish.trainers.rl.run import evaluate_run, train_rl
 
 TinyRun = Callable[..., RlConfig]
 Row = dict[str, float]

@@ -16,7 +16,7 @@ from rich.console import Console
 from burnish.config.loading import load_run_file
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
-from burnish.trainers.run import train_rl
+from burnish.trainers.rl.run import train_rl
 
 pytestmark = pytest.mark.slow
 

@@ -29,10 +29,10 @@ from burnish.models.characters import character_tokenizer
 from burnish.models.lora import Adapter
 from burnish.observability.history import read_history
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.local import LocalEngine
+from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.sampling import filter_logits
-from burnish.rollouts.vllm_engine import VllmEngine
-from burnish.trainers.run import train_rl
+from burnish.rollouts.vllm.engine import VllmEngine
+from burnish.trainers.rl.run import train_rl
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
 pytestmark = pytest.mark.slow
@@ -243,7 +243,7 @@ def workers_of(parent: int) -> set[int]:
         except OSError:
             continue
         ours = int(stat.rpartition(")")[2].split()[1]) == parent
-        if ours and any(word.endswith(b"vllm_worker.py") for word in command):
+        if ours and any(word.endswith(b"vllm/worker.py") for word in command):
             found.add(int(folder.name))
     return found
 

@@ -15,9 +15,9 @@ from burnish.algorithms import kl
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.ratios import clamp_log_ratio, log_ratio
 from burnish.algorithms.ratios import ratio as policy_ratio
-from burnish.algorithms.registry import suggest
 from burnish.errors import ConfigError
 from burnish.types import Metric, Reduction
+from burnish.words import suggestion
 
 LEVELS = ("token", "sequence")
 MODES = ("truncate", "mask")
@@ -91,7 +91,7 @@ def correction_weights(
 def _check_correction(level: str, mode: str, low: float, high: float) -> None:
     for field, value, known in (("level", level, LEVELS), ("mode", mode, MODES)):
         if value not in known:
-            raise ConfigError(f"unknown correction {field} {value!r}", remedy=suggest(value, known))
+            raise ConfigError(f"unknown correction {field} {value!r}", remedy=suggestion(value, known))
     if not (0 <= low <= 1 <= high and math.isfinite(high)):
         raise ConfigError(
             f"correction bounds are [{low}, {high}]",

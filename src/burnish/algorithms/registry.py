@@ -6,14 +6,14 @@ function from outside, `package.module:function` or `path/to/file.py:function`; 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from burnish.errors import ConfigError
-from burnish.outside import import_place
+from burnish.plugins import import_place
+from burnish.words import suggestion
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
         names = set(given)
         known = [*self.options, *self.required_options]
         for name in sorted(names.difference(known)):
-            raise ConfigError(f"{self.name!r} has no option {name!r}", remedy=suggest(name, known))
+            raise ConfigError(f"{self.name!r} has no option {name!r}", remedy=suggestion(name, known))
         missing = [name for name in self.required_options if name not in names]
         if missing:
             raise ConfigError(f"{self.name!r} needs the option {missing[0]!r}", remedy=f"set {missing[0]} to a number")
@@ -55,19 +55,10 @@ class Row:
 RowT = TypeVar("RowT", bound=Row)
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """The remedy for a misspelt word: the nearest known one, and the whole list."""
-    names = sorted(known)
-    if not names:
-        return "there is none to choose from; remove it"
-    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
-    return (f"did you mean {near[0]!r}? " if near else "") + "Known: " + ", ".join(names)
-
-
 def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:
     """The row called `name`. Raises ConfigError with the nearest name when there is none."""
     if name not in table:
-        remedy = suggest(name, table)
+        remedy = suggestion(name, table)
         raise ConfigError(f"unknown {kind} {name!r}", remedy=remedy)
     return table[name]
 
@@ -84,7 +75,7 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
     if function_name not in functions:
         raise ConfigError(
             f"module {module_name!r} has no function {function_name!r} (for {kind} {name!r})",
-            remedy=suggest(function_name, [key for key in functions if not key.startswith("_")]),
+            remedy=suggestion(function_name, [key for key in functions if not key.startswith("_")]),
         )
     return functions[function_name]
 

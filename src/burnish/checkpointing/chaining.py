@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from burnish.checkpointing.manifest import verify
 from burnish.checkpointing.run import CONFIG_FILE, RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.kinds import kind_of_data
-from burnish.config.names import suggestion
 from burnish.errors import CheckpointError
 from burnish.observability.history import read_history
+from burnish.words import did_you_mean, suggestion
 
 BEST = "best"
 _MAX_DIGITS = 18
@@ -166,5 +165,5 @@ def _kept(store: CheckpointStore) -> str:
 
 def _nearest_run(folder: Path) -> str:
     runs = [entry.name for entry in folder.parent.iterdir() if is_run(entry)] if os.path.isdir(folder.parent) else []
-    near = difflib.get_close_matches(folder.name, runs, n=1, cutoff=0.5)
-    return f"did you mean {str(folder.parent / near[0])!r}? " if near else ""
+    near = did_you_mean(folder.name, runs, before=f"{folder.parent}{os.sep}")
+    return f"{near} " if near else ""

@@ -9,6 +9,7 @@ import typer
 from burnish.config import names
 from burnish.config.presets import PRESETS, RM_PRESETS, Preset
 from burnish.errors import ConfigError
+from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ def show_algorithms(name: Name = None) -> None:
         return _table(console)
     if name not in (*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES):
         known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES))
-        raise ConfigError(f"no algorithm is called {name!r}", remedy=names.suggestion(name, known))
+        raise ConfigError(f"no algorithm is called {name!r}", remedy=suggestion(name, known))
     if name in PRESETS:
         _preset(PRESETS[name], console)
         if name in RM_PRESETS:

@@ -106,7 +106,7 @@ def prepare(folder: DemoFolder, seed: int, console: Console) -> None:
 def train(folder: DemoFolder, console: Console) -> None:
     """Both trainings, through the run files, just as `burnish sft` and `burnish rl` would."""
     from burnish.config.loading import load_run_file
-    from burnish.trainers.run import train_rl
+    from burnish.trainers.rl.run import train_rl
     from burnish.trainers.sft import train_sft
 
     if train_sft(load_run_file(folder.sft_file, (), "sft").sft, console=console).stopped:

@@ -42,8 +42,8 @@ class Attempt:
 def show(folder: DemoFolder, console: Console) -> None:
     """Everything that there is to see of a finished demo."""
     from burnish.observability.history import read_history
-    from burnish.observability.plot import plot_curve
-    from burnish.observability.report import write_report
+    from burnish.report.plots import plot_curve
+    from burnish.report.report import write_report
 
     steps, accuracies = read_history(folder.rl_run)[ACCURACY]
     attempts = read_attempts(folder, steps[0], steps[-1])

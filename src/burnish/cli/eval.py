@@ -74,7 +74,7 @@ def _measured(config: RunConfig, console: Console, weights: Path | None) -> Eval
     from burnish.config.schema import RlConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
     from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
-    from burnish.trainers.run import evaluate_run
+    from burnish.trainers.rl.run import evaluate_run
 
     match config:
         case RlConfig():

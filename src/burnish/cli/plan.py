@@ -14,10 +14,10 @@ from burnish.config.loading import LoadedConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.model_facts import ModelFacts
-    from burnish.config.plan import Plan
     from burnish.config.schema import RlConfig, RunConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
+    from burnish.planning.model_facts import ModelFacts
+    from burnish.planning.plan import Plan
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, defaults too.")]
 
@@ -52,9 +52,9 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
 
 def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     from burnish.checkpointing.output import check_output
-    from burnish.config.model_facts import read_model_facts
     from burnish.config.schema import RlConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
+    from burnish.planning.model_facts import read_model_facts
     from burnish.trainers.chaining import pinned
 
     check_output(loaded.config)
@@ -90,8 +90,8 @@ def _slow_number_type(config: RunConfig) -> Iterator[str]:
 
 def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """Refuses what `burnish rl` would refuse, as far as that can be known without weights and downloads."""
-    from burnish.config.plan import plan_rl
-    from burnish.trainers.preflight import check_fit, preview
+    from burnish.planning.plan import plan_rl
+    from burnish.trainers.rl.preflight import check_fit, preview
 
     if facts is not None:
         check_fit(config, facts.context_tokens, facts.vocabulary_size)
@@ -104,7 +104,7 @@ def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
 
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """With a local model its tokenizer tells how many comparisons fit, and so how many steps there will be."""
-    from burnish.config.plan_rm import plan_rm
+    from burnish.planning.plan_rm import plan_rm
     from burnish.trainers.preview import preview_rm
 
     found = preview_rm(config, None if facts is None else facts.context_tokens)
@@ -114,7 +114,7 @@ def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
 
 def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """With a local model its tokenizer tells how long the examples are, and so how many steps there will be."""
-    from burnish.config.plan import plan_sft
+    from burnish.planning.plan import plan_sft
     from burnish.trainers.preview import preview_sft
 
     found = preview_sft(config, None if facts is None else facts.context_tokens)

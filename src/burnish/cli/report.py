@@ -33,8 +33,8 @@ def write_report(runs: Runs, out: Out = None) -> None:
     """
     from rich.console import Console
 
-    from burnish.observability import report
     from burnish.reading import file_problem, reading
+    from burnish.report import report
 
     folders = [Path(run) for run in runs]
     for folder in folders:

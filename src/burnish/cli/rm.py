@@ -37,7 +37,7 @@ def train_reward(
     if fresh:
         check_output(loaded.config)
         move_aside(loaded.config.output, console)
-    from burnish.trainers.reward_model import train_reward_model
+    from burnish.trainers.reward_model.loop import train_reward_model
 
     silence_transformers()
     show_result(train_reward_model(loaded.rm, console=console, accept_changes=accept_changes), console)

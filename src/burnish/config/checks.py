@@ -10,6 +10,7 @@ from burnish.config import names
 from burnish.config.checks_evaluation import judging_reward, unused_by_losses
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
+from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig, RunConfig, ScoringConfig, SftConfig
@@ -83,7 +84,7 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     ):
         outside = field != "preset" and _is_function_name(value)
         if value not in known and not outside:
-            remedy = names.suggestion(value, known)
+            remedy = suggestion(value, known)
             if field != "preset":
                 remedy += ", or package.module:function, or path/to/file.py:function"
             yield Problem(f"algorithm.{field}", f"{value!r} is not known", remedy)
@@ -353,7 +354,7 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
         if name in config.logging.sinks[:index]:
             yield Problem(f"logging.sinks.{index}", f"{name!r} is named twice", "keep one of the two")
         if name not in names.SINK_NAMES and not _is_function_name(name):
-            remedy = names.suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
+            remedy = suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
             yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is not a sink", remedy)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from burnish.config import names
 from burnish.config.problems import Problem
+from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema import RlConfig
@@ -22,7 +23,7 @@ def judging_reward(config: RlConfig) -> Iterator[Problem]:
     label = name if name in rewards else name.partition("/")[0]
     if label not in rewards:
         message = f"is {name!r}, which is not the label of a reward"
-        yield Problem("evaluation.success", message, names.suggestion(name, rewards))
+        yield Problem("evaluation.success", message, suggestion(name, rewards))
         return
     is_model = name == label and rewards[label].name.startswith(names.MODEL_REWARD)
     if is_model and config.evaluation.success_score is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from burnish.config import names
 from burnish.config.checks import held_out, known_sinks, warmup_too_long
 from burnish.config.checks_evaluation import unused_by_losses
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
+from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema_rm import RmConfig
@@ -47,7 +47,7 @@ def check_rm(config: RmConfig) -> list[Problem]:
 
 def _preset(config: RmConfig) -> Iterator[Problem]:
     if config.preset is not None and config.preset not in RM_PRESETS:
-        yield Problem("preset", f"{config.preset!r} is not known", names.suggestion(config.preset, RM_PRESETS))
+        yield Problem("preset", f"{config.preset!r} is not known", suggestion(config.preset, RM_PRESETS))
 
 
 def _pairs_only(config: RmConfig) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from burnish.config import fields, names
 from burnish.config.problems import Problem
+from burnish.words import nearest
 
 _NOWHERE = object()
 
@@ -74,7 +75,7 @@ def _hint(path: str, section: type[BaseModel]) -> str:
     siblings = list(inner.model_fields) if inner is not None else []
     prefix = f"{parent}." if parent else ""
     everywhere = {f.path for f in fields.iter_fields(section)}
-    near = names.nearest(word, siblings)
+    near = nearest(word, siblings)
     if near is not None:
         return f"did you mean {prefix}{near}?"
     elsewhere = [p for p in everywhere if p.rpartition(".")[2] == word]
@@ -83,7 +84,7 @@ def _hint(path: str, section: type[BaseModel]) -> str:
         return "did you mean " + " or ".join(sorted(elsewhere)) + "?"
     if known_word in everywhere:
         return f"did you mean {known_word}? (that is its name here)"
-    leaf = names.nearest(word, {p.rpartition(".")[2] for p in everywhere})
+    leaf = nearest(word, {p.rpartition(".")[2] for p in everywhere})
     if leaf is not None:
         return "did you mean " + " or ".join(sorted(p for p in everywhere if p.rpartition(".")[2] == leaf)) + "?"
     return f"known here: {', '.join(siblings)}"
@@ -105,7 +106,7 @@ def _wrong_value(path: str, item: dict[str, Any], section: type[BaseModel]) -> P
     if item["type"] == "unusable":
         shown += f": {item['ctx']['reason']}"
     remedy = f"expected: {_expected(path, section)}"
-    near = names.nearest(value, known) if isinstance(value, str) else None
+    near = nearest(value, known) if isinstance(value, str) else None
     if near is not None:
         remedy = f"did you mean {near!r}? {remedy}"
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and "text" in remedy:

@@ -5,9 +5,6 @@ A test holds these tuples equal to the tables and signatures of `burnish.algorit
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 ESTIMATOR_NAMES = (
     "gae",
     "grpo",
@@ -159,16 +156,3 @@ def short_reward_name(name: str) -> str:
     """Label of a reward that has none of its own: of a reward model `model`, of a function its name, else the
     built-in's name."""
     return "model" if name.startswith(MODEL_REWARD) else name.rpartition(":")[2]
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like this one, if any is alike."""
-    near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return near[0] if near else None
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """The remedy for a misspelt word: the nearest known one, and all of them."""
-    names = list(known)
-    near = nearest(word, names)
-    return (f"did you mean {near!r}? " if near else "") + "known: " + ", ".join(names)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burnish.data.rows import Row, column_names, describe, lookup, suggestion, text_at, value_at
+from burnish.data.rows import Row, column_names, describe, hint, lookup, text_at, value_at
 from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.types import Message
@@ -111,8 +111,7 @@ def _place_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
 def _unknown_place(name: str, row: Row) -> DataError:
     names = column_names([row])
     return DataError(
-        f"{row.where}: prompt_template names the column {name!r}; the row has {', '.join(names)}"
-        f"{suggestion(name, names)}",
+        f"{row.where}: prompt_template names the column {name!r}; the row has {', '.join(names)}{hint(name, names)}",
         remedy="correct the name, or write {{" + name + "}} for literal braces",
     )
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
-import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from burnish.errors import DataError
 from burnish.reading import reading
+from burnish.words import did_you_mean
 
 _ABSENT = object()
 
@@ -120,17 +120,10 @@ def column_names(rows: Iterable[Row]) -> list[str]:
     return list(names)
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, whatever the case, or None when none is like it."""
-    folded = {choice.casefold(): choice for choice in choices}
-    found = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
-    return folded[found[0]] if found else None
-
-
-def suggestion(word: str, choices: Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no choice is near."""
-    found = nearest(word, choices)
-    return f"; did you mean {found!r}?" if found is not None else ""
+def hint(word: str, choices: Iterable[str]) -> str:
+    """`; did you mean 'x'?` to end a sentence with, or nothing when no choice is near."""
+    near = did_you_mean(word, choices)
+    return f"; {near}" if near else ""
 
 
 def value_at(row: Row, path: str, *, role: str) -> Any:
@@ -141,7 +134,7 @@ def value_at(row: Row, path: str, *, role: str) -> Any:
         names = column_names([row])
         raise DataError(
             f"{row.where}: no column {path!r} (for {role}); the row has {', '.join(names) or 'no columns'}"
-            f"{suggestion(path, names)}",
+            f"{hint(path, names)}",
             remedy=f"name the right column with columns: {{{role}: ...}}, or mend the row",
         ) from None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from burnish.config.schema_data import DataSource
-from burnish.data.rows import Row, column_names, has_column, lookup, suggestion
+from burnish.data.rows import Row, column_names, has_column, hint, lookup
 from burnish.errors import DataError
 
 Purpose = Literal["prompts", "sft", "preferences"]
@@ -98,13 +98,13 @@ def _check_claims(columns: _Columns) -> None:
     for role, name in source.columns.items():
         if role not in ROLES:
             raise DataError(
-                f"{source.path}: columns names the unknown role {role!r}{suggestion(role, ROLES)}",
+                f"{source.path}: columns names the unknown role {role!r}{hint(role, ROLES)}",
                 remedy=f"roles are {', '.join(ROLES)}",
             )
         if not columns.has(name):
             raise DataError(
                 f"{source.path}: no column {name!r} (for {role}); there are {', '.join(columns.names)}"
-                f"{suggestion(name, columns.names)}",
+                f"{hint(name, columns.names)}",
                 remedy=f"correct columns: {{{role}: ...}}",
             )
     if "prompt" in source.columns and "messages" in source.columns:

@@ -11,7 +11,7 @@ from typing import Any
 
 from burnish.config.schema_data import DataSource
 from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
-from burnish.data.rows import Row, plain_row, reading_row, suggestion
+from burnish.data.rows import Row, hint, plain_row, reading_row
 from burnish.errors import DataError
 from burnish.reading import reading
 
@@ -180,5 +180,5 @@ def _hub_rows(source: DataSource) -> Iterator[RawRow]:
 
 def _unknown_split(path: str, split: str, splits: list[str]) -> DataError:
     return DataError(
-        f"{path}: no split {split!r}; there are {', '.join(splits)}{suggestion(split, splits)}", remedy="set split"
+        f"{path}: no split {split!r}; there are {', '.join(splits)}{hint(split, splits)}", remedy="set split"
     )

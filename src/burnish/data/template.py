@@ -7,7 +7,6 @@ and what it wrote is compared with what it was given.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from burnish.data.rows import check_length
 from burnish.errors import DataError
 from burnish.reading import reason_of
 from burnish.types import Message
+from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -201,11 +201,9 @@ def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     takes = sorted(known - _GIVEN - set(tokenizer.special_tokens_map))
     for name in options:
         if name not in takes:
-            near = difflib.get_close_matches(name, takes, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise DataError(
                 f"{where}: data.template_options sets {name!r}, which the chat template does not read",
-                remedy=f"{hint}it takes {', '.join(takes) or 'no option at all'}",
+                remedy=f"{did_you_mean(name, takes)} it takes {', '.join(takes) or 'no option at all'}".lstrip(),
             )
 
 

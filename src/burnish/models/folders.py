@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
+import os
 import re
 from pathlib import Path
 
 from burnish.errors import ModelError
 from burnish.models.weight_files import check_weight_files
 from burnish.reading import file_problem, reading
+from burnish.words import did_you_mean
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _OPENED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
@@ -47,8 +48,8 @@ def nearest_folder_hint(path: str) -> str:
     if folder.is_dir() or not folder.parent.is_dir():
         return ""
     siblings = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
-    nearest = difflib.get_close_matches(folder.name, siblings, n=1, cutoff=0.5)
-    return f"; did you mean {str(folder.parent / nearest[0])!r}?" if nearest else ""
+    near = did_you_mean(folder.name, siblings, before=f"{folder.parent}{os.sep}")
+    return f"; {near}" if near else ""
 
 
 def check_model_folder(source: str, *, needs_weights: bool) -> None:

@@ -11,15 +11,15 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import KernelError, ModelError
+from burnish.forward.attention import packs_rows
+from burnish.forward.bfloat16 import bfloat16_note
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.kernel_layers import has_known_layers, uses_layer_kernels
+from burnish.forward.probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
+from burnish.forward.recomputing import allow_recomputing
+from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
-from burnish.models.attention import packs_rows
-from burnish.models.bfloat16 import bfloat16_note
-from burnish.models.fast_paths import FastPaths
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
-from burnish.models.kernel_layers import has_known_layers, uses_layer_kernels
-from burnish.models.packing_probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
-from burnish.models.recomputing import allow_recomputing
-from burnish.models.router_loss import RouterLoss
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.models.weight_checks import (
     check_declared_sizes,
@@ -205,7 +205,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
-    """Turn every dropout off for good and set `eval` mode, in which updates run as well (`burnish.models.recomputing`):
+    """Turn every dropout off for good and set `eval` mode, in which updates run too (`burnish.forward.recomputing`):
     every stochastic part is off, and the ratio on the first on-policy minibatch is 1."""
     disable_dropout(model)
     model.eval()

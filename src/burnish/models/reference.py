@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
+from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
-from burnish.models.scoring import ResponseScorer
 
 
 class FrozenReference:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from burnish.errors import CheckpointError, DivergenceError
-from burnish.models.microbatches import microbatches_by_tokens
+from burnish.forward.microbatches import microbatches_by_tokens
+from burnish.forward.recomputing import recomputing
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.recomputing import recomputing
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, read_reward_file
 from burnish.models.roles import ObjectiveValue
@@ -118,6 +118,10 @@ class RewardLearner:
         """`RewardModel.normalise`, and the optimizer goes on from the rescaled head."""
         self.model.normalise(measured, scale=scale, measured_on=measured_on)
         self._optimizer.refresh()
+
+    def save_weights(self, folder: Path) -> None:
+        """Write a folder that `from_pretrained` loads as a sequence classifier, with its read-out and normalisation."""
+        self.model.save(folder)
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:

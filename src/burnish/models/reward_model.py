@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.forward.microbatches import microbatches_by_tokens
+from burnish.forward.row_rules import padded_inputs, plain_inputs, row_rules
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.loading import NEW_HEAD, LoadedModel, load_model
 from burnish.models.lora import Adapter
-from burnish.models.microbatches import microbatches_by_tokens
 from burnish.models.reward_layout import PromptResponse, Readout, lay_out_pairs
-from burnish.models.row_rules import padded_inputs, plain_inputs, row_rules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,7 +80,7 @@ class RewardModel:
 
     def scores(self, pairs: Sequence[PromptResponse]) -> Tensor:
         """Rewards of the responses, `[B]` float32, differentiable, normalisation included; in one forward pass unless
-        rows would change each other's numbers (`burnish.models.row_rules`)."""
+        rows would change each other's numbers (`burnish.forward.row_rules`)."""
         companies = self._rules.groups([len(prompt) + len(response) for prompt, response in pairs])
         hidden = [self._read([pairs[row] for row in company]) for company in companies]
         order = torch.tensor([row for company in companies for row in company]).argsort()

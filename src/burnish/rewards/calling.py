@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.errors import BurnishError
-from burnish.outside import describe_failure
+from burnish.plugins import describe_failure
 from burnish.rewards.loading import LoadedReward
 from burnish.rewards.outcome import Outcome, failure, read_batch, read_result
 from burnish.types import RewardStatus

@@ -6,7 +6,6 @@ the plural or the singular name of every row value; columns keep their names and
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from burnish.errors import ConfigError, RewardError
 from burnish.types import FinishReason, Prompt, Rollout
+from burnish.words import nearest
 
 Item = tuple[Prompt, Rollout]
 
@@ -169,12 +169,6 @@ def check_options(target: Callable[..., Any], label: str, options: Collection[st
             hint = f"did you mean {near!r}? " if near else ""
             known = ", ".join(allowed) or "(none)"
             raise ConfigError(f"reward {label!r} has no option {name!r}", remedy=f"{hint}its options are {known}")
-
-
-def nearest(word: str, known: Collection[str]) -> str | None:
-    """The known word that looks most like this one, if any does."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
 
 
 def _parameters(call: Callable[..., Any], label: str) -> dict[str, inspect.Parameter]:

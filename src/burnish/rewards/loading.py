@@ -17,9 +17,10 @@ from typing import Any
 from burnish.config.names import MODEL_REWARD
 from burnish.config.secrets import masked
 from burnish.errors import BurnishError, ConfigError, RewardError
-from burnish.outside import MEND, describe_failure
-from burnish.rewards.inputs import Signature, check_options, nearest, read_signature
+from burnish.plugins import MEND, describe_failure
+from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
+from burnish.words import nearest
 
 
 @dataclass(frozen=True, slots=True)

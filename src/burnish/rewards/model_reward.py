@@ -18,10 +18,11 @@ from burnish.errors import ConfigError, DataError, RewardError
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens
-from burnish.rewards.inputs import Item, Signature, nearest
+from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_result
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
+from burnish.words import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.errors import ConfigError, RewardError
-from burnish.outside import describe_exit
+from burnish.plugins import describe_exit
 from burnish.rewards.calling import Arguments, TracebackInWorkerError, timeout_detail
 from burnish.rewards.environment import worker_environment
 from burnish.rewards.inputs import Signature

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from burnish.errors import RewardError
-from burnish.outside import holding_back_stop_signals
+from burnish.plugins import holding_back_stop_signals
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, read_answer
 from burnish.rewards.wire import FrameReader, UnsendableError, decode_answer, encode_request

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from burnish.config.names import short_reward_name, suggestion
+from burnish.config.names import short_reward_name
 from burnish.errors import ConfigError
 from burnish.rewards.registry import BUILT_INS
 from burnish.types import RewardStatus, Rollout
+from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from burnish.outside import STOP_SIGNALS
+from burnish.plugins import STOP_SIGNALS
 from burnish.rewards.output import forward
 from burnish.rewards.worker import serve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from burnish.errors import RolloutError
-from burnish.models.boundaries import Boundaries
+from burnish.forward.boundaries import Boundaries
 from burnish.rollouts.engine import Sampling
 from burnish.types import RolloutRequest
 

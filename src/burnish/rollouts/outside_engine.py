@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.errors import RolloutError
 from burnish.models.roles import Policy
-from burnish.outside import calling_outside
+from burnish.plugins import calling_outside
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
 from burnish.types import Metric, Rollout, RolloutRequest
 

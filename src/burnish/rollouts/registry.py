@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside import calling_outside, construct, find_class
+from burnish.plugins import calling_outside, construct, find_class
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import UseKernels
+from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
-    from burnish.models.fast_paths import FastPaths
+    from burnish.forward.fast_paths import FastPaths
 
 _LOCAL, _VLLM = "local", "vllm"
 _FIELD = "rollout.engine"
@@ -62,20 +62,19 @@ def build_engine(
 def find_engine(name: str) -> type:
     """The class behind the name, checked to have the methods of an engine. ConfigError otherwise."""
     if name == _LOCAL:
-        from burnish.rollouts.local import LocalEngine  # imports transformers, so only when it is needed
+        from burnish.rollouts.local.engine import LocalEngine  # imports transformers, so only when it is needed
 
         return LocalEngine
     if name == _VLLM:
-        from burnish.rollouts.vllm_engine import VllmEngine  # imports torch, so only when it is needed
+        from burnish.rollouts.vllm.engine import VllmEngine  # imports torch, so only when it is needed
 
         return VllmEngine
     module_name, colon, class_name = name.rpartition(":")
     if not (colon and module_name and class_name):
-        near = difflib.get_close_matches(name.lower(), [_LOCAL, _VLLM], cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = did_you_mean(name, [_LOCAL, _VLLM])
         raise ConfigError(
             f"{_FIELD} is {name!r}, which is not an engine",
-            remedy=f"{hint}Use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'",
+            remedy=f"{near} use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'",
         )
     return find_class(
         name, field=_FIELD, methods=("generate", "sync", "metrics"), protocol="burnish.rollouts.engine.RolloutEngine"

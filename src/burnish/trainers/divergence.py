@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from burnish.errors import DivergenceError
-from burnish.models.batch import Batch
+from burnish.forward.batch import Batch
 from burnish.observability.atomic import write_text_atomically
 
 DIVERGED_FOLDER = "diverged"

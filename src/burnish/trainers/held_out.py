@@ -14,26 +14,32 @@ from burnish.config.schema import SftConfig
 from burnish.config.schema_rm import RmConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import ConfigError, DataError
-from burnish.models.allocator import keep_freed_memory
-from burnish.models.float32 import fast_float32
+from burnish.forward.allocator import keep_freed_memory
+from burnish.forward.float32 import fast_float32
+from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import load_model
 from burnish.models.reward_model import RewardModel, load_reward_model
-from burnish.models.scoring import ResponseScorer
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
-from burnish.observability.report import HISTOGRAM_FILE
+from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.path_record import recorded_paths
-from burnish.trainers.preference_metrics import LengthRule, ScoredComparison, accuracy, describe, wilson_interval
-from burnish.trainers.preference_metrics import histogram as score_histogram
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
-from burnish.trainers.reward_model import (
+from burnish.trainers.reward_model.loop import (
     evaluated_comparisons,
     length_rule,
     load_comparisons,
     load_set,
     scored_comparisons,
 )
+from burnish.trainers.reward_model.preference_metrics import (
+    LengthRule,
+    ScoredComparison,
+    accuracy,
+    describe,
+    wilson_interval,
+)
+from burnish.trainers.reward_model.preference_metrics import histogram as score_histogram
 from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples
 
 if TYPE_CHECKING:

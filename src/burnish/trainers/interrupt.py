@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from burnish.outside import STOP_SIGNALS
+from burnish.plugins import STOP_SIGNALS
 
 _ECHO_SECONDS = 0.25
 """`timeout` sends SIGTERM to its child and then to its whole group, a shell that ends passes SIGHUP on: what comes so

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from burnish.checkpointing.pending import Pending
 from burnish.errors import BurnishError, CheckpointError
-from burnish.outside import describe_failure, is_out_of_memory
+from burnish.plugins import describe_failure, is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)

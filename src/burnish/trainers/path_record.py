@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from burnish.errors import CheckpointError
-from burnish.models.fast_paths import FastPaths
+from burnish.forward.fast_paths import FastPaths
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.reading import UnreadableError, read_json, reason_of
 

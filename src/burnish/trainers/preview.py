@@ -18,9 +18,9 @@ from burnish.data.sources import needs_download
 from burnish.models.loading import UNLIMITED_CONTEXT
 from burnish.observability.sinks import find_sinks
 from burnish.trainers.chaining import with_weights
-from burnish.trainers.normalization import check_measured
-from burnish.trainers.preflight import check_model_source, local_tokenizer, notes_on
-from burnish.trainers.reward_model import comparisons_of, load_comparisons
+from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
+from burnish.trainers.reward_model.normalization import check_measured
+from burnish.trainers.rl.preflight import check_model_source, local_tokenizer, notes_on
 from burnish.trainers.sft import Schedule, load_examples
 
 

@@ -108,7 +108,7 @@ def test_functions_from_outside_are_found_and_understood():
         (resolve_estimator, "my_algorithms:", "package.module:function"),
         (resolve_policy_loss, "my_algorithms:halved", "takes (scores_B, group_ids_B)"),
         (resolve_estimator, "GRPO", "did you mean 'grpo'"),
-        (resolve_policy_loss, "xyz", "Known: cispo"),
+        (resolve_policy_loss, "xyz", "known: ppo_clip"),
     ],
 )
 def test_names_that_lead_nowhere_say_why(resolve, name, words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from burnish.models.logprobs import likeliest_tokens
+from burnish.forward.logprobs import likeliest_tokens
 
 
 def test_likeliest_tokens_in_chunks_are_the_argmax_of_the_full_logits() -> None:

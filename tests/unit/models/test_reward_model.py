@@ -13,8 +13,8 @@ from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMH
 
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import DivergenceError, ModelError
+from burnish.forward.microbatches import position_ids
 from burnish.models.characters import character_tokenizer
-from burnish.models.microbatches import position_ids
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_layout import Readout, lay_out_pairs
 from burnish.models.reward_learner import ComparedScores, Comparison, RewardLearner

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from burnish.observability.alarms import Alarm
 from burnish.observability.console import Display, duration, plain_line
-from burnish.observability.plot import plot_curve
+from burnish.report.plots import plot_curve
 
 
 class Clock:

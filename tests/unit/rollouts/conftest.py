@@ -23,7 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from burnish.rollouts.local import LocalEngine
+from burnish.rollouts.local.engine import LocalEngine
 
 LETTERS = [chr(code) for code in range(ord("!"), ord("!") + 62)]
 PAD, EOS = 0, 1

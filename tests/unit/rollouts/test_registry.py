@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from burnish.errors import ConfigError
-from burnish.rollouts.local import LocalEngine
+from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.registry import build_engine
-from burnish.rollouts.vllm_engine import VllmEngine
+from burnish.rollouts.vllm.engine import VllmEngine
 
 ARGUMENTS: dict[str, Any] = {"eos_token_ids": [1], "pad_token_id": 0, "context_length": 128, "max_batch_rows": 4}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from burnish.errors import CheckpointError
-from burnish.models.race import Way
+from burnish.forward.race import Way
 from burnish.trainers.path_record import PATHS_FILE, record_paths, recorded_paths
 
 WAYS = [Way("fast", lambda: None), Way("plain", lambda: None)]

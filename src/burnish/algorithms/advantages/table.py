@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from burnish.algorithms.advantages import outcome, returns
-from burnish.algorithms.registry import Row, find_row, first_line, load_function, suggest
+from burnish.algorithms.registry import Row, find_row, first_line, load_function
 from burnish.errors import ConfigError
+from burnish.words import suggestion
 
 ESTIMATOR_INPUTS = (
     "scores_B",
@@ -168,6 +169,6 @@ def resolve_estimator(name: str) -> Estimator:
         if parameter not in ESTIMATOR_INPUTS:
             raise ConfigError(
                 f"advantage estimator {name!r} asks for {parameter!r}, which nobody provides",
-                remedy=suggest(parameter, ESTIMATOR_INPUTS) + " (numbers go after a bare *)",
+                remedy=suggestion(parameter, ESTIMATOR_INPUTS) + " (numbers go after a bare *)",
             )
     return row

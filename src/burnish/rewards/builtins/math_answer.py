@@ -14,7 +14,7 @@ from typing import Any
 from burnish.errors import ConfigError
 from burnish.rewards.builtins import extraction
 from burnish.rewards.builtins.numbers import plain, read_number, same
-from burnish.rewards.inputs import nearest
+from burnish.words import nearest
 
 _PLACES: dict[str, tuple[Callable[[str], str | None], ...]] = {
     "any": (extraction.boxed, extraction.hashed, extraction.phrased, extraction.whole, extraction.last),

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from burnish.errors import ConfigError
-from burnish.rewards.inputs import nearest
+from burnish.words import nearest
 
 LENGTH_UNITS = ("tokens", "words", "characters")
 

@@ -1,0 +1,183 @@
+"""Which of the ways to compute the same a run takes: those it began with, else the fastest on this machine.
+
+Ways agree up to rounding, so a choice changes the last bits of sums. A run and its resumption must therefore choose
+alike (the run's folder keeps its choices, `burnish.trainers.path_record`), and so must two runs of one command on one
+machine (verdicts are kept, `burnish.forward.verdicts`). Where a choice cannot be had again, the run says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from burnish import processor
+from burnish.forward.race import Outcome, Way, race
+from burnish.forward.verdicts import VerdictCache, own_cache, sources_digest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SIZES = (
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The way that a run takes; `outcome` is None where nothing was timed, `required` says that there was no choice."""
+
+    path: str
+    way: str
+    outcome: Outcome | None = None
+    recorded: bool = False
+    required: bool = False
+
+
+class FastPaths:
+    """The choices of one start of a run.
+
+    recorded: ways by `path (shape)` with which the run began. cache: None times without keeping. timed: None asks
+    `BURNISH_TIMING`; without timing the first way is taken. `notes` are sentences for the user.
+    """
+
+    def __init__(
+        self,
+        recorded: Mapping[str, str] | None = None,
+        *,
+        cache: VerdictCache | None = None,
+        timed: bool | None = None,
+        run_race: Callable[[Sequence[Way]], Outcome] | None = None,
+    ) -> None:
+        self._recorded = dict(recorded or {})
+        self._cache = own_cache() if cache is None else cache
+        self._timed = processor.times_paths() if timed is None else timed
+        self._race = run_race or _race_here
+        self._choices: dict[str, Choice] = {}
+        self.notes: list[str] = []
+
+    def choose(self, path: str, shape: str, ways: Sequence[Way], *, required: str | None = None) -> str:
+        """Name of the way to take. `ways`: those that compute the same, the plainest last; `path` and `shape` say what
+        and of what size. `required` is taken whatever it costs, and timed all the same."""
+        entry = f"{path} ({shape})"
+        outcome = self.timings(path, shape, ways)
+        names = [way.name for way in ways] if outcome is None else list(outcome.seconds)
+        before = self._recorded.get(entry)
+        if required is not None:
+            way = required
+        elif before in names:
+            way = before
+        else:
+            way = names[0] if outcome is None else outcome.winner
+        if before is not None and before != way:
+            self.notes.append(
+                f"this run began with {path} by {before}, and goes on with {way}: its numbers will differ in the last "
+                "bits from those of an undisturbed run"
+            )
+        self._choices[entry] = Choice(path, way, outcome, before == way, required is not None)
+        return way
+
+    def timings(self, path: str, shape: str, ways: Sequence[Way]) -> Outcome | None:
+        """How long each way takes here, as known from before or timed now; None where there is nothing to compare or
+        nothing is timed. Ways that fail are left out, and that is not kept: the next start may have the memory."""
+        if len(ways) < 2 or not self._timed:
+            return None
+        key = {
+            "path": path,
+            "shape": shape,
+            "ways": [way.name for way in ways],
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "sources": sources_digest(),
+            **processor.identity(),
+        }
+        known = self._cache.find(key)
+        if known is not None:
+            return known
+        able = [way for way in ways if self._runs(path, way)]
+        if len(able) == len(ways):
+            return self._cache.keep(key, self._race(ways))
+        if len(able) > 1:
+            return self._race(able)
+        only = able[0].name if able else ways[-1].name
+        return Outcome(only, {only: 0.0})
+
+    def _runs(self, path: str, way: Way) -> bool:
+        try:
+            way.run()
+        except Exception as error:  # noqa: BLE001 boundary: code made for another processor may raise anything
+            self.notes.append(f"{path} without {way.name}: {failure(error)}")
+            return False
+        return True
+
+    def way(self, path: str) -> str | None:
+        """The way last chosen for this path; None when nobody asked."""
+        found = [choice.way for choice in self._choices.values() if choice.path == path]
+        return found[-1] if found else None
+
+    def record(self) -> dict[str, str]:
+        """Ways by `path (shape)`: those that the run began with, and those chosen now."""
+        return {**self._recorded, **{entry: choice.way for entry, choice in self._choices.items()}}
+
+    def lines(self) -> list[str]:
+        """One line on what was chosen and by what factor, where there was anything to choose, and the notes."""
+        said = dict.fromkeys(in_words(choice) for choice in self._choices.values())
+        return [*([f"fast paths: {', '.join(said)}"] if said else []), *dict.fromkeys(self.notes)]
+
+
+def _race_here(ways: Sequence[Way]) -> Outcome:
+    """With one thread its own time counts, which others on the machine do not disturb; several threads wait for each
+    other, so there the time on the wall does."""
+    return race(ways, clock=time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
+
+
+def in_words(choice: Choice) -> str:
+    """`decoding by C kernels (2.1x the model's own)`, `float32 products by highest (medium is 13 % slower)`."""
+    text = f"{choice.path} by {choice.way}"
+    remarks = _comparisons(choice.way, choice.outcome) if choice.outcome is not None else []
+    if choice.required:
+        remarks.append("required")
+    if choice.recorded:
+        remarks.append("as the run began")
+    return f"{text} ({', '.join(remarks)})" if remarks else text
+
+
+def _comparisons(way: str, outcome: Outcome) -> list[str]:
+    """The way beside the plainest, or, where it is the plainest, all others beside it."""
+    names = list(outcome.seconds)
+    if way not in outcome.seconds or len(names) < 2:
+        return []
+    if way != names[-1]:
+        return [f"{outcome.seconds[names[-1]] / outcome.seconds[way]:.2f}x {names[-1]}"]
+    return [_beside(name, outcome.seconds[name] / outcome.seconds[way]) for name in names[:-1]]
+
+
+def _beside(name: str, times_as_long: float) -> str:
+    percent = round(100 * (times_as_long - 1))
+    if percent == 0:
+        return f"{name} is no faster here"
+    return f"{name} is {percent} % slower here" if percent > 0 else f"{name} is only {-percent} % faster here"
+
+
+def failure(error: Exception) -> str:
+    """What became of a way that was tried and failed, on one line."""
+    return f"the trial ended with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def shape_of(model: PreTrainedModel) -> str:
+    """Sizes of a model that speed depends on, in words that are the same in every run."""
+    settings = model.config.get_text_config().to_dict()
+    sizes = [f"{name} {settings[name]}" for name in _SIZES if settings.get(name) is not None]
+    weight = model.get_input_embeddings().weight
+    return ", ".join([*sizes, f"embedding {tuple(weight.shape)}", str(weight.dtype).removeprefix("torch.")])

@@ -1,0 +1,111 @@
+"""Float32 matrix products on a CPU through oneDNN, where they are as accurate as the usual ones.
+
+On some processors the usual library reaches half of what oneDNN does for the same numbers; PyTorch takes oneDNN once
+it is allowed a lower precision ("medium"). What that permission means depends on the processor: on most nothing is
+lost, on those with bfloat16 matrix units the product really is one of bfloat16, and on others oneDNN is the slower
+one. So both are measured, and it is given only where nothing is lost and time is won.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from burnish import processor
+from burnish.errors import BurnishError
+from burnish.forward.fast_paths import FastPaths, failure
+from burnish.forward.race import Way
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+AS_ACCURATE = 2.0
+"""The other product may have up to this many times the root-mean-square error of the usual one (bfloat16:
+thousands)."""
+WIDTH = 512
+"""Hidden size from which on it pays: oneDNN compiles a kernel for each new shape, which small products do not earn."""
+_ROWS, _WIDEST = 512, 1024
+"""Of the products that are timed."""
+
+
+@contextmanager
+def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPaths | None = None) -> Iterator[bool]:
+    """Inside, float32 products may take oneDNN; yields whether they do. Never with `plain`, for other dtypes and
+    small models, or beside a GPU (whose products the same permission would make inexact). Numbers change by rounding
+    only; `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
+    embedding = model.get_input_embeddings().weight
+    fits = embedding.dtype == torch.float32 and embedding.shape[1] >= WIDTH and not torch.cuda.is_available()
+    if plain or not fits or _faster_precision(model, paths or FastPaths()) == "highest":
+        yield False
+        return
+    with _precision("medium"):
+        yield True
+
+
+def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:
+    """`medium` or `highest`, by a linear layer of the model's width both ways."""
+    precisions = ("medium", "highest") if _may_be_medium(paths) else ("highest",)
+    width = min(model.get_input_embeddings().weight.shape[1], _WIDEST)
+    ways = [Way(precision, partial(_linear_pass, precision, width)) for precision in precisions]
+    return paths.choose("float32 products", f"{_ROWS} x {width} x {4 * width}", ways)
+
+
+def _may_be_medium(paths: FastPaths) -> bool:
+    """Whether "medium" is left on and found to be accurate."""
+    try:
+        return processor.allows("medium_float32") and medium_is_accurate()
+    except BurnishError:
+        raise
+    except Exception as error:  # noqa: BLE001 boundary: what oneDNN raises on a processor it does not know
+        paths.notes.append(f"float32 products without medium: {failure(error)}")
+        return False
+
+
+def _linear_pass(precision: str, width: int) -> None:
+    """The three products of a linear layer: its outputs, and the gradients of its inputs and weights."""
+    inputs, weight = torch.ones(_ROWS, width), torch.ones(4 * width, width)
+    with _precision(precision):
+        outputs = inputs @ weight.T
+        _ = outputs @ weight
+        _ = outputs.T @ inputs
+
+
+@contextmanager
+def _precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def usual_float32() -> Iterator[None]:
+    """Inside, float32 products are the usual ones again. For attention on a CPU, whose many small products of ever new
+    shapes are four times as slow through oneDNN."""
+    if torch.get_float32_matmul_precision() == "highest":
+        yield
+        return
+    with _precision("highest"):
+        yield
+
+
+def medium_is_accurate() -> bool:
+    """Whether a product of normal numbers at "medium" is as near to the float64 one as at "highest"."""
+    return rms_error("medium") <= AS_ACCURATE * rms_error("highest")
+
+
+@torch.no_grad()
+def rms_error(precision: str) -> float:
+    """Root-mean-square error of a float32 product at this precision, over the root mean square of the result."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(512, 512, generator=generator) for _ in range(2))
+    exact = left.double() @ right.double()
+    with _precision(precision):
+        error = (left @ right).double() - exact
+    return float(error.square().mean().sqrt() / exact.square().mean().sqrt())

@@ -1,0 +1,109 @@
+"""Layers of Llama's build whose passes over packed rows go through kernels in C (`burnish.kernels`), on a CPU.
+
+What stands between a layer's products is some twenty operations forwards and more backwards, each of which reads and
+writes all states. Here it is six calls each way: two norms with the sums around them, two rotations, attention, one
+gate. Parameters, hooks of the linear layers, adapters and checkpointing of gradients are the model's own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from burnish.forward.merged_attention import MergedAttention
+from burnish.kernels.attention import attention_kernels
+from burnish.kernels.build import ELEMENTS
+from burnish.kernels.training import TrainKernels, train_kernels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type`s whose layers are built as it is done here; a trial tells whether this one's are."""
+
+
+def has_known_layers(model: Any) -> bool:
+    """Whether the model calls itself one of FAMILIES, with the usual gate, in a type and on a device with kernels."""
+    weight = model.get_input_embeddings().weight
+    known = model.config.model_type in FAMILIES and model.config.hidden_act in ("silu", "swish")
+    return bool(known and weight.device.type == "cpu" and weight.dtype in ELEMENTS)
+
+
+def set_layer_kernels(model: PreTrainedModel) -> None:
+    """Let layers of `has_known_layers` models take the kernels for packed rows; a copy of the model does as well.
+
+    Raises KernelError where the kernels cannot be built.
+    """
+    train_kernels(model.dtype)
+    attention_kernels(model.dtype)
+    for layer in model.base_model.layers:
+        if not isinstance(layer, KernelLayer):
+            own: type = type(layer)
+            layer.__class__ = _with_kernels(own)
+
+
+def unset_layer_kernels(model: PreTrainedModel) -> None:
+    """The layers' own forward pass again."""
+    for layer in model.modules():
+        if isinstance(layer, KernelLayer):
+            layer.__class__ = type(layer).own_class
+
+
+def uses_layer_kernels(model: Any) -> bool:
+    """Whether `set_layer_kernels` is in force."""
+    return any(isinstance(module, KernelLayer) for module in model.modules())
+
+
+@cache
+def _with_kernels(layer_class: type) -> type:
+    """A subclass, so that what `transformers` does about every layer's `forward` (checkpointing) is done here too. It
+    has its parent's name, by which layers are told apart."""
+    return type(layer_class.__name__, (KernelLayer, layer_class), {"own_class": layer_class})
+
+
+class KernelLayer:
+    """Goes before a layer's own class."""
+
+    own_class: type
+
+    def forward(self, hidden_states: Tensor, *given: Any, packed: Any = None, **others: Any) -> Tensor:
+        """As the layer's own, to which it leaves everything that is not packed for a CPU."""
+        if isinstance(packed, MergedAttention):
+            return _packed_forward(self, hidden_states[0], packed, others["position_embeddings"])[None]
+        if packed is not None:
+            others["packed"] = packed
+        own: Tensor = super().forward(hidden_states, *given, **others)  # type: ignore[misc]
+        return own
+
+
+def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    attention, mlp = layer.self_attn, layer.mlp
+    kernels = train_kernels(states_SX.dtype)
+    cosine_SD, sine_SD = (part[0].float().contiguous() for part in rotation)
+    norm = layer.input_layernorm
+    states_SX, normed_SX = kernels.normalise(states_SX, None, norm.weight, norm.variance_epsilon)
+    heads = (len(states_SX), -1, attention.head_dim)
+    query_SHD, key_SKD = attention.q_proj(normed_SX).view(heads), attention.k_proj(normed_SX).view(heads)
+    if attention.config.model_type == "qwen3":  # which normalises queries and keys; the other families do not
+        query_SHD = _normed(kernels, query_SHD, attention.q_norm)
+        key_SKD = _normed(kernels, key_SKD, attention.k_norm)
+    seen_SHD = attention_kernels(states_SX.dtype).attend(
+        kernels.rotate(query_SHD, cosine_SD, sine_SD),
+        kernels.rotate(key_SKD, cosine_SD, sine_SD),
+        attention.v_proj(normed_SX).view(heads),
+        packed.stretches,
+        attention.scaling,
+    )
+    norm = layer.post_attention_layernorm
+    states_SX, normed_SX = kernels.normalise(
+        states_SX, attention.o_proj(seen_SHD.flatten(1)), norm.weight, norm.variance_epsilon
+    )
+    gated_SI = kernels.gate(mlp.gate_proj(normed_SX), mlp.up_proj(normed_SX))
+    down_SX: Tensor = mlp.down_proj(gated_SI)
+    return states_SX + down_SX
+
+
+def _normed(kernels: TrainKernels, states_SHD: Tensor, norm: Any) -> Tensor:
+    return kernels.normalise(states_SHD, None, norm.weight, norm.variance_epsilon)[1]

@@ -1,0 +1,171 @@
+"""Whether a model gives packed rows the numbers of padded ones, with kernels as well: found out by trying, once, when
+it is loaded.
+
+Its attention function alone does not tell. A recurrent layer would run on from one row into the next, a model that
+drops the keyword argument of its attention function would see all rows as one text, and neither says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from burnish.errors import KernelError
+from burnish.forward.attention import packs_rows, set_packed_attention
+from burnish.forward.batch import Batch
+from burnish.forward.fast_paths import FastPaths, failure, shape_of
+from burnish.forward.few_layers import few_layers, num_weights, tokens_for
+from burnish.forward.float32 import fast_float32
+from burnish.forward.kernel_layers import (
+    has_known_layers,
+    set_layer_kernels,
+    unset_layer_kernels,
+    uses_layer_kernels,
+)
+from burnish.forward.race import Way
+from burnish.forward.scoring import ResponseRows, TrunkRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
+"""Relative distance of the hidden states that rounding explains. A row that sees its neighbour is off by more."""
+_WIDE = 20_000_000
+"""Weights of a layer from which on a single one is timed."""
+OF_GRADIENTS = 4.0
+"""So many times further off may gradients be, in which the rounding of all layers adds up."""
+TRAINING = "training passes"
+KERNELS, OWN = "C kernels", "the model's own layers"
+"""The path that `keep_faster_layers` chooses for, and its two ways."""
+
+
+def use_packed_rows(model: PreTrainedModel) -> bool:
+    """Let the model take packed rows if it can; False if it cannot, and its attention stays as it was."""
+    if packs_rows(model):
+        return True
+    before = model.config._attn_implementation
+    if not set_packed_attention(model):
+        return False
+    if _gives_the_same(model):
+        return True
+    model.set_attn_implementation(before)
+    return False
+
+
+def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) -> bool:
+    """Let layers of a model that takes packed rows go through kernels in C if states and gradients are then the same;
+    False if not, and `notes` says so where the trial itself failed. Rows are longer here than the blocks that the
+    kernels work in.
+
+    Raises KernelError where the kernels cannot be built.
+    """
+    if uses_layer_kernels(model):
+        return True
+    if not (packs_rows(model) and has_known_layers(model)):
+        return False
+    rows = ResponseRows.of(_rows(model, prompt_lengths=(20, 3), response_lengths=(37, 18, 1, 33, 2)), None)
+    accepted = False
+    try:
+        own_states, own_gradient = _states_and_gradient(model, rows)
+        set_layer_kernels(model)
+        states, gradient = _states_and_gradient(model, rows)
+        accepted = _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
+    except KernelError:
+        raise
+    except Exception as error:  # noqa: BLE001 boundary: a trial of layers built otherwise may end in anything
+        if notes is not None:
+            notes.append(failure(error))
+        return False
+    finally:
+        if not accepted:
+            unset_layer_kernels(model)
+    return accepted
+
+
+def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bool) -> bool:
+    """Once `use_layer_kernels` has accepted them: keep the kernels if a pass forwards and backwards through the first
+    layers is faster with them than with the layers' own (or if they are `required`); whether they are kept."""
+    wide = num_weights(model.base_model.layers[0])
+    count = 1 if wide > _WIDE else 2
+    size = tokens_for(count * wide, wanted=512, fewest=64) // 32
+    longest = max(4, model.config.max_position_embeddings // 2)
+    prompts, responses = (tuple(min(longest, part * size) for part in parts) for parts in ((16, 1), (4, 3, 4, 1, 2)))
+    rows = ResponseRows.of(_rows(model, prompts, responses), None)
+
+    def one_pass(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], object]:
+        def run() -> object:
+            with few_layers(model, count):
+                prepare(model)
+                return _states_and_gradient(model, rows)
+
+        return run
+
+    ways = [Way(KERNELS, one_pass(set_layer_kernels)), Way(OWN, one_pass(unset_layer_kernels))]
+    with fast_float32(model, paths=paths):  # as it will be in training
+        way = paths.choose(TRAINING, shape_of(model), ways, required=KERNELS if required else None)
+    (set_layer_kernels if way == KERNELS else unset_layer_kernels)(model)
+    return way == KERNELS
+
+
+def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
+    """Put down that training goes through the model's own layers, also where there was no choice: a run that began so
+    goes on so, and one that began with kernels is told."""
+    paths.choose(TRAINING, shape_of(model), [Way(OWN, lambda: None)])
+
+
+def _states_and_gradient(model: PreTrainedModel, rows: ResponseRows) -> tuple[Tensor, Tensor]:
+    """Hidden states, and for a random gradient of them that of all the first layer's weights together (none of those
+    that are frozen)."""
+    weights = [weight for weight in model.base_model.layers[0].parameters() if weight.requires_grad]
+    with torch.enable_grad():
+        states = TrunkRunner(model.base_model).packed(rows)
+    if not weights:
+        return states, states.new_zeros(0)
+    outer = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.dtype)
+    gradients = torch.autograd.grad(states, weights, outer, allow_unused=True, materialize_grads=True)
+    return states.detach(), torch.cat([part.flatten().to(states.dtype) for part in gradients])
+
+
+@torch.no_grad()
+def _gives_the_same(model: PreTrainedModel) -> bool:
+    rows = ResponseRows.of(_rows(model), None)
+    runner = TrunkRunner(model.base_model)
+    try:
+        packed = runner.packed(rows)
+    except Exception:  # noqa: BLE001 boundary: models raise what they like; padded rows are as right
+        return False
+    return _is_near(packed, runner.padded(rows))
+
+
+def _is_near(found: Tensor, wanted: Tensor, *, times: float = 1.0) -> bool:
+    tolerance = times * TOLERANCE.get(wanted.dtype, 1e-4)
+    return float((found - wanted).float().norm()) <= tolerance * float(wanted.float().norm())
+
+
+def _rows(
+    model: PreTrainedModel,
+    prompt_lengths: tuple[int, ...] = (5, 3),
+    response_lengths: tuple[int, ...] = (6, 4, 7, 1, 5),
+) -> Batch:
+    """Three rows on one prompt and two on another; tokens all over the vocabulary, the same on every machine."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    lengths, width = torch.tensor(response_lengths), max(response_lengths)
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(0, vocabulary, (2, max(prompt_lengths)), generator=generator)
+    tokens = torch.randint(0, vocabulary, (5, width), generator=generator)
+    of_prompt = torch.tensor([0, 0, 0, 1, 1])
+    return Batch(
+        prompt_tokens=prompts[of_prompt],
+        prompt_lengths=torch.tensor(prompt_lengths)[of_prompt],
+        response_tokens=tokens,
+        response_lengths=lengths,
+        loss_mask=_inside(lengths, width),
+        group_ids=of_prompt,
+    ).to(model.device)
+
+
+def _inside(lengths_B: Tensor, width: int) -> Tensor:
+    return torch.arange(width) < lengths_B[:, None]

@@ -1,0 +1,132 @@
+"""What was timed once on this machine, kept in the user's cache folder for the next run.
+
+One file for each question, named by everything that its answer depends on. The first process to answer is right: a
+file is never replaced, so that processes that start together take the same paths and have the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from burnish.forward.race import Outcome
+from burnish.kernels.build import cache_folder
+
+_SOURCES = Path(__file__).resolve().parent.parent
+_ROOMS = ("kernels", "forward", "models", "rollouts")
+"""Rooms whose code is timed."""
+_MOST_BYTES = 1 << 20
+
+Key = Mapping[str, Any]
+
+
+class VerdictCache:
+    """Outcomes by key, in files of `folder`; without a folder, or where it cannot be used, in this process only."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._known: dict[str, Outcome] = {}
+
+    def find(self, key: Key) -> Outcome | None:
+        """What is known. Files of other users, and those that are broken, are as if they were not there."""
+        text = _text(key)
+        if text not in self._known and self._folder is not None:
+            found = _read(self._folder / _name(text), text)
+            if found is not None:
+                self._known[text] = found
+        return self._known.get(text)
+
+    def keep(self, key: Key, outcome: Outcome) -> Outcome:
+        """Keep this, unless another process was first; what is then known. A folder that cannot be written is no
+        error: the next process will have to time again."""
+        text = _text(key)
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                _publish(self._folder, _name(text), text, outcome)
+            outcome = _read(self._folder / _name(text), text) or outcome
+        self._known[text] = outcome
+        return outcome
+
+
+@cache
+def own_cache() -> VerdictCache:
+    """That of this process, in the folder beside the built kernels."""
+    folder = cache_folder()
+    return VerdictCache(None if folder is None else folder.parent / "paths")
+
+
+@cache
+def sources_digest() -> str:
+    """Changes with the code that is timed."""
+    digest = hashlib.sha256()
+    for room in _ROOMS:
+        for path in sorted((_SOURCES / room).rglob("*")):
+            if path.suffix in (".py", ".c", ".h"):
+                place = path.relative_to(_SOURCES).as_posix()
+                digest.update(place.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _text(key: Key) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+def _name(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
+
+
+def _publish(folder: Path, name: str, text: str, outcome: Outcome) -> None:
+    """Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / name
+    if _read(path, text) is None:  # nobody's answer, or a broken one
+        path.unlink(missing_ok=True)
+    content = {"key": text, "winner": outcome.winner, "seconds": outcome.seconds}
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=1) + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)  # whole at once, and only where there is none
+    finally:
+        os.unlink(temporary)
+
+
+def _read(path: Path, text: str) -> Outcome | None:
+    content = _own_text(path)
+    if content is None:
+        return None
+    try:
+        words = json.loads(content)
+        seconds = {str(name): float(value) for name, value in words["seconds"].items()}
+        outcome = Outcome(str(words["winner"]), seconds)
+        is_whole = words["key"] == text and outcome.winner in seconds
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # broken, or somebody else's format
+        return None
+    return outcome if is_whole and all(math.isfinite(value) and value > 0 for value in seconds.values()) else None
+
+
+def _own_text(path: Path) -> str | None:
+    """What stands in a plain file that only this user can have written; None otherwise."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        about = os.fstat(file.fileno())
+        is_own = about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not (is_own and stat.S_ISREG(about.st_mode) and about.st_size <= _MOST_BYTES):
+            return None
+        try:
+            return file.read(_MOST_BYTES).decode()
+        except (OSError, UnicodeDecodeError):
+            return None

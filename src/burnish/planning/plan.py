@@ -1,0 +1,324 @@
+"""What a run will do, worked out before it does anything. Pure arithmetic: no files, no models, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from burnish.config import names
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.planning.memory import MemoryItem, estimate_memory
+from burnish.planning.model_facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """One derived value: what it is, the value, and the arithmetic behind it."""
+
+    topic: str
+    name: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRole:
+    """A model that the run loads, and why."""
+
+    role: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The arithmetic of a run. Counts of an RL run are for complete steps: no failed reward, no refilled group."""
+
+    steps: int | None
+    optimizer_steps: int | None
+    passes_over_data: float | None
+    models: tuple[ModelRole, ...]
+    memory: tuple[MemoryItem, ...]
+    lines: tuple[PlanLine, ...]
+    warnings: tuple[str, ...] = ()
+    optimizer_steps_per_step: int = 1
+    responses_per_step: int = 0
+    greedy_responses_per_step: int = 0
+    responses_per_minibatch: tuple[int, ...] = ()
+    total_responses: int = 0
+    evaluations: int | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Sum of the memory estimate; 0 when the model's sizes are unknown."""
+        return sum(item.num_bytes for item in self.memory)
+
+
+def plan_rl(config: RlConfig, *, num_prompts: int | None = None, facts: ModelFacts | None = None) -> Plan:
+    """The plan of `burnish rl`. `num_prompts`: rows of data.train, `facts`: sizes of the model, where known."""
+    rollout, optimization = config.rollout, config.optimization
+    responses = rollout.prompts_per_step * rollout.group_size
+    per_step = optimization.epochs * optimization.minibatches
+    greedy = rollout.prompts_per_step if config.algorithm.estimator in names.GREEDY_ESTIMATORS else 0
+    passes = None if not num_prompts else config.steps * rollout.prompts_per_step / num_prompts
+    evaluations = num_evaluations(config)
+    return Plan(
+        steps=config.steps,
+        optimizer_steps=config.steps * per_step,
+        optimizer_steps_per_step=per_step,
+        responses_per_step=responses,
+        greedy_responses_per_step=greedy,
+        responses_per_minibatch=split_evenly(responses, optimization.minibatches),
+        total_responses=config.steps * (responses + greedy),
+        passes_over_data=passes,
+        evaluations=evaluations,
+        models=tuple(_models(config)),
+        memory=estimate_memory(config, facts) if facts is not None else (),
+        lines=(
+            *_sampling_lines(config, num_prompts, passes),
+            *_update_lines(config),
+            *_other_lines(config, evaluations),
+        ),
+        warnings=tuple(_warnings(config, num_prompts, facts)),
+    )
+
+
+def plan_sft(
+    config: SftConfig,
+    *,
+    num_examples: int | None = None,
+    num_tokens: int | None = None,
+    num_steps: int | None = None,
+    facts: ModelFacts | None = None,
+) -> Plan:
+    """The plan of `burnish sft`. Of data.train, where known: examples, tokens of all of them, and the optimizer steps
+    that `optimization.epochs` passes take."""
+    epochs = config.optimization.epochs
+    steps = config.steps if config.steps is not None else num_steps
+    passes: float | None = float(epochs)
+    if config.steps is not None:
+        passes = None if num_steps is None else config.steps * epochs / num_steps
+    return Plan(
+        steps=steps,
+        optimizer_steps=steps,
+        passes_over_data=passes,
+        models=(ModelRole("policy", "is trained"),),
+        memory=estimate_memory(config, facts) if facts is not None else (),
+        lines=tuple(_sft_lines(config, num_examples, num_tokens, steps, passes)),
+        warnings=tuple(context_warning(config.max_tokens, "max_tokens", facts)),
+    )
+
+
+def _sft_lines(
+    config: SftConfig, num_examples: int | None, num_tokens: int | None, steps: int | None, passes: float | None
+) -> Iterator[PlanLine]:
+    optimization = config.optimization
+    yield PlanLine(
+        "data", "examples", count_in_words(num_examples), f"data.train, at most {config.max_tokens} tokens each"
+    )
+    yield PlanLine("data", "tokens", count_in_words(num_tokens), "all examples, one pass")
+    batch = f"{optimization.tokens_per_batch:,}"
+    yield PlanLine("one step", "tokens, at most", batch, "optimization.tokens_per_batch, whole examples")
+    because = "steps" if config.steps is not None else f"batches of {optimization.epochs} (optimization.epochs) passes"
+    yield PlanLine("whole run", "optimizer steps", count_in_words(steps), because)
+    because = "optimization.epochs" if config.steps is None else "steps / steps of one pass"
+    yield PlanLine("whole run", "passes over the data", number_in_words(passes), because)
+
+
+def split_evenly(total: int, parts: int) -> tuple[int, ...]:
+    """Sizes of `parts` parts that differ by at most one, the larger ones first."""
+    size, larger = divmod(total, parts)
+    return (size + 1,) * larger + (size,) * (parts - larger)
+
+
+def num_evaluations(config: RlConfig) -> int:
+    """Evaluations of the whole run: at the start, every so many steps, and after the last step."""
+    if not config.data.eval:
+        return 0
+    every = config.evaluation.every_steps
+    after = set() if every is None else {*range(every, config.steps + 1, every), config.steps}
+    return len(after) + int(config.evaluation.begins)
+
+
+def _models(config: RlConfig) -> Iterator[ModelRole]:
+    algorithm = config.algorithm
+    for reward in config.rewards:
+        if reward.name.startswith(names.MODEL_REWARD):
+            path = reward.name.removeprefix(names.MODEL_REWARD)
+            yield ModelRole("reward_model", f"rewards names {path}; it scores with weight {reward.weight:g}")
+    what = "its adapters are trained" if config.model.lora else "is trained"
+    yield ModelRole("policy", f"{what}; {_sampler(config)}")
+    yield from _critic(config)
+    if algorithm.kl_in == "none":
+        return
+    because = f"algorithm.kl_in is {algorithm.kl_in} with kl_coef {algorithm.kl_coef:g}"
+    if config.model.lora:
+        because += "; it is the policy with its adapters off, no second copy"
+    yield ModelRole("reference", because)
+
+
+def _sampler(config: RlConfig) -> str:
+    engine = config.rollout.engine
+    if engine != "vllm":
+        return f"the {engine} engine samples from it"
+    python = config.rollout.vllm.python or "this interpreter"
+    return f"the vllm engine samples from a second copy, in a process of its own ({python})"
+
+
+def _critic(config: RlConfig) -> Iterator[ModelRole]:
+    critic, estimator = config.critic, config.algorithm.estimator
+    if estimator not in names.CRITIC_ESTIMATORS:
+        return
+    asks = f"the estimator {estimator} asks for values"
+    if critic.kind == "shared":
+        yield ModelRole("critic", f"{asks}; a head on the policy's trunk (critic.kind shared), no second model")
+        return
+    start = "a copy of the policy" if critic.init == "policy" else critic.init
+    yield ModelRole("critic", f"{asks}; all weights of its own trunk are trained, starting from {start}")
+
+
+def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | None) -> Iterator[PlanLine]:
+    rollout = config.rollout
+    prompts, group = rollout.prompts_per_step, rollout.group_size
+    responses = prompts * group
+    yield PlanLine("one step", "prompts", f"{prompts:,}", "rollout.prompts_per_step")
+    product = f"{prompts} prompts x {group} (rollout.group_size)"
+    yield PlanLine("one step", "responses", f"{responses:,}", product)
+    if config.algorithm.estimator in names.GREEDY_ESTIMATORS:
+        because = f"the estimator {config.algorithm.estimator} asks for one per prompt; they are not trained on"
+        yield PlanLine("one step", "greedy responses", f"{prompts:,}", because)
+    most = responses * rollout.max_response_tokens
+    because = f"{responses} responses x {rollout.max_response_tokens} (rollout.max_response_tokens)"
+    yield PlanLine("one step", "response tokens, at most", f"{most:,}", because)
+    if config.algorithm.dynamic_sampling:
+        rounds = config.algorithm.max_refills
+        because = f"constant groups are refilled in up to {rounds} more rounds (algorithm.max_refills)"
+        yield PlanLine("one step", "responses, at most", f"{responses * (rounds + 1):,}", because)
+    whole = config.steps * prompts
+    yield PlanLine("whole run", "steps", f"{config.steps:,}", "steps")
+    yield PlanLine("whole run", "responses", f"{config.steps * responses:,}", f"{config.steps} steps x {responses}")
+    because = f"{whole:,} prompts drawn / {count_in_words(num_prompts)} in data.train"
+    if config.data.query is not None:
+        because += ", those without a query (data.query) included"
+    yield PlanLine("whole run", "passes over the data", number_in_words(passes), because)
+
+
+def _update_lines(config: RlConfig) -> Iterator[PlanLine]:
+    optimization = config.optimization
+    sizes = split_evenly(config.rollout.prompts_per_step * config.rollout.group_size, optimization.minibatches)
+    shown = f"{sizes[0]:,}" if len(set(sizes)) == 1 else f"{sizes[-1]:,} or {sizes[0]:,}"
+    because = f"responses / {optimization.minibatches} (optimization.minibatches)"
+    yield PlanLine("one step", "responses per minibatch", shown, because)
+    per_step = optimization.epochs * optimization.minibatches
+    because = f"{optimization.epochs} (optimization.epochs) x {optimization.minibatches} (optimization.minibatches)"
+    yield PlanLine("one step", "optimizer steps", f"{per_step:,}", because)
+    total = config.steps * per_step
+    yield PlanLine("whole run", "optimizer steps", f"{total:,}", f"{config.steps} steps x {per_step}")
+    if config.algorithm.estimator in names.CRITIC_ESTIMATORS:
+        yield from _critic_lines(config, total)
+    rate = _learning_rate(config, config.policy_updates)
+    yield PlanLine("whole run", "learning rate", rate, "optimization.schedule, warmup_steps")
+    old = "needed: more than one update per step" if per_step > 1 else "not needed: one update per step"
+    if per_step == 1 and config.algorithm.kl_in == "reward":
+        old = "needed: the KL in the reward reads them"
+    yield PlanLine("one step", "pass for old log-probabilities", old.partition(":")[0], old.partition(": ")[2])
+
+
+def _critic_lines(config: RlConfig, total: int) -> Iterator[PlanLine]:
+    critic, bound = config.critic, config.algorithm.max_epoch_kl
+    alone = total - config.policy_updates
+    because = f"all of them; the first {alone:,} without the policy" if alone else "one with each of the policy's"
+    yield PlanLine("whole run", "optimizer steps of the critic", f"{total:,}", because)
+    rate = _critic_rate(config)
+    because = "optimization.learning_rate" if critic.learning_rate is None else "critic.learning_rate"
+    yield PlanLine(
+        "whole run", "learning rate of the critic", f"{rate:g}", f"{because}, {config.optimization.schedule}"
+    )
+    if bound is not None:
+        because = f"after an epoch with a KL above {bound:g} (algorithm.max_epoch_kl) the rest are skipped"
+        yield PlanLine("one step", "epochs, at most", f"{config.optimization.epochs}", because)
+
+
+def _learning_rate(config: RlConfig, total: int) -> str:
+    optimization = config.optimization
+    words = f"{optimization.learning_rate:g}, {optimization.schedule}"
+    if optimization.warmup_steps:
+        words += f" after {optimization.warmup_steps} warm-up steps"
+    if optimization.schedule_unit == "step":
+        words += ", the same in all optimizer steps of a step"
+    if optimization.schedule != "constant":
+        end = optimization.learning_rate * optimization.final_learning_rate_fraction
+        words += f", to {end:g} at optimizer step {total:,}"
+    return words
+
+
+def _other_lines(config: RlConfig, evaluations: int) -> Iterator[PlanLine]:
+    yield PlanLine("whole run", "evaluations", str(evaluations), _when_evaluated(config))
+    every = config.checkpoint.every_steps
+    saves = -(-config.steps // every) if every is not None else 1
+    because = f"every {every} steps and after the last" if every is not None else "after the last step"
+    yield PlanLine("whole run", "checkpoints", str(saves), f"{because}; the newest {config.checkpoint.keep} stay")
+
+
+def _when_evaluated(config: RlConfig) -> str:
+    if not config.data.eval:
+        return "data.eval is empty"
+    every = config.evaluation.every_steps
+    times = ["before the first step"] if config.evaluation.begins else []
+    times += [] if every is None else [f"every {every} steps and after the last"]
+    return ", ".join(times) or "evaluation.every_steps is null"
+
+
+def _warnings(config: RlConfig, num_prompts: int | None, facts: ModelFacts | None) -> Iterator[str]:
+    rollout = config.rollout
+    if num_prompts is not None and num_prompts < rollout.prompts_per_step:
+        yield (
+            f"data.train has {num_prompts} prompts, fewer than rollout.prompts_per_step {rollout.prompts_per_step}: "
+            "a step draws some of them more than once"
+        )
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    yield from context_warning(longest, "rollout.max_prompt_tokens + max_response_tokens", facts)
+    yield from _slow_critic(config, facts)
+    if rollout.group_size == 1 and config.algorithm.estimator == "raw" and config.algorithm.kl_in == "none":
+        yield "plain REINFORCE without baseline and KL learns slowly and may drift"
+
+
+def _critic_rate(config: RlConfig) -> float:
+    """The critic's own learning rate, or the policy's."""
+    own = config.critic.learning_rate
+    return config.optimization.learning_rate if own is None else own
+
+
+def _slow_critic(config: RlConfig, facts: ModelFacts | None) -> Iterator[str]:
+    """A warning when the whole run is too short to bring a critic's values, which begin at 0, to the size of 1.
+
+    An Adam step moves each of H weights by about the learning rate, and hidden states have numbers of about 1: so a
+    value moves by about learning rate x H. What the rewards are is not known here; most are made to be about 1.
+    """
+    fresh = config.critic.kind == "shared" or config.critic.init == "policy"
+    if facts is None or not fresh or config.algorithm.estimator not in names.CRITIC_ESTIMATORS:
+        return
+    steps = config.steps * config.optimization.epochs * config.optimization.minibatches
+    rate = _critic_rate(config)
+    reach = rate * facts.hidden_size * steps
+    if reach < 1:
+        yield (
+            f"the critic's values begin at 0 and move by about {reach:.2g} in the whole run (critic.learning_rate "
+            f"{rate:g} x hidden size {facts.hidden_size:,} x {steps:,} optimizer steps): too little "
+            "for rewards of about 1; raise critic.learning_rate"
+        )
+
+
+def context_warning(longest: int, words: str, facts: ModelFacts | None) -> Iterator[str]:
+    """A warning when so many tokens exceed the model's context."""
+    if facts is not None and facts.context_tokens is not None and longest > facts.context_tokens:
+        yield f"{words} is {longest:,}, but the model's context holds {facts.context_tokens:,} tokens"
+
+
+def count_in_words(number: int | None) -> str:
+    """`12,345`, or `unknown`."""
+    return "unknown" if number is None else f"{number:,}"
+
+
+def number_in_words(number: float | None) -> str:
+    """`1.50`, or `unknown`."""
+    return "unknown" if number is None else f"{number:,.2f}"

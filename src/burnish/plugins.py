@@ -1,0 +1,179 @@
+"""Code from outside: modules and classes that a run file names, and where they went wrong; how a process ended."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import inspect
+import signal
+import sys
+import sysconfig
+import traceback
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from burnish.errors import BurnishError, ConfigError
+from burnish.words import did_you_mean
+
+MEND = "mend it (--debug shows the whole traceback)"
+
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OWN = str(Path(__file__).parent)
+
+
+def describe_failure(error: BaseException) -> str:
+    """`NameError: name 'x' is not defined (/home/me/my_parts.py:3)`: what happened, and in which line of whose file.
+
+    The line is the innermost one of a file that is neither installed nor Burnish's own; of an error without such a
+    line, the innermost of all.
+    """
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+        source = f": {error.text.strip()}" if error.text else ""
+        return f"{type(error).__name__}: {error.msg} ({place}){source}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    theirs = [frame for frame in frames if not frame.filename.startswith((_OWN, *_INSTALLED))]
+    place = "".join(f" ({frame.filename}:{frame.lineno})" for frame in (theirs or frames)[-1:])
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def describe_exit(status: int) -> str:
+    """`exit status 3` or `killed by SIGSEGV`."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to stop. A scheduler sends it to every process of a job at once, a terminal to its whole group."""
+
+
+@contextmanager
+def holding_back_stop_signals() -> Iterator[None]:
+    """Around the start of a process that is to outlive such a signal: it is born with them blocked, and has time to
+    ignore them before it lets them through. One that comes to this process meanwhile is handled at the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def import_named(module_name: str, wanted: str) -> ModuleType:
+    """The module. ConfigError, beginning with `wanted`, when it is not there or fails while it is imported."""
+    try:
+        return importlib.import_module(module_name)
+    except (BurnishError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # boundary: a module from outside may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
+        raise ConfigError(
+            f"{wanted}, but cannot import module {module_name!r}: {error if absent else describe_failure(error)}",
+            remedy="check the spelling, and that it can be imported from where the run starts" if absent else MEND,
+        ) from error
+
+
+def import_place(place: str, wanted: str) -> ModuleType:
+    """The module behind `package.module` or `path/to/file.py` (counted from the folder in which the command was
+    started; the file may import its neighbours). A file is run once in a process, like a module.
+
+    ConfigError, beginning with `wanted`, when it is not there or fails while it is imported.
+    """
+    if not place.endswith(".py"):
+        return import_named(place, wanted)
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{wanted}, but there is no file {place!r}", remedy=f"it was looked for from {Path.cwd()}")
+    path = path.resolve()
+    name = f"burnish_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    return sys.modules[name] if name in sys.modules else _run_file(path, name, wanted)
+
+
+def _run_file(path: Path, name: str, wanted: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{wanted}, but {path} cannot be imported", remedy="name a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, so that nothing beside the file hides an installed package
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # boundary: a file from outside may raise anything, and half of it must not stay
+        del sys.modules[name]
+        if isinstance(error, (BurnishError, KeyboardInterrupt)):
+            raise
+        raise ConfigError(f"{wanted}, but its file fails: {describe_failure(error)}", remedy=MEND) from error
+    return module
+
+
+def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) -> type:
+    """The class that `package.module:Class` or `file.py:Class` names, checked to have the methods of the protocol.
+
+    `field` is where the run file names it. Raises ConfigError saying which part cannot be found or is missing.
+    """
+    module_name, _, class_name = name.rpartition(":")
+    members = vars(import_place(module_name, f"{field} is {name!r}"))
+    if class_name not in members:
+        hint = did_you_mean(class_name, members) or "check the spelling"
+        raise ConfigError(f"{field} is {name!r}, but {module_name} has no {class_name}", remedy=hint)
+    found = members[class_name]
+    if not inspect.isclass(found):
+        raise ConfigError(
+            f"{field} is {name!r}, which is a {type(found).__name__}", remedy=f"name a class that implements {protocol}"
+        )
+    missing = [method for method in methods if method not in dir(found)]
+    if missing:
+        raise ConfigError(
+            f"{field} is {name!r}, which has no method {' and no '.join(missing)}", remedy=f"implement {protocol}"
+        )
+    return found
+
+
+def is_outside(name: str) -> bool:
+    """Whether a name in the run file is that of code from outside (`package.module:name`, `path/to/file.py:name`)."""
+    return ":" in name
+
+
+@contextmanager
+def calling_outside(what: str, kind: type[BurnishError]) -> Iterator[None]:
+    """Around a call into code from outside: whatever it raises becomes an error of that kind, beginning with `what` and
+    naming the line. Memory that cannot be had is not the code's doing and passes."""
+    try:
+        yield
+    except (BurnishError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # boundary: code from outside may raise anything
+        if is_out_of_memory(error):
+            raise
+        raise kind(f"{what} failed: {describe_failure(error)}", remedy=MEND) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had: Python's own error, the system's, or one of torch's allocators'."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )
+
+
+def construct(found: Any, name: str, first: Any, arguments: Mapping[str, Any], *, field: str, first_name: str) -> Any:
+    """`found(first, **arguments)`. ConfigError when its constructor does not take them."""
+    try:
+        inspect.signature(found).bind(first, **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{field} is {name!r}, whose constructor does not fit: {error}",
+            remedy=f"it must take ({first_name}, *, {', '.join(arguments)})",
+        ) from error
+    return found(first, **arguments)

@@ -1,0 +1,174 @@
+"""One self-contained HTML page about one run, or several side by side: curves, alarms, configuration, rollouts.
+
+The page loads nothing from anywhere; text of prompts and responses reaches it as data and is never read as HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from burnish.config.departures import Departure, departures
+from burnish.config.secrets import masked_yaml
+from burnish.config.yaml_text import parse_yaml
+from burnish.errors import BurnishError, DataError
+from burnish.observability.alarms import replay
+from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.observability.history import read_rows
+from burnish.observability.sinks import METRICS_FILE
+from burnish.report.charts import build_charts, headline, histogram_chart, overlay
+from burnish.report.samples import Limits, sample_rollouts
+from burnish.report.value_plots import value_charts
+
+HISTOGRAM_FILE = "score_histogram.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """What the page says of one run. `departures` is None where config.yaml is missing or cannot be read."""
+
+    name: str
+    tiles: list[dict[str, str]]
+    alarms: Sequence[Any]
+    charts: list[dict[str, Any]]
+    samples: Mapping[str, Any]
+    config: str | None
+    departures: list[Departure] | None
+    environment: str | None
+
+
+def write_report(run_dir: Path, out: Path | None = None, *, limits: Limits | None = None) -> Path:
+    """Write the page (default: `report.html` in the run folder) and return its path.
+
+    `limits` bounds the page's size: steps and prompts beyond it are sampled evenly, and the page says so. Raises
+    DataError when the folder holds no run, BurnishError when the page cannot be written.
+    """
+    page = read_run(run_dir, run_dir.resolve().name, limits or Limits())
+    return _write(out if out is not None else run_dir / "report.html", page.name, [page], page.charts)
+
+
+def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: Limits | None = None) -> Path:
+    """Write one page with the curves of several runs on top of each other and return its path. Raises as
+    `write_report` does."""
+    limits = limits or Limits()
+    share = replace(limits, total_bytes=limits.total_bytes // len(run_dirs))
+    names = run_names(run_dirs)
+    pages = [read_run(folder, name, share) for folder, name in zip(run_dirs, names, strict=True)]
+    return _write(out, " · ".join(names), pages, overlay([(page.name, page.charts) for page in pages]))
+
+
+def run_names(run_dirs: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths, from the folder's own name on, that tell the runs apart."""
+    parts = [folder.resolve().parts for folder in run_dirs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise DataError("the same run is named twice", remedy="name each run once")
+
+
+def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
+    """Everything that a page shows of a run. DataError when the folder holds no run."""
+    rows = read_rows(run_dir / METRICS_FILE)
+    if not rows:
+        raise DataError(
+            f"{run_dir} has no {METRICS_FILE} with at least one step",
+            remedy="give the folder of a run (its `output`)",
+        )
+    config = _masked_text(run_dir / "config.yaml")
+    return RunPage(
+        name=name,
+        tiles=headline(rows),
+        alarms=replay(rows),
+        charts=[*build_charts(rows), *_value_charts(run_dir, rows), *score_histogram(run_dir)],
+        samples=sample_rollouts(run_dir / "rollouts", limits),
+        config=config,
+        departures=_departures(config),
+        environment=_masked_text(run_dir / "environment.json"),
+    )
+
+
+def configuration_table(pages: Sequence[RunPage]) -> list[dict[str, Any]]:
+    """Rows of field, default and a value for each run, of all fields in which a run departs from the defaults."""
+    found: dict[str, dict[str, Departure]] = {}
+    for page in pages:
+        for departure in page.departures or ():
+            found.setdefault(departure.path, {})[page.name] = departure
+    table = []
+    for path, by_run in found.items():
+        some = next(iter(by_run.values()))
+        values = [_shown(by_run[page.name].value if page.name in by_run else some.default) for page in pages]
+        default = "" if some.required else _shown(some.default)
+        table.append({"path": path, "values": values, "default": default, "differs": len(set(values)) > 1})
+    return table
+
+
+def script_json(value: Any) -> str:
+    """JSON that is safe inside a <script> element: no character in it can end the element or start markup."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def score_histogram(run_dir: Path) -> list[dict[str, Any]]:
+    """The chart of held-out scores that a reward model's run leaves behind; none for other runs."""
+    text = _optional_text(run_dir / HISTOGRAM_FILE)
+    return [] if text is None else [histogram_chart(json.loads(text))]
+
+
+def _write(path: Path, title: str, pages: Sequence[RunPage], charts: Sequence[Mapping[str, Any]]) -> Path:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    text = environment.from_string(_asset("page.html")).render(
+        title=title,
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        pages=pages,
+        table=configuration_table(pages),
+        charts=script_json(charts),
+        rollouts=script_json(_rollouts(pages)),
+        notes=[page.samples["note"] for page in pages if page.samples["note"]],
+    )
+    try:
+        write_text_atomically(path, text)
+    except OSError as error:
+        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)) from error
+    return path
+
+
+def _rollouts(pages: Sequence[RunPage]) -> dict[str, Any]:
+    return {"runs": [page.name for page in pages], "files": [page.samples["files"] for page in pages]}
+
+
+def _departures(config: str | None) -> list[Departure] | None:
+    data = None if config is None else parse_yaml(config).data
+    return departures(data) if isinstance(data, dict) else None
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _value_charts(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """None for a run without a critic, whose rollouts need not be searched for values."""
+    return value_charts(run_dir / "rollouts") if any("critic/value_mean" in row for row in rows) else []
+
+
+def _asset(name: str) -> str:
+    return files("burnish.report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _masked_text(path: Path) -> str | None:
+    """For readers of a page that may be handed on."""
+    text = _optional_text(path)
+    return None if text is None else masked_yaml(text)
+
+
+def _optional_text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None

@@ -1,0 +1,155 @@
+"""The recorded rollouts that fit on a report page, as compact plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import DataError
+from burnish.observability.recorder import read_rollouts, recorded_files, step_of
+from burnish.report.charts import evenly
+
+TOKEN_NUMBERS = ("logprobs", "advantages", "values", "returns")
+"""What a response on the page may hold one number a token of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a report page. Whatever they are, the page's rollouts take at most about `total_bytes`."""
+
+    steps: int = 12
+    """Steps shown of the training and of the evaluation rollouts each."""
+    prompts_per_step: int = 12
+    responses_per_prompt: int = 32
+    total_bytes: int = 3_000_000
+
+
+def sample_rollouts(folder: Path, limits: Limits) -> dict[str, Any]:
+    """`{"files": [{kind, step, groups}], "note": what was left out}`; no files when nothing was recorded."""
+    every = recorded_files(folder)
+    chosen = [path for kind in ("step-", "eval-") for path in _spread(_of_kind(every, kind), limits.steps)]
+    shown, dropped_prompts, dropped_responses = [], 0, 0
+    for path in chosen:
+        groups = _read_groups(path)
+        kept = _fit(groups, limits, limits.total_bytes // len(chosen))
+        dropped_prompts += len(groups) - len(kept)
+        dropped_responses += sum(group["left_out"] for group in kept)
+        shown.append({"kind": path.name.split("-")[0], "step": step_of(path), "groups": kept})
+    note = _note(len(chosen), len(every), dropped_prompts, dropped_responses)
+    return {"files": shown, "note": note}
+
+
+def _of_kind(paths: Sequence[Path], kind: str) -> list[Path]:
+    return [path for path in paths if path.name.startswith(kind)]
+
+
+def _spread(paths: Sequence[Path], limit: int) -> list[Path]:
+    return [paths[i] for i in evenly(len(paths), limit)]
+
+
+def _read_groups(path: Path) -> list[dict[str, Any]]:
+    """The file's lines by group, in the order in which the groups come."""
+    groups: dict[Any, dict[str, Any]] = {}
+    try:
+        for line in read_rollouts(path):
+            fresh = {
+                "id": line["prompt_id"],
+                "prompt": line["prompt"],
+                "answer": None if line["answer"] is None else str(line["answer"]),
+                "domain": line["domain"],
+                "left_out": 0,
+                "responses": [],
+            }
+            groups.setdefault(line["group_id"], fresh)["responses"].append(_compact(line))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not a file of recorded rollouts: {error!r}", remedy="remove it, or record that step again"
+        ) from error
+    return list(groups.values())
+
+
+def _compact(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Only what the page shows, with numbers cut to what an eye can tell apart."""
+    entry: dict[str, Any] = {
+        "sample": line["sample_index"],
+        "tokens": line["token_texts"] if "token_texts" in line else [line["response"]],
+        "count": len(line["response_tokens"]),
+        "reward": _short(line["reward"]),
+        "parts": {name: _short(part) for name, part in line["reward_parts"].items()},
+        "finish": line["finish_reason"],
+        "status": line["status"],
+        "detail": line["status_detail"][:500],
+        "greedy": line["greedy"],
+        "kept": line.get("kept"),
+        "why": line.get("dropped_because", ""),
+        "advantage": _short(line.get("advantage")),
+    }
+    if "token_texts" in line:
+        entry["logprobs"] = [_short(value, 3) for value in line["rollout_logprobs"]]
+        per_token = [_short(value, 3) for value in line.get("token_advantages", [])]
+        if len(set(map(repr, per_token))) > 1:  # a constant one is the response's advantage
+            entry["advantages"] = per_token
+        for name in ("values", "returns"):
+            if f"token_{name}" in line:
+                entry[name] = [_short(value, 3) for value in line[f"token_{name}"]]
+    return entry
+
+
+def _fit(groups: list[dict[str, Any]], limits: Limits, budget: int) -> list[dict[str, Any]]:
+    """Evenly picked groups within the budget; fewer responses of each once a single group is too big."""
+    groups = [_fewer(group, limits.responses_per_prompt) for group in groups]
+    sizes = [_size(group) for group in groups]
+    for count in range(min(len(groups), limits.prompts_per_step), 0, -1):
+        picked = evenly(len(groups), count)
+        if sum(sizes[i] for i in picked) <= budget:
+            return [groups[i] for i in picked]
+    return [_shrink(groups[0], budget)] if groups else []
+
+
+def _shrink(group: dict[str, Any], budget: int) -> dict[str, Any]:
+    """A group too big by itself: fewer responses, at last one response cut short."""
+    for count in range(len(group["responses"]) - 1, 0, -1):
+        fewer = _fewer(group, count)
+        if _size(fewer) <= budget:
+            return fewer
+    one = _fewer(group, 1)
+    share = budget / max(_size(one), 1)
+    return {**one, "responses": [_cut(one["responses"][0], share)]}
+
+
+def _fewer(group: dict[str, Any], count: int) -> dict[str, Any]:
+    responses = group["responses"]
+    picked = evenly(len(responses), count)
+    left_out = group["left_out"] + len(responses) - len(picked)
+    return {**group, "responses": [responses[i] for i in picked], "left_out": left_out}
+
+
+def _cut(response: dict[str, Any], share: float) -> dict[str, Any]:
+    keep = max(1, int(len(response["tokens"]) * share))
+    lists: dict[str, Any] = {name: response[name][:keep] for name in TOKEN_NUMBERS if name in response}
+    return {**response, **lists, "tokens": [*response["tokens"][:keep], " […cut for this page]"]}
+
+
+def _size(group: Mapping[str, Any]) -> int:
+    return len(json.dumps(group, ensure_ascii=False).encode("utf-8", errors="replace"))
+
+
+def _short(value: Any, digits: int = 4) -> Any:
+    """Floats to so many significant digits; what was not finite is recorded as text and stays text."""
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def _note(files_shown: int, files_recorded: int, prompts: int, responses: int) -> str:
+    left_out = []
+    if files_shown < files_recorded:
+        left_out.append(f"{files_shown} of {files_recorded} recorded steps")
+    if prompts:
+        left_out.append(f"{prompts} prompts fewer than those steps have")
+    if responses:
+        left_out.append(f"{responses} responses fewer than those prompts have")
+    if not left_out:
+        return ""
+    return f"To keep this page small it shows {', '.join(left_out)}, evenly spread; rollouts/ has them all."

@@ -1,0 +1,71 @@
+"""The report's plot of what the critic expected against what came of it, from the recorded rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnish.observability.recorder import read_rollouts, recorded_files, step_of
+from burnish.report.charts import evenly
+
+MAX_DOTS = 1200
+PARTS = 10
+
+Point = tuple[float, float]
+"""Value before a token, and the return from it on."""
+
+
+def value_charts(folder: Path) -> list[dict[str, Any]]:
+    """The chart of the newest training step that recorded values and returns; none where no step did."""
+    steps = [path for path in recorded_files(folder) if path.name.startswith("step-")]
+    for path in reversed(steps):
+        lines = [line for line in read_rollouts(path) if line.get("kept") and "token_returns" in line]
+        firsts = [point for line in lines for point in _points(line)[:1]]
+        later = [point for line in lines for point in _points(line)[1:]]
+        if firsts:
+            return [_chart(step_of(path), firsts, later)]
+    return []
+
+
+def _points(line: Mapping[str, Any]) -> list[Point]:
+    """Numbers that are not finite are recorded as text, and left out."""
+    pairs = zip(line["token_values"], line["token_returns"], strict=True)
+    return [(v, r) for v, r in pairs if not isinstance(v, str) and not isinstance(r, str)]
+
+
+def _chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> dict[str, Any]:
+    series = [
+        _series("later tokens", "dots", _thinned(later, MAX_DOTS)),
+        _series("first token", "dots", _thinned(firsts, MAX_DOTS // 2)),
+        _series("mean return", "line", mean_by_value([*firsts, *later])),
+    ]
+    return {
+        "section": "Critic",
+        "title": "Return by value",
+        "help": f"tokens of step {step}; on the dashed line the value was right",
+        "kind": "scatter",
+        "axis": "value",
+        "series": [one for one in series if one["x"]],
+    }
+
+
+def mean_by_value(points: Sequence[Point]) -> list[Point]:
+    """Mean value and mean return of each tenth of the points, in the order of their values; none when all values are
+    equal, since then no order means anything."""
+    ordered = sorted(points, key=lambda point: point[0])
+    if not ordered or ordered[0][0] == ordered[-1][0]:
+        return []
+    count = min(PARTS, len(ordered))
+    cuts = [round(i * len(ordered) / count) for i in range(count + 1)]
+    parts = [ordered[cuts[i] : cuts[i + 1]] for i in range(count)]
+    return [(sum(v for v, _ in part) / len(part), sum(r for _, r in part) / len(part)) for part in parts]
+
+
+def _thinned(points: Sequence[Point], limit: int) -> list[Point]:
+    return [points[i] for i in evenly(len(points), limit)]
+
+
+def _series(label: str, mark: str, points: Sequence[Point]) -> dict[str, Any]:
+    x, y = ([float(f"{point[i]:.5g}") for point in points] for i in (0, 1))
+    return {"label": label, "mark": mark, "x": x, "y": y}

@@ -1,0 +1,149 @@
+"""How a model can be decoded: the first of the ways whose logits are those of the model over each text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.errors import ModelError, RolloutError
+from burnish.forward.boundaries import Boundaries
+from burnish.forward.kernel_layers import FAMILIES
+from burnish.forward.row_rules import is_near, plain_inputs, row_rules, takes
+from burnish.rollouts.local.decoders import Decoder, ModelDecoder
+from burnish.rollouts.local.own_ways import EqualLengthDecoder, TextDecoder, Tokens, WholeTextDecoder
+from burnish.rollouts.local.prefill import Prefiller
+
+TRIED_UP_TO = 8_192
+"""Tokens of a boundary up to which the trial goes; a run that crosses a further one shares no cache."""
+
+_CONTINUED, _CONTINUED_BY_STATE = 4, 20
+"""Tokens that the trial decodes after each prompt; more for caches that the model makes itself, in which errors of a
+recurrent state add up from token to token."""
+_PAST = 5
+
+MakeAnyDecoder = Callable[[Any, int], Decoder | TextDecoder]
+"""Takes the model and a number of places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """make: a decoder of a model; note: what the user should know about it."""
+
+    make: MakeAnyDecoder
+    note: str | None = None
+
+
+def choose_way(model: Any, attention: str, reach: int) -> Way:
+    """The fastest of the ways that give the model's own logits, for texts of up to `reach` tokens.
+
+    Rows of several lengths are decoded, some longer than the boundaries of the config that the run can cross. Models
+    of Llama's build that cross none need no trial. Raises RolloutError for models that no way serves.
+    """
+    crossed = Boundaries.of(model.config).crossed_by(reach)
+    shared = partial(ModelDecoder, attention=attention)
+    if model.config.model_type in FAMILIES and not crossed:
+        return Way(shared)
+    try:
+        beside = row_rules(model).beside
+    except ModelError as error:
+        raise RolloutError(error.message, remedy=error.remedy) from error
+    is_tried = max(crossed, default=0) <= TRIED_UP_TO
+    if is_tried and beside == "padded" and Trial.of(model, reach, _CONTINUED).passes(shared):
+        return Way(shared)
+    kind, trial = model.config.model_type, Trial.of(model, reach, _CONTINUED_BY_STATE)
+    if trial.passes(EqualLengthDecoder):
+        return Way(
+            EqualLengthDecoder,
+            f"sampling is slower than for most models: in this {kind} model only responses to prompts of equal length "
+            "go side by side",
+        )
+    if trial.passes(WholeTextDecoder):
+        return Way(
+            WholeTextDecoder,
+            f"sampling is much slower than for most models: this {kind} model reads the whole text anew for every "
+            "token",
+        )
+    raise RolloutError(
+        f"the local engine cannot sample from this {kind} model: no way of decoding gives the log-probabilities that "
+        "the model itself gives the whole text",
+        remedy="use a model of another architecture, or another engine in rollout.engine",
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """Texts, of which the last tokens are decoded, and the model's own logits after these: (R, tokens, vocabulary)."""
+
+    model: Any
+    texts: list[Tokens]
+    logits_RSV: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: Any, reach: int, continued: int) -> Trial:
+        """Two rows that share a prompt, and others up to the boundaries that texts of `reach` tokens can cross; of
+        each, `continued` tokens are decoded."""
+        lengths = _trial_lengths(Boundaries.of(model.config), reach, continued)
+        continued = min(continued, *lengths)
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        generator = torch.Generator().manual_seed(0)
+        texts = torch.randint(0, vocabulary, (len(lengths), max(lengths)), generator=generator).tolist()
+        shared = lengths[0] - continued + 1
+        texts[1][:shared] = texts[0][:shared]
+        rows = [tuple(text[:length]) for text, length in zip(texts, lengths, strict=True)]
+        return Trial(model, rows, torch.stack([_own_logits(model, row, continued) for row in rows]))
+
+    @torch.no_grad()
+    def passes(self, make: MakeAnyDecoder) -> bool:
+        """Whether rounding explains how far the decoder's logits are from the model's own, for each row."""
+        try:
+            found_RSV = self._decoded(make(self.model, len(self.texts)))
+        except Exception:  # noqa: BLE001  boundary to a foreign model: one that cannot be decoded so is decoded otherwise
+            return False
+        if not bool(self.logits_RSV.isfinite().all()):
+            return True  # weights that are not finite show nothing; sampling says so when it meets them
+        return all(is_near(found, own) for found, own in zip(found_RSV, self.logits_RSV, strict=True))
+
+    def _decoded(self, decoder: Decoder | TextDecoder) -> Tensor:
+        continued = self.logits_RSV.shape[1]
+        prompts = [text[: len(text) - continued + 1] for text in self.texts]
+        device = next(self.model.parameters()).device
+        order = join(decoder, prompts, Prefiller(self.model, pad_token_id=0))
+        given = torch.tensor([self.texts[row][-continued:] for row in order], device=device)
+        positions = torch.tensor([len(prompts[row]) - 1 for row in order], device=device)
+        steps = [decoder.logits(given[:, step], positions + step) for step in range(continued)]
+        return torch.stack(steps, dim=1)[torch.tensor(order).argsort()]
+
+
+def join(decoder: Decoder | TextDecoder, prompts: Sequence[Tokens], prefiller: Prefiller) -> list[int]:
+    """Let rows with these prompts enter; their numbers in the order in which they have."""
+    if isinstance(decoder, TextDecoder):
+        decoder.join_texts(prompts)
+        return list(range(len(prompts)))
+    order: list[int] = []
+    for chunk in prefiller.prefill(prompts, keep=None):
+        decoder.join([len(prompts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
+        order += chunk.rows
+    return order
+
+
+def _own_logits(model: Any, text: Tokens, continued: int) -> Tensor:
+    inputs = plain_inputs(model, torch.tensor([text], device=next(model.parameters()).device))
+    if takes(model, "logits_to_keep"):
+        inputs["logits_to_keep"] = continued
+    logits: Tensor = model(**inputs).logits[0, -continued:]
+    return logits
+
+
+def _trial_lengths(boundaries: Boundaries, reach: int, continued: int) -> list[int]:
+    """Tokens of each text: short ones, one beyond every boundary that is tried, and some that cross one while they are
+    decoded."""
+    near = [boundary for boundary in boundaries.crossed_by(reach) if boundary <= TRIED_UP_TO]
+    over = [boundary + continued // 2 for boundary in near] + ([max(near) + _PAST + continued] if near else [])
+    limits = [limit for limit in (boundaries.context, boundaries.rotation, boundaries.stretch) if limit is not None]
+    return [min(length, reach, *limits) for length in [continued + 5, continued + 5, 3 * continued // 2 + 9, *over]]

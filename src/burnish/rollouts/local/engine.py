@@ -1,0 +1,317 @@
+"""The local engine: samples from the training weights themselves, in the process that trains them.
+
+How a call runs: rows (one per sample) wait in a queue, longest prompts first. Each distinct prompt goes through the
+model once, all but its last token; its keys and values are then copied to the rows of its samples. Decoding feeds
+every row its newest token (at first the last one of its prompt). A row that is done leaves at once, the last row takes
+its place in memory, and waiting rows join when enough places are free.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.errors import RolloutError
+from burnish.forward.boundaries import Boundaries
+from burnish.forward.fast_paths import FastPaths
+from burnish.models.roles import Policy
+from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.limits import check_rotation, response_limit
+from burnish.rollouts.local.cache import PrefilledPrompts
+from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way
+from burnish.rollouts.local.decoders import Decoder, ModelDecoder
+from burnish.rollouts.local.decoding_ways import choose_decoder, no_kernels
+from burnish.rollouts.local.own_ways import TextDecoder
+from burnish.rollouts.local.prefill import Prefiller, attention_kind
+from burnish.rollouts.noise import sample_key, uniforms
+from burnish.rollouts.sampling import check_sampling, sample
+from burnish.rollouts.stop import StopConditions
+from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest, UseKernels
+
+_ADMISSION_FRACTION = 0.125
+"""Waiting rows join when this part of the places is free, so that prompts are prefilled several at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One sample on its way."""
+
+    order: int
+    request: RolloutRequest
+    sample_index: int
+    key: int
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class _Seconds:
+    """What was done since the metrics were last read."""
+
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    prefilled_tokens: int = 0
+    decoded_tokens: int = 0
+
+
+class LocalEngine:
+    """A RolloutEngine on any `transformers` causal language model (or peft wrapper), which it never changes.
+
+    The model is used as it is (dtype, device, adapters), put into evaluation mode during `generate` only.
+    eos_token_ids: every id that ends a response. context_length: tokens of prompt and response together.
+    max_batch_rows: rows decoded at once; it changes memory and speed, never a sample.
+    plain: decode through the model's own forward pass also where `burnish.rollouts.local.fused` could.
+    kernels: whether fused decoding goes through code in C (`burnish.kernels`).
+    paths: chooses among the ways to decode that give the same, and keeps the choice.
+    `version` is the policy's version as of the last `sync`; `notes` are sentences for the user.
+
+    Raises RolloutError for models that it cannot sample from as they score (`burnish.rollouts.local.choice`).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        context_length: int,
+        max_batch_rows: int,
+        plain: bool = False,
+        kernels: UseKernels = "auto",
+        paths: FastPaths | None = None,
+    ) -> None:
+        if max_batch_rows < 1:
+            raise RolloutError(f"max_batch_rows is {max_batch_rows}", remedy="max_batch_rows must be at least 1")
+        self.version = 0
+        self._model = model
+        self._tokenizer = tokenizer
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._pad_token_id = pad_token_id
+        self._context_length = context_length
+        self._max_batch_rows = max_batch_rows
+        check_rotation(model.config, context_length)
+        self._device = next(model.parameters()).device
+        attention = attention_kind(model.config)
+        with _evaluation_mode(model):
+            way = choose_way(model, attention, context_length)
+            self.notes = () if way.note is None else (way.note,)
+            self._make_decoder: MakeAnyDecoder = way.make
+            sees_all = not Boundaries.of(model.config).crossed_by(context_length)
+            if sees_all and way.note is None and not plain:
+                own = partial(ModelDecoder, attention=attention)
+                self._make_decoder = choose_decoder(model, own, kernels, paths or FastPaths())
+            elif kernels == "required":
+                raise no_kernels()
+        self._spent = _Seconds()
+
+    def sync(self, policy: Policy) -> None:
+        """Take the policy's version; the weights are shared, so there is nothing to copy."""
+        self.version = policy.version
+
+    def metrics(self) -> dict[str, Metric]:
+        """Seconds and tokens of prefill and decoding since the last call."""
+        spent, self._spent = self._spent, _Seconds()
+        return {
+            "time/prefill_seconds": Metric(Reduction.SUM, spent.prefill_seconds),
+            "time/decode_seconds": Metric(Reduction.SUM, spent.decode_seconds),
+            "rollout/prefilled_tokens": Metric(Reduction.SUM, spent.prefilled_tokens),
+            "rollout/decoded_tokens": Metric(Reduction.SUM, spent.decoded_tokens),
+            "throughput/decoded_tokens_per_second": Metric(Reduction.MEAN, spent.decoded_tokens, spent.decode_seconds),
+        }
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
+    ) -> list[Rollout]:
+        """One rollout per request and sample index, in the order of the requests.
+
+        The same prompt id and sample index give the same sample wherever they stand, also twice in one call.
+        Raises RolloutError for numbers out of range, empty prompts and prompts that leave no room in the context,
+        and when the model's log-probabilities are not finite.
+        """
+        check_sampling(sampling)
+        rows = self._rows(requests, sampling, seed, step)
+        stop = StopConditions.of(sampling, self._eos_token_ids, self._tokenizer)
+        finished: dict[int, Rollout] = {}
+        with torch.no_grad(), _evaluation_mode(self._model):
+            for done in self._run(rows, sampling, stop):
+                rollouts = {row.order: self._rollout(row, stop) for row in done}
+                finished |= rollouts
+                if on_finished is not None:
+                    on_finished(list(rollouts.values()))
+        return [finished[row.order] for row in rows]
+
+    def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[_Row]:
+        pairs = [(request, index) for request in requests for index in request.sample_indices]
+        return [
+            _Row(
+                order,
+                request,
+                index,
+                sample_key(seed, step, request.prompt_id, index),
+                response_limit(request, sampling, self._context_length),
+            )
+            for order, (request, index) in enumerate(pairs)
+        ]
+
+    def _run(self, rows: list[_Row], sampling: Sampling, stop: StopConditions) -> Iterator[list[_Row]]:
+        """After each token the rows that it finished."""
+        queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))
+        places = min(self._max_batch_rows, len(rows))
+        prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
+        decoding = _Decoding(self._make_decoder(self._model, places), self._device)
+        while queue or decoding.rows:
+            free = places - len(decoding.rows)
+            if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):
+                joining = [queue.popleft() for _ in range(min(free, len(queue)))]
+                self._admit(joining, queue[0] if queue else None, prefiller, decoding)
+            started = time.perf_counter()
+            done = decoding.advance(sampling, stop)
+            self._spent.decode_seconds += time.perf_counter() - started
+            yield done
+        self._spent.decoded_tokens += sum(len(row.tokens) for row in rows)
+
+    def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
+        """Give the rows their prompts' caches and let them join; `waiting` is the next row that stays outside."""
+        if decoding.reads_texts:  # with the first token, so that their time counts as decoding
+            decoding.join_texts(joining)
+            self._spent.prefilled_tokens += sum(len(row.request.prompt_tokens) - 1 for row in joining)
+            return
+        started = time.perf_counter()
+        later = waiting.request.prompt_tokens if waiting else None
+        prompts = [row.request.prompt_tokens for row in joining]
+        for chunk in prefiller.prefill(prompts, keep=later):
+            decoding.join([joining[i] for i in chunk.rows], chunk.prompts, chunk.sources)
+        self._spent.prefill_seconds += time.perf_counter() - started
+        self._spent.prefilled_tokens += prefiller.take_token_count()
+
+    def _rollout(self, row: _Row, stop: StopConditions) -> Rollout:
+        assert row.finish_reason is not None
+        return Rollout(
+            prompt_id=row.request.prompt_id,
+            group_id=row.request.group_id,
+            sample_index=row.sample_index,
+            prompt_tokens=row.request.prompt_tokens,
+            response_tokens=tuple(row.tokens),
+            rollout_logprobs=tuple(row.logprobs),
+            finish_reason=row.finish_reason,
+            policy_version=self.version,
+            response=stop.response_text(row.tokens),
+        )
+
+
+class _Decoding:
+    """The rows being decoded, and their state on the device: newest token, its position, noise key, token count."""
+
+    def __init__(self, decoder: Decoder | TextDecoder, device: torch.device) -> None:
+        self.rows: list[_Row] = []
+        self._decoder = decoder
+        self._device = device
+        self._tokens = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._positions = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._keys = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._counts = torch.empty(0, dtype=torch.int64, device=self._device)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether rows enter with `join_texts`."""
+        return isinstance(self._decoder, TextDecoder)
+
+    def join(self, rows: list[_Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
+        """Rows enter, their next input being the last token of their prompt."""
+        assert not isinstance(self._decoder, TextDecoder)
+        self._decoder.join([len(row.request.prompt_tokens) for row in rows], prompts, sources)
+        self._enter(rows)
+
+    def join_texts(self, rows: list[_Row]) -> None:
+        """As `join`, where the decoder reads prompts itself."""
+        assert isinstance(self._decoder, TextDecoder)
+        self._decoder.join_texts([row.request.prompt_tokens for row in rows])
+        self._enter(rows)
+
+    def _enter(self, rows: list[_Row]) -> None:
+        self.rows += rows
+        newest = [row.request.prompt_tokens[-1] for row in rows]
+        self._tokens = self._extended(self._tokens, newest)
+        self._positions = self._extended(self._positions, [len(row.request.prompt_tokens) - 1 for row in rows])
+        self._keys = self._extended(self._keys, [row.key for row in rows])
+        self._counts = self._extended(self._counts, [0] * len(rows))
+
+    def advance(self, sampling: Sampling, stop: StopConditions) -> list[_Row]:
+        """One token for every row; rows that are done leave and are returned."""
+        logits_RV = self._decoder.logits(self._tokens, self._positions)
+        uniforms_R = uniforms(self._keys, self._counts)
+        self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)
+        self._positions = self._positions + 1
+        self._counts = self._counts + 1
+        self._record(self._tokens.tolist(), logprobs_R.tolist(), stop)
+        done = [row for row in self.rows if row.finish_reason is not None]
+        if done:
+            self._leave()
+        return done
+
+    def _record(self, tokens: list[int], logprobs: list[float], stop: StopConditions) -> None:
+        for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
+            if not math.isfinite(logprob):
+                raise RolloutError(
+                    f"the model gives log-probability {logprob} at response token {len(row.tokens)} of prompt "
+                    f"{row.request.prompt_id!r}, sample {row.sample_index}",
+                    remedy="its weights or activations are not finite: lower the learning rate or use a wider dtype",
+                )
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.finish_reason = stop.finish_reason(row.tokens, row.limit)
+
+    def _leave(self) -> None:
+        """Drop finished rows: rows from the end move into their places, everything else stays where it is."""
+        count = sum(row.finish_reason is None for row in self.rows)
+        holes = [i for i in range(count) if self.rows[i].finish_reason is not None]
+        movers = [i for i in range(count, len(self.rows)) if self.rows[i].finish_reason is None]
+        for hole, mover in zip(holes, movers, strict=True):
+            self.rows[hole] = self.rows[mover]
+        del self.rows[count:]
+        targets = torch.tensor(holes, dtype=torch.int64, device=self._device)
+        sources = torch.tensor(movers, dtype=torch.int64, device=self._device)
+        self._decoder.move(sources, targets, count)
+        self._tokens = _moved(self._tokens, sources, targets, count)
+        self._positions = _moved(self._positions, sources, targets, count)
+        self._keys = _moved(self._keys, sources, targets, count)
+        self._counts = _moved(self._counts, sources, targets, count)
+
+    def _extended(self, tensor: Tensor, values: list[int]) -> Tensor:
+        return torch.cat([tensor, torch.tensor(values, dtype=torch.int64, device=self._device)])
+
+
+def _moved(tensor: Tensor, sources: Tensor, targets: Tensor, count: int) -> Tensor:
+    tensor = tensor.clone()
+    tensor[targets] = tensor[sources]
+    return tensor[:count]
+
+
+@contextmanager
+def _evaluation_mode(model: Any) -> Iterator[None]:
+    """Evaluation mode inside; afterwards each module is back in the mode that it had, which need not be one for all."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,177 @@
+"""Keys and values for the decoding kernels (`burnish.kernels`): one tensor for each prompt and one for each row.
+
+Rows (R) are samples, prompts (P) the distinct ones that they continue. A prompt's tensor holds all its tokens but the
+last, a row's the last one and what follows. Rows change places by changing addresses; nothing is copied but when a
+row outgrows its tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.kernels.decoding import BLOCK, Step, rounded_up
+from burnish.rollouts.local.cache import PrefilledPrompts
+from burnish.rollouts.local.shared_cache import CacheShape
+
+_FIRST_COLUMNS = 64
+_QUERIES = 16
+"""Queries that read one prompt's keys together: rows times the query heads that share a key head."""
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """`store` (2, layers, key heads, capacity x width): keys as blocks (capacity / BLOCK, width, BLOCK), then values
+    (capacity, width)."""
+
+    store: Tensor
+    length: int
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One sample: its store is laid out as a prompt's, `first` is the position of its first token."""
+
+    prompt: _Prompt
+    first: int
+    store: Tensor
+
+
+class KernelCache:
+    """Rows 0 .. `num_rows` - 1 are in use. Everything is float32, whatever the model computes in."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self._width = rounded_up(shape.head_size)
+        self._rows: list[_Row] = []
+        self._step = Step(
+            heads=shape.heads,
+            key_heads=shape.key_heads,
+            size=shape.head_size,
+            width=self._width,
+            layers=shape.layers,
+            scaling=shape.scaling,
+        )
+        self._held: dict[str, Tensor] = {}
+        self._capacity_R = torch.empty(0, dtype=torch.int64)
+        self._first_R = torch.empty(0, dtype=torch.int64)
+        self._longest_prompt = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    def append(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
+        """Take more rows: row i has a prompt of `prompt_lengths[i]` tokens, whose first ones are cached in prompt
+        `sources[i]` (`prompts` is None for prompts of one token)."""
+        stored: dict[int, _Prompt] = {}
+        for length, source in zip(prompt_lengths, sources, strict=True):
+            if source not in stored:
+                stored[source] = self._stored(prompts, source, length - 1)
+            self._rows.append(_Row(stored[source], length - 1, self._empty(_FIRST_COLUMNS)))
+        self._regroup()
+
+    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
+        """Rows `sources` take the places of rows `targets`; only the first `num_rows` stay."""
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._rows[target] = self._rows[source]
+        del self._rows[num_rows:]
+        self._regroup()
+
+    def begin(self, positions_R: Tensor, cosine_RD: Tensor, sine_RD: Tensor, epsilon: float) -> Step:
+        """Make room for the token of each row at these positions of its text. Positions are rotated by these float32
+        cosines and sines; `epsilon` is that of the norms of heads, if there are any.
+
+        What comes back is good until the next call of any method.
+        """
+        if cosine_RD.shape != (len(self._rows), self._shape.head_size) or cosine_RD.dtype != torch.float32:
+            raise ValueError(f"rotations of {self._shape.head_size} float32 numbers a row are needed")
+        column_R = positions_R - self._first_R
+        if bool((column_R >= self._capacity_R).any()):
+            self._grow(column_R.tolist())
+        self._point(column_R=column_R, cosine_RD=cosine_RD.contiguous(), sine_RD=sine_RD.contiguous())
+        self._step.epsilon = epsilon
+        self._reserve_scratch(int(column_R.max()))
+        return self._step
+
+    def _regroup(self) -> None:
+        """Everything that changes with the rows in use."""
+        rows_of: dict[int, list[int]] = {}
+        for row, entry in enumerate(self._rows):
+            rows_of.setdefault(id(entry.prompt), []).append(row)
+        prompts = [self._rows[rows[0]].prompt for rows in rows_of.values()]
+        size = max(1, _QUERIES * self._shape.key_heads // self._shape.heads)
+        order: list[int] = []
+        tiles: list[tuple[int, int, int]] = []
+        for number, rows in enumerate(rows_of.values()):
+            tiles += [(len(order) + i, min(size, len(rows) - i), number) for i in range(0, len(rows), size)]
+            order += rows
+        self._first_R = _numbers([row.first for row in self._rows])
+        self._longest_prompt = max((prompt.length for prompt in prompts), default=0)
+        self._step.rows, self._step.tiles = len(self._rows), len(tiles)
+        self._point(
+            order=_numbers(order),
+            tiles_T3=_numbers(tiles),
+            prompt_P=_numbers([prompt.store.data_ptr() for prompt in prompts]),
+            prompt_capacity_P=_numbers([self._capacity(prompt.store) for prompt in prompts]),
+            prompt_length_P=_numbers([prompt.length for prompt in prompts]),
+        )
+        self._readdress()
+
+    def _readdress(self) -> None:
+        self._capacity_R = _numbers([self._capacity(row.store) for row in self._rows])
+        self._point(own_R=_numbers([row.store.data_ptr() for row in self._rows]), own_capacity_R=self._capacity_R)
+
+    def _grow(self, columns: Sequence[int]) -> None:
+        for row, column in zip(self._rows, columns, strict=True):
+            capacity = self._capacity(row.store)
+            if column >= capacity:
+                wider = self._empty(rounded_up(max(column + 1, capacity * 3 // 2)))
+                wider[..., : row.store.shape[-1]] = row.store
+                row.store = wider
+        self._readdress()
+
+    def _reserve_scratch(self, longest: int) -> None:
+        """Of each thread: queries, outputs and scores of one tile."""
+        shared = self._shape.heads // self._shape.key_heads
+        seen = rounded_up(self._longest_prompt) + rounded_up(longest + 1)
+        wanted = max(_QUERIES, shared) * (2 * self._width + seen)
+        threads = torch.get_num_threads()
+        if wanted > self._step.scratch_size or threads != self._step.threads:
+            self._step.scratch_size, self._step.threads = wanted * 3 // 2 // BLOCK * BLOCK, threads
+            self._point(scratch=torch.empty(threads * self._step.scratch_size, dtype=torch.float32))
+
+    def _stored(self, prompts: PrefilledPrompts | None, index: int, length: int) -> _Prompt:
+        if prompts is None or length == 0:
+            return _Prompt(self._empty(0), 0)
+        shape, capacity = self._shape, rounded_up(length)
+        store = self._empty(capacity).zero_()
+        head_size = shape.head_size
+        keys = store[0].view(shape.layers, shape.key_heads, -1, self._width, BLOCK)
+        values = store[1].view(shape.layers, shape.key_heads, capacity, self._width)
+        for layer in range(shape.layers):
+            key_KTD = store.new_zeros(shape.key_heads, capacity, head_size)
+            key_KTD[:, :length] = prompts.keys[layer][index, :, :length]
+            keys[layer, :, :, :head_size] = key_KTD.unflatten(1, (-1, BLOCK)).transpose(2, 3)
+            values[layer, :, :length, :head_size] = prompts.values[layer][index, :, :length]
+        return _Prompt(store, length)
+
+    def _empty(self, capacity: int) -> Tensor:
+        shape = (2, self._shape.layers, self._shape.key_heads, capacity * self._width)
+        return torch.empty(shape, dtype=torch.float32)
+
+    def _capacity(self, store: Tensor) -> int:
+        return store.shape[-1] // self._width
+
+    def _point(self, **tensors: Tensor) -> None:
+        """Let fields of the step be the addresses of these tensors, and keep them alive."""
+        self._held |= tensors
+        for name, tensor in tensors.items():
+            setattr(self._step, name, tensor.data_ptr())
+
+
+def _numbers(numbers: Sequence[int] | Sequence[tuple[int, int, int]]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)

@@ -1,0 +1,138 @@
+"""Decoding for models whose rows cannot share one cache: as the model's own `generate` goes, or from the text anew.
+
+Both are slower than a shared cache, and right for any model that reads a text forwards. Which one a model needs is
+found by trying (`burnish.rollouts.local.choice`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.forward.row_rules import plain_inputs, quiet_outputs, row_rules
+
+_CACHES = ("past_key_values", "cache_params", "state")
+"""What models call what they keep of the tokens read so far."""
+
+Tokens = tuple[int, ...]
+
+
+class TextDecoder(ABC):
+    """A decoder that reads prompts itself; else as `decoders.Decoder`. It sets no memory aside."""
+
+    @abstractmethod
+    def __init__(self, model: Any, places: int) -> None: ...
+
+    @abstractmethod
+    def join_texts(self, prompts: Sequence[Tokens]) -> None:
+        """Rows with these prompts enter behind those that are there."""
+
+    @abstractmethod
+    def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        """(R, vocabulary) after each row's newest token, which stands at this position of its text."""
+
+    @abstractmethod
+    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
+        """Rows `sources` take the places of rows `targets`; only the first `num_rows` stay."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cohort:
+    """Rows that entered together with prompts of one length, and so keep one length: no padding, one cache. Members
+    that are done stay in it until all are."""
+
+    text_NS: Tensor
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+class EqualLengthDecoder(TextDecoder):
+    """Rows of one length go through the model together, with the cache that the model makes for itself."""
+
+    def __init__(self, model: Any, places: int) -> None:
+        self._model = model
+        self._places: list[tuple[_Cohort, int]] = []
+
+    def join_texts(self, prompts: Sequence[Tokens]) -> None:
+        by_length: dict[int, list[Tokens]] = {}
+        places = []
+        for prompt in prompts:
+            members = by_length.setdefault(len(prompt), [])
+            places.append((len(prompt), len(members)))
+            members.append(prompt)
+        device = next(self._model.parameters()).device
+        # The newest token of a row comes with the call for its logits, at first the last one of its prompt.
+        cohorts = {
+            length: _Cohort(torch.tensor([text[:-1] for text in texts], dtype=torch.int64, device=device))
+            for length, texts in by_length.items()
+        }
+        self._places += [(cohorts[length], number) for length, number in places]
+
+    def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        members: dict[int, list[int]] = {}
+        for row, (cohort, _) in enumerate(self._places):
+            members.setdefault(id(cohort), []).append(row)
+        parts = []
+        for rows in members.values():
+            cohort, numbers = self._places[rows[0]][0], [self._places[row][1] for row in rows]
+            newest_N = tokens_R.new_zeros(len(cohort.text_NS))
+            newest_N[numbers] = tokens_R[rows]
+            parts.append(self._step(cohort, newest_N)[numbers])
+        order = torch.tensor([row for rows in members.values() for row in rows], device=tokens_R.device)
+        return torch.cat(parts).index_select(0, order.argsort())
+
+    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._places[target] = self._places[source]
+        del self._places[num_rows:]
+
+    def _step(self, cohort: _Cohort, newest_N: Tensor) -> Tensor:
+        """(N, vocabulary) after one more token; what the model keeps of the text goes from one call to the next."""
+        cohort.text_NS = torch.cat([cohort.text_NS, newest_N[:, None]], dim=1)
+        begins = not cohort.kept
+        inputs = self._model.prepare_inputs_for_generation(
+            cohort.text_NS,
+            next_sequence_length=None if begins else 1,
+            is_first_iteration=begins,
+            attention_mask=torch.ones_like(cohort.text_NS),
+            use_cache=True,
+            **cohort.kept,
+        )
+        outputs = self._model(**inputs | quiet_outputs(self._model))
+        cohort.kept = {name: outputs[name] for name in _CACHES if outputs.get(name) is not None}
+        logits_NV: Tensor = outputs.logits[:, -1]
+        return logits_NV
+
+
+class WholeTextDecoder(TextDecoder):
+    """Every row's text goes through the model anew for every token, beside rows of its length at most."""
+
+    def __init__(self, model: Any, places: int) -> None:
+        self._model = model
+        self._together = row_rules(model).beside != "alone"
+        self._texts: list[list[int]] = []
+
+    def join_texts(self, prompts: Sequence[Tokens]) -> None:
+        self._texts += [list(prompt[:-1]) for prompt in prompts]
+
+    def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        for text, token in zip(self._texts, tokens_R.tolist(), strict=True):
+            text.append(token)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, text in enumerate(self._texts):
+            groups.setdefault((len(text), 0 if self._together else row), []).append(row)
+        parts = []
+        for rows in groups.values():
+            texts = torch.tensor([self._texts[row] for row in rows], device=tokens_R.device)
+            parts.append(self._model(**plain_inputs(self._model, texts)).logits[:, -1])
+        order = torch.tensor([row for rows in groups.values() for row in rows], device=tokens_R.device)
+        return torch.cat(parts).index_select(0, order.argsort())
+
+    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._texts[target] = self._texts[source]
+        del self._texts[num_rows:]

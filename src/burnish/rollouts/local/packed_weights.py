@@ -1,0 +1,68 @@
+"""Matrix products of a decoding step on a CPU, with weights laid out anew for them.
+
+A decoding step multiplies a few rows with large matrices. oneDNN does that at its full rate when it may keep the
+matrix in blocks of its own; from an ordinary tensor the same product runs at a half or, for eight rows, a quarter of
+it. That is so on some processors: `burnish.rollouts.local.decoding_ways` tries and times it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from burnish import processor
+from burnish.errors import RolloutError
+from burnish.models.lora import effective_weight
+
+Product = Callable[[Tensor], Tensor]
+"""(R, inputs) -> (R, outputs)."""
+
+_ROWS = 64
+"""Rows that the layout is made for; other numbers run as well with it."""
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are packed products for these weights on this processor."""
+    if device.type != "cpu":
+        return False
+    if dtype == torch.bfloat16:
+        return processor.has_onednn_bfloat16()
+    return dtype == torch.float32 and processor.has_onednn()
+
+
+def joined_product(*linears: nn.Module, packed: bool) -> Product:
+    """One product for all linear layers that read the same input; their outputs stand side by side. Adapters are
+    added in. `packed` only where `can_pack` says so.
+
+    The weights are copied unless it is one layer that is not packed: what trains later need not show in it. Raises
+    RolloutError when they cannot be packed.
+    """
+    weight, bias = _together([effective_weight(linear) for linear in linears])
+    weight = weight.detach()
+    if not packed:
+        return lambda inputs: linear(inputs, weight, bias)
+    try:
+        blocks = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    except (RuntimeError, AttributeError) as error:  # whatever oneDNN lacks: the processor's help, or memory
+        raise RolloutError(
+            f"the weights cannot be packed for decoding: {' '.join(str(error).split())[:200]}",
+            remedy=f"set {processor.WITHOUT}=onednn in the environment, which decodes without packing",
+        ) from error
+
+    def product(inputs: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, blocks, bias, "none", [], "")
+        return result
+
+    return product
+
+
+def _together(layers: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    weights = [weight for weight, _ in layers]
+    if len(layers) == 1:
+        return layers[0]
+    biases = [weight.new_zeros(weight.shape[0]) if bias is None else bias for weight, bias in layers]
+    has_bias = any(bias is not None for _, bias in layers)
+    return torch.cat(weights), torch.cat(biases) if has_bias else None

@@ -1,0 +1,118 @@
+"""Prompts through the model, each distinct one once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from burnish.errors import RolloutError
+from burnish.forward.attention import ATTENTION
+from burnish.forward.row_rules import quiet_outputs
+from burnish.rollouts.local.cache import PrefilledPrompts
+
+_TOKENS_PER_FORWARD = {"cpu": 2_048}
+"""Prompt tokens, with padding, that go through the model at once, by type of device; a CPU gains nothing from more."""
+_TOKENS_PER_FORWARD_ELSEWHERE = 16_384
+
+Tokens = tuple[int, ...]
+
+
+def attention_kind(config: Any) -> str:
+    """`sdpa` or `eager`; RolloutError for models loaded with an attention that takes no mask of ours."""
+    kind = str(config._attn_implementation)
+    if kind not in ("sdpa", "eager", ATTENTION):
+        raise RolloutError(
+            f"the local engine cannot drive attention implementation {kind!r}",
+            remedy="load the model with attention implementation 'sdpa' or 'eager'",
+        )
+    return "sdpa" if kind == ATTENTION else kind
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledRows:
+    """Some of the rows that were asked for (indices), and which of the prompts here each one continues."""
+
+    rows: list[int]
+    prompts: PrefilledPrompts | None
+    sources: list[int]
+
+
+class Prefiller:
+    """Computes keys and values of all tokens of a prompt but the last, which decoding feeds first.
+
+    Rows come in order of their prompts. When the rows of one prompt are split over two calls, its cache is kept between
+    them.
+    """
+
+    def __init__(self, model: Any, *, pad_token_id: int) -> None:
+        self._model = model
+        self._pad_token_id = pad_token_id
+        self._device = next(model.parameters()).device
+        self._kept: tuple[Tokens, PrefilledPrompts] | None = None
+        self._tokens = 0
+
+    def take_token_count(self) -> int:
+        """Prompt tokens computed since the last call, without padding."""
+        count, self._tokens = self._tokens, 0
+        return count
+
+    def prefill(self, prompts: Sequence[Tokens], *, keep: Tokens | None) -> Iterator[PrefilledRows]:
+        """Caches for rows with these prompts, in pieces; that of `keep`, if among them, is kept for the next call."""
+        rows_of: dict[Tokens, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            rows_of.setdefault(prompt, []).append(row)
+        short = [row for prompt, rows in rows_of.items() if len(prompt) == 1 for row in rows]
+        if short:
+            yield PrefilledRows(short, None, [0] * len(short))
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] in rows_of:
+            yield self._rows([kept[0]], kept[1], rows_of)
+            if keep == kept[0]:
+                self._kept = kept
+        done = kept[0] if kept is not None else None
+        budget = _TOKENS_PER_FORWARD.get(self._device.type, _TOKENS_PER_FORWARD_ELSEWHERE)
+        for chunk in _chunks([prompt for prompt in rows_of if len(prompt) > 1 and prompt != done], budget):
+            computed = self._forward(chunk)
+            if keep in chunk:
+                self._kept = (keep, computed.prompt(chunk.index(keep), len(keep) - 1))
+            yield self._rows(chunk, computed, rows_of)
+
+    def _rows(
+        self, chunk: Sequence[Tokens], computed: PrefilledPrompts, rows_of: dict[Tokens, list[int]]
+    ) -> PrefilledRows:
+        pairs = [(row, source) for source, prompt in enumerate(chunk) for row in rows_of[prompt]]
+        return PrefilledRows([row for row, _ in pairs], computed, [source for _, source in pairs])
+
+    def _forward(self, chunk: Sequence[Tokens]) -> PrefilledPrompts:
+        """Right-padded, so that causal attention alone keeps the padding out of every real token."""
+        width = max(len(prompt) for prompt in chunk) - 1
+        padded = [list(prompt[:-1]) + [self._pad_token_id] * (width + 1 - len(prompt)) for prompt in chunk]
+        cache = DynamicCache()
+        positions = torch.arange(width, device=self._device).expand(len(chunk), -1)
+        self._model(
+            input_ids=torch.tensor(padded, device=self._device),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **quiet_outputs(self._model),
+        )
+        self._tokens += sum(len(prompt) - 1 for prompt in chunk)
+        return PrefilledPrompts([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
+
+
+def _chunks(prompts: list[Tokens], budget: int) -> Iterator[list[Tokens]]:
+    """Neighbours together, as many as fit (at least one)."""
+    chunk: list[Tokens] = []
+    for prompt in prompts:
+        width = max(len(member) for member in [*chunk[:1], prompt])
+        if chunk and width * (len(chunk) + 1) > budget:
+            yield chunk
+            chunk = []
+        chunk.append(prompt)
+    if chunk:
+        yield chunk

@@ -1,0 +1,233 @@
+"""The engine's handle of its worker process: start it, push weights into it, ask it, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from burnish.errors import RolloutError
+from burnish.plugins import describe_exit, holding_back_stop_signals
+
+SCRIPT = Path(__file__).with_name("worker.py")
+CHUNK_BYTES = 256 << 20
+"""Weights in the shared memory at a time (a larger tensor travels alone)."""
+
+_LENGTH_BYTES = 8
+_ALIGNMENT = 64
+_LOG_TAIL_LINES = 12
+_LOOK_SECONDS = 120.0  # an interpreter on a slow network disk takes its time
+
+
+class WorkerLost(Exception):
+    """The worker died, did not answer in time or answered nonsense; the message says which, with the end of its log."""
+
+
+class WorkerFault(Exception):
+    """The worker lives and says that it could not do what it was asked."""
+
+
+class WorkerProcess:
+    """A worker in a session of its own. `log` gets everything that it prints; nothing of it reaches our output."""
+
+    def __init__(self, python: str, log: Path, *, script: Path = SCRIPT) -> None:
+        """Raises RolloutError when the interpreter cannot be started, or the log not be opened."""
+        self._log = log
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                output = theirs.enter_context(_open_log(log))
+                self._log_start = output.tell()
+                self._socket, socket_of_worker = socket.socketpair()
+                ours.callback(self._socket.close)  # unless the process starts
+                theirs.callback(socket_of_worker.close)
+                self._memory = os.memfd_create("burnish-weights")
+                ours.callback(os.close, self._memory)
+                self._start(python, script, (socket_of_worker.fileno(), self._memory), output)
+            except OSError as error:
+                raise RolloutError(
+                    f"cannot start {python} with its log in {log}: {error}",
+                    remedy="mend rollout.vllm.python, move away what stands in the place of the log, or raise the "
+                    "limits of processes and open files (ulimit -u, ulimit -n)",
+                ) from error
+            ours.pop_all()
+
+    def _start(self, python: str, script: Path, descriptors: tuple[int, int], output: BinaryIO) -> None:
+        with holding_back_stop_signals():
+            self._process = subprocess.Popen(
+                [python, str(script), *map(str, descriptors), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=descriptors,
+                start_new_session=True,
+                env=worker_environment(python),
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, message: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        """The answer. WorkerLost when there is none within so many seconds, WorkerFault when it is an error,
+        RolloutError when the worker refuses."""
+        deadline = time.monotonic() + seconds
+        try:
+            data = json.dumps(message).encode()
+            self._socket.settimeout(seconds)
+            self._socket.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+            length = int.from_bytes(self._receive(_LENGTH_BYTES, deadline), "little")
+            answer = json.loads(self._receive(length, deadline))
+        except TimeoutError as error:
+            raise WorkerLost(f"did not answer {message['kind']!r} within {seconds:g} seconds") from error
+        except (EOFError, ConnectionError) as error:
+            raise WorkerLost(self._epitaph()) from error
+        except (ValueError, MemoryError, OverflowError) as error:
+            raise WorkerLost(f"answered what is no message ({error})") from error
+        if not isinstance(answer, dict):
+            raise WorkerLost(f"answered what is no message ({answer!r})")
+        if "refused" in answer:
+            raise RolloutError(
+                f"the vLLM worker refuses {message['kind']!r}: {answer['refused']}",
+                remedy="its weights must be those of the last sync(): this is a defect of Burnish, please report it",
+            )
+        if "error" in answer:
+            raise WorkerFault(str(answer["error"]))
+        return answer
+
+    def push(self, weights: Iterable[tuple[str, Tensor]], version: int, *, seconds: float) -> int:
+        """Send the weights through the shared memory; returns their number of bytes. Raises as `ask` does."""
+        self._send_only({"kind": "push", "version": version})
+        total, waiting = 0, 0
+        chunk: list[tuple[str, Tensor]] = []
+        for name, tensor in weights:
+            size = _aligned(tensor.nbytes)
+            if chunk and waiting + size > CHUNK_BYTES:
+                self._push_chunk(chunk, waiting, seconds)
+                chunk, waiting = [], 0
+            chunk.append((name, tensor))
+            waiting += size
+            total += tensor.nbytes
+        if chunk:
+            self._push_chunk(chunk, waiting, seconds)
+        answer = self.ask({"kind": "chunk", "tensors": []}, seconds=seconds)
+        if answer.get("version") != version:
+            raise WorkerLost(f"holds version {answer.get('version')!r} after version {version} was pushed")
+        return total
+
+    def kill(self) -> None:
+        """End the worker and whatever it started, at once and for certain. Idempotent."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._socket.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def log_tail(self) -> str:
+        """The last lines that this worker printed; why they cannot be shown where that is so."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(self._log_start)
+                lines = log.read().decode("utf-8", "replace").splitlines()
+        except OSError as error:  # somebody has removed the log: what happened to the worker is to be told all the same
+            lines = [f"(cannot read {self._log}: {error.strerror})"]
+        return "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:])
+
+    def _push_chunk(self, chunk: Sequence[tuple[str, Tensor]], size: int, seconds: float) -> None:
+        if os.fstat(self._memory).st_size < size:
+            os.ftruncate(self._memory, size)
+        entries, offset = [], 0
+        with mmap.mmap(self._memory, size) as memory:
+            for name, tensor in chunk:
+                _write(tensor, memory, offset)
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                entries.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset})
+                offset += _aligned(tensor.nbytes)
+        self.ask({"kind": "chunk", "bytes": size, "tensors": entries}, seconds=seconds)
+
+    def _send_only(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode()
+        try:
+            self._socket.settimeout(None)
+            self._socket.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+        except ConnectionError as error:
+            raise WorkerLost(self._epitaph()) from error
+
+    def _receive(self, count: int, deadline: float) -> bytes:
+        parts = []
+        while count:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = self._socket.recv(min(count, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _epitaph(self) -> str:
+        """How it ended. It has closed its end of the socket, so it is ending, or has lost its mind."""
+        try:
+            return f"ended ({describe_exit(self._process.wait(timeout=5.0))})"
+        except subprocess.TimeoutExpired:
+            return "closed its connection without ending"
+
+
+def worker_environment(python: str) -> dict[str, str]:
+    """This process's environment, without its module path for another interpreter, and vLLM in one process, silent
+    about itself and off the network: all that it needs is in the folder that it is given. What is set already stays."""
+    inherited = dict(os.environ)
+    if python != sys.executable:
+        for name in ("PYTHONPATH", "PYTHONHOME"):
+            inherited.pop(name, None)
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return {**quiet, **inherited, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+def has_vllm(python: str) -> bool:
+    """Whether that interpreter finds the package. OSError when it cannot be started or does not end."""
+    # Without the current folder, where another `vllm` may lie, and where the worker does not look either.
+    program = (
+        "import sys; del sys.path[0]; from importlib.util import find_spec; "
+        "found = find_spec('vllm'); sys.exit(found is None or found.origin is None)"
+    )
+    environment = worker_environment(python)
+    command, nothing = [python, "-c", program], subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_LOOK_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"it did not say within {_LOOK_SECONDS:g} seconds whether it has vllm") from error
+    return done.returncode == 0
+
+
+def _open_log(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600), "ab")
+
+
+def _write(tensor: Tensor, memory: mmap.mmap, offset: int) -> None:
+    target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+    target.copy_(tensor.detach().reshape(-1))
+
+
+def _aligned(size: int) -> int:
+    return -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,271 @@
+"""Reward models from comparisons: one optimizer step a batch of whole comparisons, held-out accuracy beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from burnish.checkpointing.pending import Pending
+from burnish.config.schema_data import Sources
+from burnish.config.schema_rm import RmConfig
+from burnish.data.overlap import find_overlap
+from burnish.data.preference_tokens import PreferenceExample
+from burnish.data.preferences import PreferenceSet, load_preferences
+from burnish.data.samplers import PromptSampler
+from burnish.data.template import ChatFormat
+from burnish.errors import ConfigError, DataError
+from burnish.forward.allocator import keep_freed_memory
+from burnish.forward.float32 import fast_float32
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.reward_layout import Readout
+from burnish.models.reward_learner import Comparison, RewardLearner
+from burnish.models.reward_model import new_reward_model
+from burnish.observability.atomic import write_text_atomically
+from burnish.observability.console import say
+from burnish.observability.metrics import MetricStore
+from burnish.report.report import HISTOGRAM_FILE
+from burnish.trainers.chaining import pinned
+from burnish.trainers.journal import open_journal
+from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
+from burnish.trainers.path_record import record_paths, recorded_paths
+from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
+from burnish.trainers.reward_model.normalization import Measure, measured_pairs
+from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
+from burnish.trainers.reward_model.preference_objective import PreferenceLoss
+from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.workplace import open_workplace
+from burnish.types import Metric, Reduction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, kw_only=True)
+class RmRun(Training):
+    """The parts of a reward model's run."""
+
+    config: RmConfig
+    learner: RewardLearner
+    train: tuple[Comparison, ...]
+    heldout: tuple[PreferenceExample, ...]
+    sampler: PromptSampler
+    objective: PreferenceLoss
+    length_rule: LengthRule
+    measure: Measure | None
+    last_position: int | None
+    """Draws after which the run ends (a number of passes); None when it ends after a number of steps."""
+
+    @property
+    def settings(self) -> RmConfig:
+        return self.config
+
+    def learners(self) -> dict[str, Learner]:
+        return {WEIGHTS_FOLDER: self.learner}
+
+    def before_first_step(self) -> None:
+        """Normalise the scores of the untrained head, where the run file asks for it."""
+        if self.measure is not None and self.measure.settings.before:
+            self.normalise(self.measure)
+
+    def train_step(self) -> dict[str, float]:
+        """One optimizer step on whole comparisons."""
+        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
+        count = self.config.optimization.comparisons_per_batch
+        if self.last_position is not None:
+            count = min(count, self.last_position - progress.position)
+        batch = [self.train[index] for index in self.sampler.take(count, progress.position)]
+        with stopwatch.phase("update"):
+            metrics.merge(self.learner.update(batch, self.objective))
+        tokens = sum(len(prompt) + len(response) for comparison in batch for prompt, response in comparison.pairs())
+        metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
+        metrics.add("train/comparisons", Metric(Reduction.SUM, count))
+        metrics.merge(stopwatch.metrics())
+        row = with_throughput(metrics.row(), tokens, stopwatch)
+        progress.advance(progress.position + count, row)
+        return row
+
+    def after_last_step(self, pending: Pending) -> None:
+        """Normalise the scores of the trained model, once."""
+        if self.measure is not None and self.measure.settings.after and not pending.normalised:
+            self.normalise(self.measure)
+        pending.normalised = True
+
+    def normalise(self, measure: Measure) -> None:
+        """Shift (and with `gain_bias` scale) the scores by those of the pairs that the run file names."""
+        measured = self.learner.score(measure.pairs())
+        self.learner.normalise(measured, scale=measure.settings.kind == "gain_bias", measured_on=measure.name)
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy with its interval, calibration, and what length alone explains, on the held-out comparisons; the
+        histogram of their scores goes to `score_histogram.json` in the run's folder."""
+        if not self.heldout:
+            return {}
+        stopwatch = Stopwatch()
+        with stopwatch.phase("evaluate"):
+            scores = self.learner.compare([_comparison(example) for example in self.heldout])
+        scored = scored_comparisons(self.heldout, scores)
+        content = {"step": self.progress.step, **histogram(scored)}
+        write_text_atomically(Path(self.config.output) / HISTOGRAM_FILE, json.dumps(content) + "\n")
+        return describe(scored, self.length_rule) | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+
+
+def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Train and return where the run and its last checkpoint lie; goes on from the newest checkpoint.
+
+    `accept_changes`: go on although files or versions that the run depends on have changed.
+    Raises BurnishError for everything that a user can put right.
+    """
+    return train_to_end(open_rm_run(config, console, accept_changes=accept_changes), console)
+
+
+def scored_comparisons(
+    examples: Sequence[PreferenceExample], scores: Sequence[Sequence[float]]
+) -> list[ScoredComparison]:
+    """Examples with the scores of their candidates, as evaluations are worked out from them."""
+    return [
+        ScoredComparison(tuple(row), tuple(len(tokens) for tokens in e.responses_tokens), e.best, e.margin)
+        for e, row in zip(examples, scores, strict=True)
+    ]
+
+
+@contextmanager
+def open_rm_run(config: RmConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RmRun]:
+    """Everything that the loop talks to."""
+    config, chained = pinned(config)
+    say(console, chained)
+    with ExitStack() as stack:
+        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
+        model = new_reward_model(
+            config.model,
+            Readout(config.score_at, config.response_length),
+            seed=config.seed,
+            head_init_std=config.head_init_std,
+        )
+        if config.normalization.trainable:
+            model.train_gain_and_bias()
+        loaded = model.loaded
+        keep_freed_memory(loaded.model.device.type)
+        paths = recorded_paths(workplace.path)
+        stack.enter_context(fast_float32(loaded.model, paths=paths))
+        say(console, (*loaded.notes, *paths.lines()))
+        limit = min(config.max_tokens, loaded.context_length)
+        train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
+        say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
+        size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
+        total_steps = config.steps or -(-epochs * len(train) // size)
+        learner = RewardLearner(
+            model,
+            OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
+            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+        )
+        run = RmRun(
+            config=config,
+            learner=learner,
+            train=comparisons_of(train.examples),
+            heldout=evaluated_comparisons(config, heldout),
+            sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
+            objective=PreferenceLoss.from_config(config),
+            length_rule=length_rule(train),
+            measure=_measure(config, loaded, train, console),
+            total_steps=total_steps,
+            last_position=None if config.steps else epochs * len(train),
+            journal=stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=total_steps)),
+            store=workplace.store,
+        )
+        record_paths(workplace.path, paths)
+        if workplace.checkpoint is not None:
+            restore(run, workplace.checkpoint)
+        yield run
+
+
+def load_comparisons(
+    config: RmConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
+) -> tuple[PreferenceSet, PreferenceSet | None]:
+    """Training and held-out comparisons: two data sets, or one split by conversation."""
+    if not config.data.train:
+        raise ConfigError("data.train is empty", remedy="name at least one data set in data.train")
+    train = load_set(config, config.data.train, tokenizer, max_tokens, console)
+    if config.data.eval:
+        return train, load_set(config, config.data.eval, tokenizer, max_tokens, console)
+    if config.held_out_fraction == 0:
+        return train, None
+    train, heldout = train.split(config.held_out_fraction, seed=config.seed)
+    console.print(
+        f"split by conversation: {len(train):,} comparisons to train on, {len(heldout):,} held out", highlight=False
+    )
+    return train, heldout
+
+
+def load_set(
+    config: RmConfig, sources: Sources, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
+) -> PreferenceSet:
+    """The comparisons of some sources, read as the run file says. DataError or ConfigError for any that do not fit."""
+    found = load_preferences(
+        sources,
+        tokenizer=tokenizer,
+        max_tokens=max_tokens,
+        over_long=config.data.over_long,
+        chat=ChatFormat.of(config.data),
+        candidates=config.candidates,
+        ties=config.ties,
+        bad_rows=config.bad_rows,
+        append_eos=config.append_eos,
+        label_pad_token_id=config.label_pad_token_id,
+    )
+    say(console, found.lines())
+    _check_fits_loss(config, found)
+    return found
+
+
+def _check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
+    for example in found.examples:
+        count = len(example.responses_tokens)
+        if config.loss == "bradley_terry" and count != 2:
+            raise ConfigError(
+                f"comparison {example.id} has {count} candidates, but the loss bradley_terry compares two",
+                remedy="set loss: best_of",
+            )
+        if config.margins and example.margin is None and not example.tie:
+            raise DataError(
+                f"comparison {example.id} has no margin, but margins is true",
+                remedy="add a margin column (columns: {margin: ...}), or set margins: false",
+            )
+
+
+def comparisons_of(examples: tuple[PreferenceExample, ...]) -> tuple[Comparison, ...]:
+    """Examples as the model takes them."""
+    return tuple(_comparison(example) for example in examples)
+
+
+def _comparison(e: PreferenceExample) -> Comparison:
+    return Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie)
+
+
+def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
+    """Held-out comparisons that have a best one, at most `evaluation.max_prompts`."""
+    if heldout is None:
+        return ()
+    decided = tuple(example for example in heldout.examples if not example.tie)
+    return decided[: config.evaluation.max_prompts]
+
+
+def length_rule(train: PreferenceSet) -> LengthRule:
+    """Whether the longer or the shorter responses are the better ones in the training comparisons."""
+    return LengthRule.learned(
+        [([len(response) for response in e.responses_tokens], e.best) for e in train.examples if not e.tie]
+    )
+
+
+def _measure(config: RmConfig, loaded: LoadedModel, train: PreferenceSet, console: Console) -> Measure | None:
+    if config.normalization.kind == "none":
+        return None
+    return Measure(config.normalization, cache(lambda: measured_pairs(config, loaded, train, console)))

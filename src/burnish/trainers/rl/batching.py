@@ -1,0 +1,102 @@
+"""From scored rollouts (host) to one batch (device), rows in the order of the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.forward.batch import Batch
+from burnish.types import FinishReason, Rollout, RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the rewards said about the rows of a batch.
+
+    scores_B: weighted sum of the rewards (with penalties); dense_rewards_BT: rewards per token, when any reward gave
+    them; greedy_scores_B: score of the greedy response to the same prompt; parts_BC: each reward before its weight.
+    """
+
+    scores_B: Tensor
+    dense_rewards_BT: Tensor | None = None
+    greedy_scores_B: Tensor | None = None
+    parts_BC: Tensor | None = None
+    weights_C: Tensor | None = None
+
+
+def scored(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:
+    """The rollouts that carry a reward: those that failed are left out of their group."""
+    return [(group, rollout) for group in groups for rollout in group.rollouts if rollout.reward is not None]
+
+
+def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncated: bool) -> Batch:
+    """Right-padded tensors of the rollouts' own tokens; every response token is trained on.
+
+    With `mask_truncated`, responses that hit the length limit have no trained token.
+    """
+    lengths = torch.tensor([len(r.response_tokens) for r in rollouts])
+    trained = lengths.clone()
+    if mask_truncated:
+        cut = torch.tensor([r.finish_reason is FinishReason.LENGTH for r in rollouts])
+        trained = torch.where(cut, torch.zeros_like(trained), trained)
+    width = int(lengths.max())
+    return Batch(
+        prompt_tokens=_padded([r.prompt_tokens for r in rollouts], pad_token_id, torch.int64),
+        prompt_lengths=torch.tensor([len(r.prompt_tokens) for r in rollouts]),
+        response_tokens=_padded([r.response_tokens for r in rollouts], pad_token_id, torch.int64),
+        response_lengths=lengths,
+        loss_mask=torch.arange(width).unsqueeze(0) < trained.unsqueeze(1),
+        group_ids=torch.tensor([r.group_id for r in rollouts]),
+        rollout_logprobs=_padded([r.rollout_logprobs for r in rollouts], 0.0, torch.float32),
+    )
+
+
+def build_outcome(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> Outcome:
+    """Scores of the rows. `weights` are the labels and weights of the run's rewards, for estimators that treat each
+    reward by itself."""
+    rollouts = [rollout for _, rollout in rows]
+    return Outcome(
+        scores_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
+        dense_rewards_BT=_dense(rollouts),
+        greedy_scores_B=_greedy(rows),
+        parts_BC=_parts(rollouts, tuple(weights)),
+        weights_C=torch.tensor(list(weights.values()), dtype=torch.float32) if weights else None,
+    )
+
+
+def _dense(rollouts: Sequence[Rollout]) -> Tensor | None:
+    if all(r.token_rewards is None for r in rollouts):
+        return None
+    rows = [_dense_row(r) for r in rollouts]
+    return _padded(rows, 0.0, torch.float32)
+
+
+def _dense_row(rollout: Rollout) -> tuple[float, ...]:
+    """The row's token rewards; a row scored as a whole beside dense ones keeps its score on the last token."""
+    if rollout.token_rewards is not None:
+        return rollout.token_rewards
+    return (0.0,) * (len(rollout.response_tokens) - 1) + (float(rollout.reward or 0.0),)
+
+
+def _greedy(rows: Sequence[tuple[RolloutGroup, Rollout]]) -> Tensor | None:
+    scores = [group.greedy.reward if group.greedy is not None else None for group, _ in rows]
+    if any(score is None for score in scores):
+        return None
+    return torch.tensor(scores, dtype=torch.float32)
+
+
+def _parts(rollouts: Sequence[Rollout], labels: Sequence[str]) -> Tensor | None:
+    if not labels or any(label not in r.reward_parts for r in rollouts for label in labels):
+        return None
+    return torch.tensor([[r.reward_parts[label] for label in labels] for r in rollouts], dtype=torch.float32)
+
+
+def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
+    width = max(len(row) for row in rows)
+    out = torch.full((len(rows), width), fill, dtype=dtype)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = torch.tensor(row, dtype=dtype)
+    return out

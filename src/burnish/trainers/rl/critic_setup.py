@@ -1,0 +1,97 @@
+"""From a run file to the critic of a run, and to what it minimises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from burnish.config.names import MODEL_REWARD
+from burnish.config.schema import RlConfig
+from burnish.config.schema_data import ModelConfig
+from burnish.errors import ModelError
+from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Objective, ValueObjective
+from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
+from burnish.models.value_head import HEAD_FILE, init_value_head
+from burnish.trainers.result import WEIGHTS_FOLDER
+from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective, WeightedValueObjective
+
+
+def build_value_objective(config: RlConfig) -> ValueObjective:
+    """What an optimizer step of a critic by itself minimises."""
+    objective = _value_objective(config)
+    weight = 1.0 if config.critic.kind == "shared" else config.critic.loss_weight
+    return objective if weight == 1.0 else WeightedValueObjective(objective, weight)
+
+
+def _value_objective(config: RlConfig) -> ClippedValueObjective:
+    return ClippedValueObjective(
+        clip=config.critic.clip,
+        aggregation=config.algorithm.aggregation,
+        length=config.rollout.max_response_tokens,
+    )
+
+
+def build_separate_critic(config: RlConfig, loaded: LoadedModel) -> SeparateCritic | None:
+    """None where the critic shares the policy's trunk. Call it before the policy builds adapters into its model."""
+    critic, budget = config.critic, config.optimization.tokens_per_microbatch
+    if critic.kind == "shared":
+        return None
+    settings = critic_settings(config)
+    if critic.init == "policy":
+        built = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget)
+        init_value_head(built.head, std=critic.head_init_std, seed=config.seed)
+        return built
+    folder = reward_model_folder(config) if critic.init == "reward_model" else critic.init
+    if (Path(folder) / HEAD_FILE).is_file():
+        return _critic_of_a_run(Path(folder), loaded, settings, budget)
+    return SeparateCritic.from_folder(folder, loaded, settings, field="critic.init", tokens_per_microbatch=budget)
+
+
+def _critic_of_a_run(folder: Path, loaded: LoadedModel, settings: OptimizerSettings, budget: int) -> SeparateCritic:
+    """A critic that goes on from the one that another run of `burnish rl` saved in a checkpoint, of the same
+    architecture and vocabulary. A head alone (critic.kind shared) has no trunk to begin with: ModelError."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"critic.init {str(folder)!r} holds a value head without a trunk: that run's critic.kind was shared",
+            remedy="use critic.init: policy, a reward model, or a run whose critic.kind was separate",
+        )
+    theirs = load_tokenizer(ModelConfig(path=str(folder.parent / WEIGHTS_FOLDER)))
+    difference = vocabulary_difference(theirs, loaded.tokenizer)
+    if difference is not None:
+        raise ModelError(
+            f"critic.init {str(folder)!r} has another tokenizer than the policy, whose token ids it would read: "
+            f"{difference}",
+            remedy="use a critic of a run on the same model, or critic.init: policy",
+        )
+    critic = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget)
+    critic.load_weights(folder)
+    return critic
+
+
+def reward_model_folder(config: RlConfig) -> str:
+    """Folder of the run's one reward model (the run file has been checked to have exactly one)."""
+    (name,) = [reward.name for reward in config.rewards if reward.name.startswith(MODEL_REWARD)]
+    return name.removeprefix(MODEL_REWARD)
+
+
+def build_shared_critic(config: RlConfig, policy: LocalPolicy) -> SharedCritic:
+    budget = config.optimization.tokens_per_microbatch
+    critic = SharedCritic(policy, critic_settings(config), tokens_per_microbatch=budget)
+    init_value_head(critic.head, std=config.critic.head_init_std, seed=config.seed)
+    return critic
+
+
+def critic_settings(config: RlConfig) -> OptimizerSettings:
+    """Numbers of the critic's optimizer: those of `optimization`, with its own learning rate and number of steps."""
+    rate, steps = config.critic.learning_rate, config.planned_updates
+    return OptimizerSettings.from_config(config.optimization, total_steps=steps, learning_rate=rate)
+
+
+def with_value_loss(config: RlConfig, objective: Objective) -> Objective:
+    """The policy's objective with the value loss added where the critic shares its trunk, else as it is."""
+    if config.critic.kind == "separate":
+        return objective
+    return ActorCriticObjective(objective, _value_objective(config), config.critic.loss_weight)

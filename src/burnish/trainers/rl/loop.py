@@ -1,0 +1,280 @@
+"""The loop of reinforcement learning, and nothing else: what it talks to is built in `burnish.trainers.rl.setup`.
+
+prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and values that the algorithm needs
+-> advantages -> epochs x minibatches of updates of policy and critic -> sync the engine -> log, checkpoint, evaluate
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from burnish.algorithms.advantages import Estimator
+from burnish.algorithms.kl import KLController
+from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.errors import DivergenceError, RolloutError
+from burnish.forward.batch import Batch
+from burnish.models.accumulation import count_denominators
+from burnish.models.roles import Critic, Denominators, Objective, Policy, Reference, Signals, ValueObjective
+from burnish.observability.metrics import MetricStore, mean, total
+from burnish.observability.recorder import TokenValues
+from burnish.rollouts.engine import RolloutEngine
+from burnish.trainers.divergence import keeping_batch
+from burnish.trainers.outer_loop import Learner, Training
+from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
+from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
+from burnish.trainers.rl.derived import derive
+from burnish.trainers.rl.evaluation import Evaluator
+from burnish.trainers.rl.held_out_values import held_out_values
+from burnish.trainers.rl.kl import steer_kl
+from burnish.trainers.rl.minibatches import epoch_rows
+from burnish.trainers.rl.rollout_notes import rollout_notes
+from burnish.trainers.rl.value_objective import describe_values
+from burnish.trainers.stopwatch import Stopwatch
+from burnish.types import Metric
+
+TokenSelection = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
+"""(logprobs, old logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially, all
+(B, T)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RlRun(Training):
+    """The parts of a run. Each is a small protocol: a local object or a handle to a remote one."""
+
+    config: RlConfig
+    policy: Policy
+    reference: Reference | None
+    engine: RolloutEngine
+    collector: Collector
+    evaluator: Evaluator | None
+    estimator: Estimator
+    objective: Callable[[float], Objective]
+    """The objective for a KL coefficient."""
+    select_tokens: TokenSelection | None
+    kl: KLController
+    reward_weights: dict[str, float]
+    pad_token_id: int
+    critic: Critic | None = None
+    value_objective: ValueObjective | None = None
+    """What a critic minimises when it is trained by itself."""
+
+    @property
+    def settings(self) -> RlConfig:
+        return self.config
+
+    def learners(self) -> dict[str, Learner]:
+        policy: dict[str, Learner] = {WEIGHTS_FOLDER: self.policy}
+        return policy if self.critic is None else policy | {CRITIC_FOLDER: self.critic}
+
+    def controllers(self) -> dict[str, KLController]:
+        return {"kl": self.kl}
+
+    def train_step(self) -> dict[str, float]:
+        """One step: sample, score, assign credit, update."""
+        step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.display.phase)
+        collected = self.collector.collect(step, self.progress.position, stopwatch)
+        refuse_stale(collected, self.policy.version)
+        metrics.merge(collected.metrics)
+        try:
+            batch = self.prepare(collected, stopwatch, metrics)
+            if batch is not None:
+                with stopwatch.phase("update"):
+                    self.update(batch, step, metrics)
+        except DivergenceError:
+            self.journal.record(step, collected.sampled, rollout_notes(collected, None))  # part of the evidence
+            raise
+        if batch is not None and batch.ref_logprobs is not None:
+            metrics.merge(steer_kl(batch, self.kl, self.config.algorithm))
+        try:
+            with stopwatch.phase("record"):
+                self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
+            self.engine.sync(self.policy)
+        finally:  # the weights have moved: whatever happens now, the step's numbers are saved with them
+            for spent in (self.collector.scorer.metrics(), self.engine.metrics(), stopwatch.metrics()):
+                metrics.merge(spent)
+            row = derive(metrics.row())
+            self.progress.advance(collected.position, row)
+        return row
+
+    def prepare(self, collected: Collected, stopwatch: Stopwatch, metrics: MetricStore) -> Batch | None:
+        """Scored responses as a batch with advantages and all that the updates need; None when no response of the step
+        can be learned from."""
+        config, rows = self.config, scored(collected.groups)
+        if not rows:
+            return None
+        rollouts = [rollout for _, rollout in rows]
+        truncated = config.algorithm.mask_truncated
+        batch = build_batch(rollouts, pad_token_id=self.pad_token_id, mask_truncated=truncated)
+        with stopwatch.phase("logprobs"):
+            batch = self.add_logprobs(batch)
+        if self.critic is not None:
+            with stopwatch.phase("values"):
+                batch = batch.replace(values=self.critic.values(batch))
+        batch, credit_metrics = assign_advantages(
+            batch,
+            build_outcome(rows, self.reward_weights),
+            algorithm=config.algorithm,
+            estimator=self.estimator,
+            kl_coef=self.kl.coef,
+            whiten=not config.whitens_minibatches,
+        )
+        metrics.merge(credit_metrics)
+        if not config.whitens_minibatches:
+            metrics.merge(describe_values(batch))
+        return batch
+
+    def add_logprobs(self, batch: Batch) -> Batch:
+        """Those of the sampling weights where an update or the KL will need them, and those of the reference."""
+        if needs_old_logprobs(self.config):
+            batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
+        if self.reference is not None:
+            batch = batch.replace(ref_logprobs=self.reference.logprobs(batch))
+        return batch
+
+    def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
+        """epochs x minibatches optimizer steps of policy and critic. Ends before an epoch when the one before it moved
+        the policy further than `algorithm.max_epoch_kl`."""
+        config, objective = self.config, self.objective(self.kl.coef)
+        warming_up = self.critic is not None and step <= config.critic.warmup_steps
+        unmoved = True  # the first update of a step starts from the weights that sampled
+        for epoch in range(config.optimization.epochs):
+            moved = Signals()
+            for planned, rows in planned_minibatches(config, batch, step, epoch):
+                minibatch = self.prepare_minibatch(batch.select(rows), metrics, trains_policy=not warming_up)
+                with keeping_batch(Path(config.output), step, minibatch):
+                    if not warming_up:
+                        part, denominators = with_gradient(minibatch, config.algorithm)
+                        done = self.policy.update(part, objective, denominators=denominators, planned_step=planned)
+                        if unmoved and done.signals.ratio_deviation is not None:
+                            metrics.add("policy/first_ratio_deviation", done.signals.ratio_deviation)
+                            unmoved = False
+                        metrics.merge({**done.metrics, **left_out(done.metrics, part, minibatch, denominators)})
+                        moved = moved.merge(done.signals)
+                    self.update_critic(minibatch, planned, metrics, warming_up=warming_up)
+            metrics.add("policy/epochs", total(1))
+            if beyond(config.algorithm.max_epoch_kl, moved):
+                break
+
+    def prepare_minibatch(self, minibatch: Batch, metrics: MetricStore, *, trains_policy: bool) -> Batch:
+        """The minibatch as it is trained on: whitened by itself where `algorithm.whiten_over` says so, with the tokens
+        that the loss treats specially."""
+        if self.config.whitens_minibatches:
+            minibatch, credit_metrics = whiten_minibatch(
+                minibatch, algorithm=self.config.algorithm, estimator=self.estimator
+            )
+            metrics.merge(credit_metrics)
+            metrics.merge(describe_values(minibatch))
+        if self.select_tokens is None or not trains_policy:
+            return minibatch
+        fresh = self.policy.logprobs(minibatch).logprobs_BT
+        old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
+        chosen = self.select_tokens(fresh, old, _present(minibatch.advantages), minibatch.loss_mask)
+        return minibatch.replace(selection=chosen)
+
+    def update_critic(self, minibatch: Batch, planned: int, metrics: MetricStore, *, warming_up: bool) -> None:
+        """One optimizer step of the critic, if there is one. A head on the policy's trunk has been trained by the
+        policy's update, except while the critic warms up alone."""
+        if self.critic is None or self.value_objective is None:
+            return
+        if warming_up or not self.critic.shares_trunk:
+            metrics.merge(self.critic.update(minibatch, self.value_objective, planned_step=planned).metrics)
+        metrics.add("critic/optimizer_steps", total(1))
+
+    def evaluate(self) -> dict[str, float]:
+        """Numbers of the present policy on the held-out prompts; their rollouts are recorded."""
+        if self.evaluator is None:
+            return {}
+        stopwatch, store = Stopwatch(self.journal.display.phase), MetricStore()
+        values: TokenValues = {}
+        with stopwatch.phase("evaluate"):
+            metrics, groups = self.evaluator.evaluate()
+            store.merge(metrics)
+            if self.critic is not None:
+                expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
+                store.merge(expected)
+        # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
+        self.evaluator.scorer.metrics()
+        self.engine.metrics()
+        self.journal.record_evaluation(self.progress.step, groups, values)
+        return store.row() | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+
+
+def refuse_stale(collected: Collected, version: int) -> None:
+    """Synchronous: every rollout was sampled by the weights that now learn from it."""
+    stale = sorted({r.policy_version for group in collected.sampled for r in group.rollouts} - {version})
+    if stale:
+        raise RolloutError(
+            f"the engine sampled with version {stale[0]} of the policy, which is at version {version}",
+            remedy="an engine takes the policy's weights and version over in sync()",
+        )
+
+
+def needs_old_logprobs(config: RlConfig) -> bool:
+    """Whether the log-probabilities of the sampling weights have to be computed before the first update: only when an
+    update will make them differ from the current ones, or the KL to the reference needs them."""
+    optimization, rollout = config.optimization, config.rollout
+    if optimization.epochs * optimization.minibatches > 1 or config.algorithm.kl_in == "reward":
+        return True
+    # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution than the policy's.
+    cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
+    return cut_off and config.algorithm.kl_in != "none"
+
+
+def beyond(max_epoch_kl: float | None, moved: Signals) -> bool:
+    """Whether an epoch has moved the policy further than the run file allows."""
+    if max_epoch_kl is None or moved.approx_kl is None:
+        return False
+    approx_kl = moved.approx_kl.result()
+    return approx_kl is not None and approx_kl > max_epoch_kl
+
+
+def planned_minibatches(config: RlConfig, batch: Batch, step: int, epoch: int) -> Iterator[tuple[int, Tensor]]:
+    """Rows of each minibatch of an epoch, with the place of its optimizer step among those that the run would make if
+    it skipped none: learning rates follow that."""
+    optimization = config.optimization
+    rows = epoch_rows(
+        batch.group_ids,
+        minibatches=optimization.minibatches,
+        shuffle=optimization.shuffle,
+        seed=config.seed,
+        step=step,
+        epoch=epoch,
+    )
+    first = ((step - 1) * optimization.epochs + epoch) * optimization.minibatches
+    return zip(itertools.count(first), rows, strict=False)
+
+
+def with_gradient(minibatch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, Denominators]:
+    """The rows that can change a weight (`skip_zero_advantages`; else all), and the counts of the whole minibatch."""
+    denominators = count_denominators(minibatch)
+    if not algorithm.skip_zero_advantages:
+        return minibatch, denominators
+    has_gradient_B = (minibatch.loss_mask & (_present(minibatch.advantages) != 0)).any(dim=1)
+    return minibatch.select(has_gradient_B.nonzero()[:, 0]), denominators
+
+
+def left_out(
+    done: Mapping[str, Metric], part: Batch, minibatch: Batch, denominators: Denominators
+) -> dict[str, Metric]:
+    """What to log of an update on `part` of a minibatch: the rows left out have a loss of 0."""
+    metrics = {"policy/optimizer_steps": total(1)}
+    if part is minibatch:
+        return metrics
+    share = 1 - int(part.loss_mask.sum()) / max(denominators.num_tokens, 1)
+    loss = mean(0.0, share)
+    metrics["policy/loss"] = done["policy/loss"].merge(loss) if "policy/loss" in done else loss
+    metrics["policy/skipped_fraction"] = mean(len(minibatch) - len(part), len(minibatch))
+    return metrics
+
+
+def _present(advantages_BT: Tensor | None) -> Tensor:
+    if advantages_BT is None:
+        raise ValueError("the batch has no advantages: assign_advantages comes before any update")
+    return advantages_BT

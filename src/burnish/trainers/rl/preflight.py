@@ -1,0 +1,218 @@
+"""What `burnish rl` refuses before it has loaded a model. `burnish plan` asks the same, so that it promises no more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.checkpointing.run import RunDirectory
+from burnish.config.names import MODEL_REWARD
+from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, VllmConfig
+from burnish.config.schema_data import DataSource, ModelConfig
+from burnish.data.overlap import Asked, find_overlap
+from burnish.data.prompts import PromptSet, read_prompts
+from burnish.data.sources import needs_download
+from burnish.errors import CheckpointError, ConfigError, ModelError
+from burnish.models.folders import check_model_folder, resolve_source
+from burnish.models.loading import resolve_device
+from burnish.models.tokenizers import load_tokenizer
+from burnish.models.weight_checks import check_token_ids
+from burnish.observability.sinks import find_sinks
+from burnish.rewards.loading import RewardSpec
+from burnish.rewards.model_reward import check_model_reward
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import success_of
+from burnish.rollouts.registry import find_engine
+from burnish.rollouts.vllm.process import has_vllm
+from burnish.trainers.rl.credit import estimator_numbers, reads_responses_alone
+from burnish.trainers.rl.feeds import load_prompt_set, shared_columns
+from burnish.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AlgorithmParts = tuple[Estimator, PolicyLossSpec, dict[str, Any]]
+"""The estimator, the loss and the loss's numbers."""
+
+
+def check_settings(config: RlConfig) -> AlgorithmParts:
+    """The algorithm's parts. ConfigError for what a look at the run file, and at the classes and functions that it
+    names, shows to be unusable; nothing is loaded or written."""
+    estimator, loss, numbers = resolve_algorithm(config.algorithm)
+    check_estimator(config, estimator)
+    if config.algorithm.skip_zero_advantages and not loss.zero_at_zero_advantage:
+        raise ConfigError(
+            f"algorithm.skip_zero_advantages is true, but the loss {loss.name!r} may have a gradient at advantage 0",
+            remedy="set it to false, or choose another algorithm.loss",
+        )
+    find_engine(config.rollout.engine)
+    if config.rollout.engine == "vllm":
+        check_vllm(config.rollout.vllm)
+    find_sinks(config.logging.sinks)
+    return estimator, loss, numbers
+
+
+def check_fit(config: RlConfig, context_tokens: int | None, num_embeddings: int) -> None:
+    """Raises ConfigError or ModelError for responses that can never fit into the model's context (tokens of prompt and
+    response together, None without a limit), and for stop ids that it does not have."""
+    longest = config.rollout.max_response_tokens
+    if context_tokens is not None and longest >= context_tokens:
+        raise ConfigError(
+            f"rollout.max_response_tokens is {longest:,}, but the model's context is {context_tokens:,} tokens: no "
+            "room for a prompt",
+            remedy=f"set it below {context_tokens:,}, or use a model with a longer context",
+        )
+    check_token_ids(config.rollout.stop_token_ids, num_embeddings, "rollout.stop_token_ids names")
+
+
+def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, list[str]]:
+    """(prompts that data.train provides, None when they would have to be downloaded; what is worth a note).
+
+    Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
+    weights and downloads nothing: what only they can tell is left to the run. `context_tokens`: of the model, if known.
+    """
+    check_settings(config)
+    check_model_source(config.model)
+    tokenizer = local_tokenizer(config)
+    train = _local_prompts(config, config.data.train, "train", tokenizer, context_tokens)
+    heldout = _local_prompts(config, config.data.eval, "eval", tokenizer, context_tokens)
+    _check_rewards(config, [_prompts_of(found) for found in (train, heldout) if found])
+    twice = find_overlap(() if train is None else _asked(train), () if heldout is None else _asked(heldout))
+    return (None if train is None else len(train)), [*twice.lines(), *notes_on(config)]
+
+
+def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
+    """What the names in the run file stand for; misspelt options fail here, before anything is loaded."""
+    estimator = resolve_estimator(algorithm.estimator)
+    if estimator.needs_values and not estimator.token_level:
+        raise ConfigError(
+            f"algorithm.estimator {algorithm.estimator!r} asks for values but gives no returns to train a critic with",
+            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
+        )
+    estimator_numbers(estimator, algorithm)
+    loss = resolve_policy_loss(algorithm.loss)
+    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    known = {*loss.options, *loss.required_options}
+    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
+    numbers |= algorithm.loss_options
+    loss.check_options(numbers)
+    return estimator, loss, numbers
+
+
+def check_vllm(settings: VllmConfig) -> None:
+    """ConfigError when vLLM cannot run here, or the interpreter has none."""
+    if not sys.platform.startswith("linux"):
+        raise ConfigError(f"rollout.engine is vllm, which needs Linux, not {sys.platform}", remedy="use local")
+    python = settings.interpreter
+    try:
+        found = has_vllm(python)
+    except OSError as error:
+        raise ConfigError(
+            f"rollout.vllm.python is {python!r}, which cannot be started: {error}",
+            remedy="name the interpreter of an environment that has vLLM, for example envs/vllm/bin/python",
+        ) from error
+    if not found:
+        raise ConfigError(
+            f"rollout.engine is vllm, but {python} has no vllm",
+            remedy=f"install it there ({python} -m pip install vllm), or set rollout.vllm.python to the interpreter of "
+            "an environment that has it",
+        )
+
+
+def check_estimator(config: RlConfig, estimator: Estimator) -> None:
+    """ConfigError for settings of the run that the estimator cannot use: it would ignore them, or fail in mid-run."""
+    name, algorithm = estimator.name, config.algorithm
+    if estimator.needs_groups and config.rollout.group_size == 1:
+        raise ConfigError(
+            f"rollout.group_size is 1, but the estimator {name!r} compares the responses to one prompt",
+            remedy="set rollout.group_size to 2 or more",
+        )
+    if config.whitens_minibatches and algorithm.whiten_rewards and not reads_responses_alone(estimator):
+        raise ConfigError(
+            f"algorithm.whiten_over is minibatch and whiten_rewards is true, but the estimator {name!r} reads more "
+            "than the token rewards and values of one response",
+            remedy="set algorithm.whiten_over: step, or whiten_rewards: false, or use the estimator gae",
+        )
+    if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
+        return
+    for field, value, unused in (
+        ("algorithm.kl_in", algorithm.kl_in, algorithm.kl_in == "reward"),
+        ("algorithm.reward_clip", algorithm.reward_clip, algorithm.reward_clip is not None),
+        ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
+        ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
+        ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
+        ("scoring.incomplete_score", config.scoring.incomplete_score, config.scoring.incomplete_score is not None),
+    ):
+        if unused:
+            raise ConfigError(
+                f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum",
+                remedy=f"remove {field} (a KL can stand in the loss, an over-long penalty among the rewards)",
+            )
+
+
+def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None:
+    """ModelError for a folder that is not there, or is no model that could be loaded."""
+    check_model_folder(resolve_source(model.path, field=field), needs_weights=not model.from_scratch)
+
+
+def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
+    """None when it would have to be downloaded."""
+    folder = Path(config.model.tokenizer or config.model.path).expanduser()
+    return load_tokenizer(config.model) if folder.exists() else None
+
+
+def _local_prompts(
+    config: RlConfig,
+    sources: Sequence[DataSource],
+    split: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    context_tokens: int | None,
+) -> PromptSet | Sequence[Prompt] | None:
+    """Prompts as the run would have them; without a tokenizer none is too long. None when they are not all here."""
+    if not sources or any(needs_download(source) for source in sources):
+        return None
+    if tokenizer is None:
+        return read_prompts(sources)[0]
+    return load_prompt_set(config, tokenizer, context_tokens, split)
+
+
+def _prompts_of(found: PromptSet | Sequence[Prompt]) -> Sequence[Prompt]:
+    return found.prompts if isinstance(found, PromptSet) else found
+
+
+def _asked(found: PromptSet | Sequence[Prompt]) -> list[Asked]:
+    """What the prompts ask: their tokens, or without a tokenizer their text and tools."""
+    if isinstance(found, PromptSet):
+        return found.asked()
+    return [(prompt.id, repr((prompt.messages or prompt.text, prompt.tools))) for prompt in found]
+
+
+def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) -> None:
+    functions = [reward for reward in config.rewards if not reward.name.startswith(MODEL_REWARD)]
+    for reward in config.rewards:
+        if reward not in functions:
+            check_model_reward(RewardSpec(reward.name, reward.label or "model", reward.options))
+    if not functions:
+        return
+    with ProcessRewardScorer(functions, config.scoring) as scorer:
+        success_of(config.rewards, scorer.answer_labels, config.evaluation)
+        for prompts in prompt_sets:
+            scorer.check_columns(shared_columns(prompts))
+
+
+def notes_on(config: RunConfig) -> list[str]:
+    """What another machine, or `--fresh`, would put right."""
+    notes = []
+    try:
+        resolve_device(config.model.device)
+    except ModelError as error:
+        notes.append(error.message)
+    try:
+        RunDirectory(Path(config.output)).admit(config)
+    except CheckpointError as error:
+        notes.append(f"{error.message}\nthe run would refuse to go on with it; --fresh would start over")
+    return notes

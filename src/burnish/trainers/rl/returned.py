@@ -1,0 +1,81 @@
+"""The boundary to estimators and losses from outside: what they return is checked where they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.algorithms.policy_losses import PolicyLoss
+from burnish.errors import ConfigError
+from burnish.plugins import calling_outside, is_outside
+from burnish.types import Metric
+
+_EXTENDING = "see docs/extending.md for what it must return"
+
+
+def checked_advantages(result: Any, mask_BT: Tensor, *, name: str, token_level: bool) -> tuple[Tensor, Tensor | None]:
+    """(advantages, returns) of an estimator as float32: (B,) and None, or for a token-level one (B, T) twice.
+
+    Raises ConfigError for anything else than tensors of floating numbers of that shape, and for numbers from outside
+    that are not finite where they count.
+    """
+    if not token_level:
+        return _numbers("advantages", result, mask_BT.any(dim=1), name), None
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise _refused(name, f"{_described(result)}, not the pair (advantages_BT, returns_BT)")
+    advantages_BT, returns_BT = result
+    return _numbers("advantages", advantages_BT, mask_BT, name), _numbers("returns", returns_BT, mask_BT, name)
+
+
+def _numbers(what: str, value: Any, counts: Tensor, name: str) -> Tensor:
+    """`counts`: where the numbers are used, which is also their shape."""
+    if not isinstance(value, Tensor) or value.shape != counts.shape or not value.is_floating_point():
+        raise _refused(name, f"{_described(value)} as {what}, not floating numbers of shape {tuple(counts.shape)}")
+    value = value.detach().to(counts.device, torch.float32)
+    odd = int((~value.isfinite() & counts).sum())
+    if odd and is_outside(name):  # those of our own come from scores, and the update names them
+        raise _refused(name, f"{odd} {what} that are not finite")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLoss:
+    """A policy loss from outside. Raises ConfigError for what it raises, and for what is no loss."""
+
+    function: Callable[..., Any]
+    name: str
+
+    def __call__(
+        self, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, **numbers: Any
+    ) -> PolicyLoss:
+        with calling_outside(f"algorithm.loss {self.name!r}", ConfigError):
+            result: Any = self.function(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, **numbers)
+        if not isinstance(result, PolicyLoss):
+            raise self._refused(f"{_described(result)}, not a PolicyLoss")
+        loss: Any = result.per_token_BT
+        if not isinstance(loss, Tensor) or loss.shape != mask_BT.shape or not loss.is_floating_point():
+            wanted = f"floating numbers of shape {tuple(mask_BT.shape)}"
+            raise self._refused(f"{_described(loss)} as per_token_BT, not {wanted}")
+        if logprobs_BT.requires_grad and not loss.requires_grad:
+            raise self._refused("a loss that does not depend on logprobs_BT, so nothing would be learned")
+        metrics: Any = result.metrics
+        if not isinstance(metrics, Mapping) or not all(isinstance(metric, Metric) for metric in metrics.values()):
+            raise self._refused(f"{metrics!r:.80} as metrics, not names to burnish.types.Metric")
+        return result
+
+    def _refused(self, found: str) -> ConfigError:
+        return ConfigError(f"algorithm.loss {self.name!r} returned {found}", remedy=_EXTENDING)
+
+
+def _refused(name: str, found: str) -> ConfigError:
+    return ConfigError(f"algorithm.estimator {name!r} returned {found}", remedy=_EXTENDING)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} and shape {tuple(value.shape)}"
+    return f"{value!r:.60}" if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"

@@ -1,0 +1,62 @@
+"""The two commands on an RL run file: train, and evaluate."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from burnish.checkpointing.output import check_place
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError
+from burnish.observability.console import say
+from burnish.observability.metrics import MetricStore
+from burnish.observability.recorder import RolloutRecorder
+from burnish.trainers.chaining import pinned, with_weights
+from burnish.trainers.journal import token_texts
+from burnish.trainers.orderly import naming_memory_errors
+from burnish.trainers.outer_loop import train_to_end
+from burnish.trainers.path_record import recorded_paths
+from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
+from burnish.trainers.rl.setup import build_evaluator, open_model, open_rl_engine, open_rl_run, open_scorer
+
+
+def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Run the loop of `burnish.trainers.rl.loop`; goes on from the newest checkpoint in the run's folder.
+
+    The first Ctrl-C finishes the step and saves. `accept_changes`: go on although files or versions that the run
+    depends on have changed. Raises BurnishError for everything that a user can put right.
+    """
+    return train_to_end(open_rl_run(config, console, accept_changes=accept_changes), console)
+
+
+def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
+    """Evaluate the model of the run file (or the weights of a checkpoint) on the held-out data.
+
+    Writes `metrics.json`, `config.yaml` and `rollouts/eval-000000.jsonl` into a fresh folder `eval/NNN` of the run's.
+    Raises ConfigError when the run file names no held-out data.
+    """
+    check_place(config.output)
+    if weights is not None:
+        config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
+    config, chained = pinned(config)
+    say(console, chained)
+    with ExitStack() as stack:
+        stack.enter_context(naming_memory_errors())
+        scorer = stack.enter_context(open_scorer(config))
+        paths = recorded_paths(Path(config.output))
+        loaded = stack.enter_context(open_model(config, paths, console))
+        say(console, scorer.attach_policy(loaded.tokenizer))
+        engine = stack.enter_context(open_rl_engine(config, loaded, console))
+        say(console, paths.lines())
+        evaluator = build_evaluator(config, loaded, engine, scorer, console)
+        if evaluator is None:
+            raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
+        measured, groups = evaluator.evaluate()
+    store = MetricStore()
+    store.merge(measured)
+    metrics, folder = store.row(), new_eval_folder(Path(config.output))
+    recorder = RolloutRecorder(folder / "rollouts", token_texts(loaded))
+    rollouts_file = recorder.record_evaluation(0, groups)
+    return EvalReport(metrics, write_eval_metrics(folder, config, metrics), rollouts_file)

@@ -1,0 +1,128 @@
+"""The batch: rows picked, joined and moved come back as they were, padding aside."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burnish.forward.batch import Batch
+
+PAD = 99
+
+
+def batch_of(prompts: list[list[int]], responses: list[list[int]], **fields: torch.Tensor) -> Batch:
+    """Right-padded rows; every response token is trained on, group ids count the rows."""
+    lengths = torch.tensor([len(r) for r in responses])
+    return Batch(
+        prompt_tokens=padded(prompts),
+        prompt_lengths=torch.tensor([len(p) for p in prompts]),
+        response_tokens=padded(responses),
+        response_lengths=lengths,
+        loss_mask=torch.arange(int(lengths.max())) < lengths[:, None],
+        group_ids=torch.arange(len(prompts)),
+        **fields,
+    )
+
+
+def padded(rows: list[list[int]]) -> torch.Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+
+
+def three_rows() -> Batch:
+    return batch_of(
+        [[1, 2, 3], [4], [5, 6]],
+        [[10], [20, 21], [30, 31, 32]],
+        advantages=torch.tensor([[0.1, 0.0, 0.0], [0.2, 0.3, 0.0], [0.4, 0.5, 0.6]]),
+    )
+
+
+def test_select_takes_the_order_asked_for_and_cuts_columns_that_no_row_needs() -> None:
+    picked = three_rows().select([1, 0])
+    assert picked.prompt_tokens.tolist() == [[4, PAD, PAD], [1, 2, 3]]
+    assert picked.response_tokens.tolist() == [[20, 21], [10, PAD]]
+    assert picked.loss_mask.tolist() == [[True, True], [True, False]]
+    assert picked.advantages is not None
+    assert picked.advantages[0].tolist() == pytest.approx([0.2, 0.3])
+    assert picked.group_ids.tolist() == [1, 0]
+    assert picked.sequence_lengths() == [3, 4]
+    assert picked.values is None
+
+
+def test_select_of_a_row_twice_and_of_none() -> None:
+    assert three_rows().select(torch.tensor([2, 2])).response_tokens.tolist() == [[30, 31, 32]] * 2
+    nothing = three_rows().select([])
+    assert len(nothing) == 0
+    assert nothing.response_tokens.shape == (0, 0)
+
+
+def test_cat_widens_with_the_pad_token_and_zeros() -> None:
+    batch = three_rows()
+    joined = Batch.cat([batch.select([0]), batch.select([2])], pad_token_id=7)
+    assert joined.prompt_tokens.tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert joined.response_tokens.tolist() == [[10, 7, 7], [30, 31, 32]]
+    assert joined.loss_mask.tolist() == [[True, False, False], [True, True, True]]
+    assert joined.advantages is not None
+    assert joined.advantages[0].tolist() == pytest.approx([0.1, 0.0, 0.0])
+
+
+def test_cat_refuses_a_field_that_only_some_have() -> None:
+    batch = three_rows()
+    with pytest.raises(ValueError, match="advantages is set in some"):
+        Batch.cat([batch, batch.replace(advantages=None)], pad_token_id=PAD)
+
+
+def test_replace_sets_and_takes_away_fields_and_leaves_the_old_batch() -> None:
+    batch = three_rows()
+    new = batch.replace(values=torch.ones(3, 3), advantages=None)
+    assert new.values is not None
+    assert new.advantages is None
+    assert batch.values is None
+    assert batch.advantages is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((2, 3), "values has 2 rows, the batch has 3"), ((3, 1), r"shape \(3, 1\)"), ((3, 4), r"shape \(3, 4\)")],
+)
+def test_replace_refuses_shapes_that_would_broadcast_or_be_cut(shape: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        three_rows().replace(values=torch.ones(shape))
+
+
+def test_to_moves_every_field() -> None:
+    moved = three_rows().to("meta")
+    assert moved.device.type == "meta"
+    tensors = [value for value in fields_of(moved).values() if value is not None]
+    assert {value.device.type for value in tensors} == {"meta"}
+    assert len(tensors) == 7
+
+
+def fields_of(batch: Batch) -> dict[str, torch.Tensor | None]:
+    return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+
+
+tokens = st.lists(st.integers(0, 50), min_size=1, max_size=5)
+
+
+@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6), st.data())
+def test_cut_anywhere_and_joined_again_it_is_the_same_batch(
+    rows: list[tuple[list[int], list[int]]], data: st.DataObject
+) -> None:
+    prompts, responses = [prompt for prompt, _ in rows], [response for _, response in rows]
+    plain = batch_of(prompts, responses)
+    numbers = torch.arange(plain.loss_mask.numel(), dtype=torch.float32).reshape(plain.loss_mask.shape)
+    batch = plain.replace(old_logprobs=torch.where(plain.loss_mask, -numbers, 0.0))
+    order = data.draw(st.permutations(range(len(rows))))
+    cut = data.draw(st.integers(1, len(rows)))
+    parts = [batch.select(part) for part in (order[:cut], order[cut:]) if part]
+    joined = Batch.cat(parts, pad_token_id=PAD)
+    back = joined.select(sorted(range(len(rows)), key=order.__getitem__))
+    for name, value in fields_of(batch).items():
+        found = fields_of(back)[name]
+        assert (found is None) == (value is None), name
+        assert value is None or torch.equal(found, value), name  # type: ignore[arg-type]

@@ -1,0 +1,189 @@
+"""When layers go through kernels; that they then have the model's numbers stands in test_packing.py."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+
+from burnish.config.schema_data import ModelConfig
+from burnish.errors import ModelError
+from burnish.forward.kernel_layers import unset_layer_kernels, uses_layer_kernels
+from burnish.forward.probe import use_layer_kernels, use_packed_rows
+from burnish.forward.scoring import ResponseScorer
+from burnish.kernels import training
+from burnish.kernels.attention import AttentionKernels, attention_kernels
+from burnish.kernels.decoding import decode_kernels
+from burnish.kernels.training import train_kernels
+from burnish.models.loading import load_model
+
+
+def calls_of(model, batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which functions in C a packed pass with gradient calls."""
+    called: list[str] = []
+    kernels = type(train_kernels(model.dtype))
+    before = kernels.call
+    monkeypatch.setattr(
+        kernels, "call", lambda self, name, *given: (called.append(name), before(self, name, *given))[1]
+    )
+    monkeypatch.setattr("burnish.forward.scoring.pays", lambda *_: True)
+    ResponseScorer(model).score(batch).logprobs_BT.sum().backward()
+    return called
+
+
+@pytest.mark.compiler
+def test_models_of_llamas_build_take_them_and_others_do_not(load) -> None:
+    assert uses_layer_kernels(load("llama").model)
+    assert uses_layer_kernels(load("qwen2", dtype="bfloat16").model)
+    assert not uses_layer_kernels(load("gpt2").model)
+    assert not uses_layer_kernels(load("llama", plain=True).model)
+    assert not uses_layer_kernels(load("llama", kernels="off").model)
+
+
+@pytest.mark.compiler
+def test_a_layer_calls_each_of_them_both_ways(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("llama").model
+    layers = len(model.model.layers)
+    called = calls_of(model, batch, monkeypatch)
+    for name, count in (("normalise", 2), ("rotate", 2), ("gate", 1)):
+        assert called.count(f"{name}_forward") == called.count(f"{name}_backward") == count * layers
+
+
+@pytest.mark.compiler
+def test_checkpointing_goes_through_the_kernels_twice(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps less meanwhile: what a layer holds for its backward pass is its input."""
+    model = load("llama", gradient_checkpointing=True).model.train()
+    called = calls_of(model, batch, monkeypatch)
+    assert called.count("gate_forward") == 2 * len(model.model.layers)
+    assert called.count("gate_backward") == len(model.model.layers)
+
+
+def test_a_model_goes_when_it_is_dropped(load) -> None:
+    """Not only when the garbage collector comes by."""
+    model = load("llama").model
+    gone = weakref.ref(model.model.layers[0].mlp)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.compiler
+def test_a_copy_has_layers_of_its_own(load, batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the frozen reference is made: what trains later does not show in it."""
+    model = load("llama").model
+    twin = copy.deepcopy(model)
+    assert uses_layer_kernels(twin)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    monkeypatch.setattr("burnish.forward.scoring.pays", lambda *_: True)
+    assert ResponseScorer(twin).score(batch).logprobs_BT.isfinite().all()
+
+
+def test_rows_that_are_not_packed_and_generation_are_the_models_own(load) -> None:
+    ours, own = load("llama").model, load("llama", plain=True).model
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(ours(tokens).logits, own(tokens).logits, atol=1e-6, rtol=1e-6)
+    arguments = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert ours.generate(tokens, **arguments).tolist() == own.generate(tokens, **arguments).tolist()
+
+
+@pytest.mark.compiler
+def test_a_layer_that_computes_otherwise_keeps_its_own_pass(load) -> None:
+    model = load("llama", plain=True).model
+    assert use_packed_rows(model)
+    model.model.layers[1].mlp.register_forward_hook(lambda *given: given[2] * 1.01)
+    assert not use_layer_kernels(model)
+    assert not uses_layer_kernels(model)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode_kernels.cache_clear()
+    train_kernels.cache_clear()
+    attention_kernels.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_user_is_told(load) -> None:
+    loaded = load("llama")
+    assert not uses_layer_kernels(loaded.model)
+    told = "training and sampling go without kernels in C, which is slower: CC names 'no-such-compiler'"
+    assert loaded.notes[-1].startswith(told)
+    assert loaded.kernels == "off"  # nobody tries to build them once more
+    assert not any("kernels" in note for note in load("gpt2").notes)
+    with pytest.raises(ModelError, match=r"kernels is required, .*no-such-compiler.*\n  -> install one"):
+        load("llama", kernels="required")
+    assert load("llama", kernels="off").notes == load("llama", plain=True).notes
+
+
+@pytest.mark.compiler
+def test_kernels_that_are_required_must_fit_the_model(load) -> None:
+    assert uses_layer_kernels(load("llama", kernels="required").model)
+    with pytest.raises(ModelError, match=r"model\.kernels is required, but there are none for this gpt2 model"):
+        load("gpt2", kernels="required")
+
+
+@pytest.mark.compiler
+def test_runs_that_could_not_use_them_refuse_to_require_them(load, model_folder) -> None:
+    config = ModelConfig(path=str(model_folder("llama")), device="cpu", kernels="required")
+    for how in ({"plain": True}, {"head": "score"}):
+        with pytest.raises(ModelError, match="as this run uses it"):
+            load_model(config, **how)
+
+
+@pytest.mark.compiler
+def test_a_model_that_is_built_otherwise_keeps_its_own_layers(load) -> None:
+    """It calls itself a Llama, but what the kernels ask for has another name, shape or type."""
+    for change in ("name", "type"):
+        model = load("llama", plain=True).model
+        assert use_packed_rows(model)
+        norm = model.model.layers[0].input_layernorm
+        if change == "name":
+            norm.register_forward_hook(lambda *_: None)
+            del norm.variance_epsilon
+            norm.forward = lambda states: states
+        else:
+            norm.weight.data = norm.weight.data.double()
+            norm.forward = lambda states, norm=norm: states * norm.weight.float()
+        assert not use_layer_kernels(model)
+        assert not uses_layer_kernels(model)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("what", ["gradient", "long rows"])
+def test_the_trial_sees_gradients_and_rows_longer_than_a_block(
+    load, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load("llama", plain=True).model
+    assert use_packed_rows(model)
+    if what == "gradient":
+        backward = training._Gate.backward
+        spoilt = staticmethod(
+            lambda ctx, grad: tuple(part if part is None else 1.01 * part for part in backward(ctx, grad))
+        )
+        monkeypatch.setattr(training._Gate, "backward", spoilt)
+    else:
+        attend = AttentionKernels.attend
+
+        def short_sighted(self, query, key, value, stretches, scaling):
+            """Right for 16 tokens and fewer."""
+            output = attend(self, query, key, value, stretches, scaling)
+            return output if len(stretches.slots_S) <= 32 else output * 1.01
+
+        monkeypatch.setattr(AttentionKernels, "attend", short_sighted)
+    assert not use_layer_kernels(model)
+    assert not uses_layer_kernels(model)
+    monkeypatch.undo()
+    assert use_layer_kernels(model)
+    assert use_layer_kernels(model)  # twice is once
+    unset_layer_kernels(model)
+    assert not uses_layer_kernels(model)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnish.forward.logprobs import KEPT_ELEMENTS, HeadTransform, chunked_token_scores, plain_token_scores
+
+BOTH_WAYS = pytest.mark.parametrize("kept", [KEPT_ELEMENTS, -1], ids=["kept", "streamed"])
+TRANSFORMS = (HeadTransform(), HeadTransform(scale=0.25), HeadTransform(scale=2.0, softcap=3.0))
+
+
+def _inputs(num_tokens=7, hidden=8, vocabulary=33, *, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    targets = torch.randint(0, vocabulary, (num_tokens,), generator=generator)
+    return draw(num_tokens, hidden), draw(vocabulary, hidden), draw(vocabulary), targets
+
+
+def _loss(scores, weights):
+    logprobs, entropy = scores
+    loss = (logprobs * weights).sum()
+    return loss if entropy is None else loss + (entropy * weights.flip(0)).sum()
+
+
+def test_plain_by_hand():
+    logits = torch.tensor([[0.0, math.log(3.0)]])
+    logprobs, entropy = plain_token_scores(logits, torch.tensor([1]), entropy=True)
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+    assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+
+
+def test_temperature_divides_the_logits():
+    logits = torch.tensor([[0.0, 2 * math.log(3.0)]])
+    logprobs, _ = plain_token_scores(logits, torch.tensor([1]), temperature=2.0)
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_chunked_equals_plain_in_value_and_gradient(transform, with_bias, entropy, kept, monkeypatch):
+    """Two rows at a time where logits are kept."""
+    monkeypatch.setattr("burnish.forward.logprobs.BLOCK_ELEMENTS", 2 * 33)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    hidden, weight, bias, targets = _inputs()
+    bias = bias if with_bias else None
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    weights = torch.linspace(-1, 2, len(targets))
+    plain = plain_token_scores(transform(linear(hidden, weight, bias)), targets, temperature=0.7, entropy=entropy)
+    chunked = chunked_token_scores(
+        hidden,
+        weight,
+        bias,
+        targets,
+        temperature=0.7,
+        transform=transform,
+        entropy=entropy,
+        chunk_elements=70,
+        kept_elements=kept,
+    )
+    torch.testing.assert_close(chunked[0], plain[0], atol=1e-5, rtol=0)
+    if entropy:
+        torch.testing.assert_close(chunked[1], plain[1], atol=1e-5, rtol=0)
+    expected = torch.autograd.grad(_loss(plain, weights), leaves)
+    found = torch.autograd.grad(_loss(chunked, weights), leaves)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+@BOTH_WAYS
+def test_gradients_against_finite_differences_in_float64(kept):
+    hidden, weight, bias, targets = _inputs(3, 4, 11, dtype=torch.float64)
+
+    def scores(*leaves):
+        return chunked_token_scores(
+            *leaves,
+            targets,
+            temperature=0.9,
+            transform=TRANSFORMS[2],
+            entropy=True,
+            chunk_elements=12,
+            kept_elements=kept,
+        )
+
+    assert torch.autograd.gradcheck(scores, (hidden, weight, bias))
+
+
+@settings(max_examples=25, deadline=None)
+@given(chunk_elements=st.integers(1, 400), num_tokens=st.integers(1, 9), seed=st.integers(0, 99))
+def test_the_size_of_the_chunks_changes_nothing(chunk_elements, num_tokens, seed):
+    hidden, weight, _, targets = _inputs(num_tokens, seed=seed)
+    whole = chunked_token_scores(hidden, weight, None, targets, entropy=True)
+    cut = chunked_token_scores(
+        hidden, weight, None, targets, entropy=True, chunk_elements=chunk_elements, kept_elements=-1
+    )
+    torch.testing.assert_close(cut[0], whole[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(cut[1], whole[1], atol=1e-5, rtol=0)
+
+
+def test_many_tokens_are_cut_too(monkeypatch):
+    hidden, weight, bias, targets = _inputs()
+    whole = chunked_token_scores(hidden, weight, bias, targets, entropy=True)
+    monkeypatch.setattr("burnish.forward.logprobs.TOKENS_PER_CHUNK", 3)
+    cut = chunked_token_scores(hidden, weight, bias, targets, entropy=True, chunk_elements=30, kept_elements=-1)
+    weights = torch.linspace(-1, 2, len(targets))
+    for one, other in zip(
+        torch.autograd.grad(_loss(cut, weights), (hidden, weight, bias)),
+        torch.autograd.grad(_loss(whole, weights), (hidden, weight, bias)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_in_place_accumulation_gives_the_gradient_of_two_microbatches():
+    hidden, weight, _, targets = _inputs()
+    logprobs, _ = chunked_token_scores(hidden, weight, None, targets)
+    logprobs.sum().backward()
+    expected = weight.grad.clone()
+    weight.grad = None
+    for rows in (slice(0, 3), slice(3, None)):
+        part, _ = chunked_token_scores(hidden[rows], weight, None, targets[rows], accumulate_in_place=True)
+        part.sum().backward()
+    torch.testing.assert_close(weight.grad, expected, atol=1e-6, rtol=1e-6)
+
+
+@BOTH_WAYS
+def test_extreme_logits_stay_finite(kept):
+    hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0], [0.5]])
+    logprobs, entropy = chunked_token_scores(
+        hidden, weight, None, torch.tensor([0, 0]), entropy=True, chunk_elements=2, kept_elements=kept
+    )
+    assert logprobs.tolist() == [0.0, -2e4]
+    assert entropy.tolist() == [0.0, 0.0]
+    (logprobs + entropy).sum().backward()
+    assert torch.isfinite(hidden.grad).all()
+
+
+@BOTH_WAYS
+def test_bfloat16_reduces_in_float32(kept):
+    hidden, weight, _, targets = _inputs(dtype=torch.bfloat16)
+    logprobs, entropy = chunked_token_scores(
+        hidden, weight, None, targets, entropy=True, chunk_elements=70, kept_elements=kept
+    )
+    assert logprobs.dtype is entropy.dtype is torch.float32
+    expected, _ = plain_token_scores(linear(hidden, weight), targets)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    logprobs.sum().backward()
+    expected_grad = torch.autograd.grad(expected.sum(), weight)[0]
+    assert weight.grad.dtype is torch.bfloat16
+    torch.testing.assert_close(weight.grad.float(), expected_grad.float(), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_kept_and_recomputed_logits_give_the_same(entropy):
+    """The limit is inclusive; a second backward pass through the same graph has to compute them again."""
+    found = []
+    for kept in (8 * 50, 8 * 50 - 1):
+        hidden, weight, bias, targets = _inputs(8, 4, 50)
+        scores = chunked_token_scores(
+            hidden, weight, bias, targets, entropy=entropy, chunk_elements=70, kept_elements=kept
+        )
+        loss = (scores[0] * torch.linspace(-1, 1, 8)).sum()
+        loss = loss if scores[1] is None else loss + scores[1].sum()
+        once = torch.autograd.grad(loss, [hidden, weight, bias], retain_graph=True)
+        twice = torch.autograd.grad(loss, [hidden, weight, bias])
+        for first, second in zip(once, twice, strict=True):
+            torch.testing.assert_close(first, second)
+        found.append(once)
+    for kept_gradient, computed in zip(*found, strict=True):
+        torch.testing.assert_close(kept_gradient, computed)
+
+
+def test_full_logits_never_exist_where_they_are_too_many():
+    """No operation, forward or backward, makes a tensor larger than a chunk or the weight itself."""
+    hidden, weight, bias, targets = _inputs(64, 4, 500)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    largest = max(largest, tensor.numel())
+            return result
+
+    with Watch():
+        scores = chunked_token_scores(
+            hidden, weight, bias, targets, entropy=True, chunk_elements=64 * 20, kept_elements=64 * 500 - 1
+        )
+        _loss(scores, torch.ones(64)).backward()
+    assert largest == weight.numel() == 2000
+    assert largest < 64 * 500
+
+
+@BOTH_WAYS
+def test_no_tokens_at_all(kept):
+    hidden, weight, _, targets = _inputs()
+    logprobs, _ = chunked_token_scores(hidden[:0], weight, None, targets[:0], kept_elements=kept)
+    assert logprobs.shape == (0,)
+    logprobs.sum().backward()
+    assert not weight.grad.any()
+
+
+def test_temperature_must_be_positive():
+    hidden, weight, _, targets = _inputs()
+    with pytest.raises(ValueError, match="temperature"):
+        chunked_token_scores(hidden, weight, None, targets, temperature=0.0)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    "ruled_out", [slice(0, 12), slice(21, 33), slice(0, 33, 2)], ids=["first", "last", "every other"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_tokens_that_the_head_rules_out_have_no_part_in_entropy_and_gradient(ruled_out, dtype, kept):
+    """Logits of -inf: as if the vocabulary were without them. Whole chunks may be ruled out."""
+    hidden, weight, bias, targets = _inputs(dtype=dtype)
+    allowed = torch.ones(33, dtype=torch.bool)
+    allowed[ruled_out] = False
+    targets = torch.where(allowed[targets], targets, int(allowed.nonzero()[3]))
+    few = [t.detach().requires_grad_() for t in (hidden, weight[allowed], bias[allowed])]
+    ruled = [hidden, weight, torch.where(allowed, bias, -math.inf).detach().requires_grad_()]
+    factors = torch.linspace(0.5, 2.0, len(targets))
+    scores, gradients = [], []
+    for tensors, chosen in ((few, (allowed.cumsum(0) - 1)[targets]), (ruled, targets)):
+        found = chunked_token_scores(
+            *tensors, chosen, entropy=True, temperature=0.7, chunk_elements=28, kept_elements=kept
+        )
+        scores.append(found)
+        gradients.append(torch.autograd.grad(_loss(found, factors), tensors))
+    tolerance = {"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(scores[1], scores[0], **tolerance)
+    hidden_gradient, weight_gradient, bias_gradient = gradients[1]
+    torch.testing.assert_close(hidden_gradient, gradients[0][0], **tolerance)
+    torch.testing.assert_close(weight_gradient[allowed], gradients[0][1], **tolerance)
+    assert not weight_gradient[~allowed].any()
+    assert not bias_gradient[~allowed].any()
+
+
+def test_the_definition_takes_ruled_out_tokens_as_impossible():
+    logits = torch.tensor([[0.0, -math.inf, math.log(3.0)]], requires_grad=True)
+    logprobs, entropy = plain_token_scores(logits, torch.tensor([2]), entropy=True)
+    assert logprobs.item() == pytest.approx(math.log(0.75))
+    assert entropy.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+    (gradient,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
+    assert gradient.isfinite().all()
+    assert gradient[0, 1].item() == 0.0

@@ -1,0 +1,250 @@
+"""Rows packed with each prompt once against the same rows one by one, padded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import BambaConfig, BambaForCausalLM, PreTrainedModel, StableLmConfig, StableLmForCausalLM
+
+from burnish.forward.attention import ATTENTION, GatheredAttention
+from burnish.forward.batch import Batch
+from burnish.forward.kernel_layers import uses_layer_kernels
+from burnish.forward.merged_attention import MergedAttention, merged_attention
+from burnish.forward.packing import pack, pays, prompt_groups
+from burnish.forward.probe import use_packed_rows
+from burnish.forward.scoring import ResponseScorer
+
+
+def make_batch(prompts: list[list[int]], responses: list[list[int]]) -> Batch:
+    def padded(rows: list[list[int]]) -> torch.Tensor:
+        width = max(map(len, rows))
+        return torch.tensor([row + [2] * (width - len(row)) for row in rows], dtype=torch.int64)
+
+    lengths = torch.tensor([len(row) for row in responses])
+    tokens = padded(responses)
+    return Batch(
+        prompt_tokens=padded(prompts),
+        prompt_lengths=torch.tensor([len(row) for row in prompts]),
+        response_tokens=tokens,
+        response_lengths=lengths,
+        loss_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
+        group_ids=torch.zeros(len(prompts), dtype=torch.int64),
+    )
+
+
+A, B = [4, 5, 6], [7, 8]
+
+
+def test_a_prompt_stands_once_and_the_last_tokens_are_left_out() -> None:
+    batch = make_batch([A, B, A], [[9, 10, 1], [11, 1], [12]])
+    groups = prompt_groups(batch)
+    assert groups == [[0, 2], [1]]
+    packed = pack(batch, groups, torch.float32)
+    assert packed.tokens_1S.tolist() == [[4, 5, 6, 7, 8, 9, 10, 11]]
+    assert packed.positions_1S.tolist() == [[0, 1, 2, 0, 1, 3, 4, 2]]
+    # predicted by the end of the prompt, then by the response token before
+    assert packed.source_BT[0].tolist() == [2, 5, 6]
+    assert packed.source_BT[1, :2].tolist() == [4, 7]
+    assert packed.source_BT[2, :1].tolist() == [2]
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_each_token_sees_its_prompt_and_what_came_before_it(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.forward.packing.MERGED_ON", ("cpu",) if merged else ())
+    batch = make_batch([A, B, A], [[9, 10, 1], [11, 13, 1], [12]])
+    attention = pack(batch, prompt_groups(batch), torch.float32).attention
+    seen = seen_when_merged(attention) if isinstance(attention, MergedAttention) else seen_when_gathered(attention)
+    p, q, r, s = {0, 1, 2}, {3, 4}, {5, 6}, {7, 8}
+    assert seen == {0: {0}, 1: {0, 1}, 2: p, 3: {3}, 4: q, 5: p | {5}, 6: p | r, 7: q | {7}, 8: q | s}
+
+
+def seen_when_merged(attention: MergedAttention) -> dict[int, set[int]]:
+    seen: dict[int, set[int]] = {}
+    for rows in attention.causal:
+        width = rows.slots_NQ.shape[1]
+        for place in rows.real_M.tolist():
+            row, query = divmod(place, width)
+            slot = int(rows.slots_NQ[row, query])
+            assert slot not in seen
+            seen[slot] = set(rows.slots_NQ[row, : query + 1].tolist())
+    for block in attention.shared:
+        for slot in range(block.queries.start, block.queries.stop):
+            seen[slot] |= set(range(block.keys.start, block.keys.stop))
+    return seen
+
+
+def seen_when_gathered(attention: GatheredAttention) -> dict[int, set[int]]:
+    seen: dict[int, set[int]] = {}
+    for part in attention.parts:
+        rows, width = part.queries_NQ.shape
+        for row in range(rows):
+            for query in range(width):
+                slot = int(part.queries_NQ[row, query])
+                if part.mask is None:
+                    keys = part.keys_NK[row, : query + 1]
+                else:
+                    mask = part.mask.expand(rows, -1, -1, -1)[row, 0, query]
+                    keys = part.keys_NK[row][mask == 0]
+                seen.setdefault(slot, set(keys.tolist()))
+    return seen
+
+
+def test_only_what_saves_tokens_is_packed() -> None:
+    alone = make_batch([A, [*B, 9]], [[9] * 10, [11] * 10])
+    shared = make_batch([A, A, A], [[9, 10], [11, 12], [9, 1]])
+    assert not pays(alone, prompt_groups(alone))  # 24 of 26 tokens
+    assert pays(shared, prompt_groups(shared))  # 6 of 15 tokens
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty prompt"):
+        pack(make_batch([[], A], [[9], [9]]), [[0], [1]], torch.float32)
+
+
+def gradients(scorer: ResponseScorer, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    scorer.model.zero_grad()
+    scores = scorer.score(batch, entropy=True)
+    assert scores.entropy_BT is not None
+    weights = torch.linspace(-1, 1, scores.logprobs_BT.numel()).view_as(scores.logprobs_BT)
+    (weights * (scores.logprobs_BT + 0.1 * scores.entropy_BT)).sum().backward()
+    named = scorer.model.named_parameters()
+    return scores.logprobs_BT.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.forward.scoring.pays", lambda *_: True)
+    scorer = ResponseScorer(loaded.model)
+    assert loaded.model.config._attn_implementation == ATTENTION
+    found, gradient = gradients(scorer, batch)
+    expected, yardstick = gradients(ResponseScorer(plain.model), batch)
+    assert plain.model.config._attn_implementation != ATTENTION
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    whole = torch.cat([value.flatten() for value in yardstick.values()])
+    difference = torch.cat([(gradient[name] - value).flatten() for name, value in yardstick.items()])
+    assert difference.norm() <= 1e-5 * whole.norm()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
+@pytest.mark.parametrize("way", [pytest.param("kernels", marks=pytest.mark.compiler), "merged", "gathered"])
+def test_packed_rows_score_like_padded_ones(load, family, fields, way, monkeypatch) -> None:
+    monkeypatch.setattr("burnish.forward.packing.MERGED_ON", () if way == "gathered" else ("cpu",))
+    loaded = load(family, kernels="auto" if way == "kernels" else "off", **fields)
+    assert uses_layer_kernels(loaded.model) is (way == "kernels" and family != "gpt2")
+    if fields:
+        loaded.model.train()
+    batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
+    assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch)
+
+
+tokens = st.integers(4, 15)
+prompt = st.lists(tokens, min_size=1, max_size=9)
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.lists(tokens, min_size=1, max_size=12)), min_size=1, max_size=8),
+    prompts=st.tuples(prompt, prompt, prompt),
+)
+def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts) -> None:
+    batch = make_batch([prompts[number] for number, _ in rows], [response for _, response in rows])
+    with pytest.MonkeyPatch.context() as patch:
+        assert_like_plain(*load_once, batch, patch)
+
+
+@pytest.fixture(scope="module", params=["auto", "off"])
+def load_once(model_folder, request):
+    from burnish.config.schema_data import ModelConfig
+    from burnish.models.loading import load_model
+
+    config = ModelConfig(path=str(model_folder("qwen2")), device="cpu", kernels=request.param)
+    return load_model(config), load_model(config, plain=True)
+
+
+def test_models_with_other_attention_stay_as_they_are(load) -> None:
+    eager = load(plain=True).model
+    eager.set_attn_implementation("eager")
+    window = load("qwen2", plain=True).model
+    window.config.layer_types = ["full_attention", "sliding_attention"]
+    for model in (eager, window):
+        before = model.config._attn_implementation
+        assert not use_packed_rows(model)
+        assert model.config._attn_implementation == before
+
+
+def _recurrent() -> PreTrainedModel:
+    return BambaForCausalLM(
+        BambaConfig(
+            **SMALL, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_state=8, mamba_d_head=8, mamba_chunk_size=8
+        )
+    )
+
+
+def _drops_the_argument() -> PreTrainedModel:
+    return StableLmForCausalLM(StableLmConfig(**SMALL))
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("build", [_recurrent, _drops_the_argument], ids=["recurrent", "drops the argument"])
+def test_models_whose_numbers_would_change_are_not_packed(build) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    assert model.config._attn_implementation == "sdpa"
+    assert not use_packed_rows(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_whose_rows_see_each_other_is_found_out(load, monkeypatch) -> None:
+    """The probe itself, on a model that looks right: attention that forgets which rows belong together."""
+
+    def forgetful(module, query, key, value, attention_mask, *, scaling=None, packed=None, **others):
+        output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        return output.transpose(1, 2), None
+
+    model = load(plain=True).model
+    monkeypatch.setattr("burnish.forward.attention.packed_attention", forgetful)
+    assert not use_packed_rows(model)
+    monkeypatch.undo()
+    assert use_packed_rows(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ordinary_models_pass_the_probe(load, dtype) -> None:
+    for family in ("llama", "qwen2", "gpt2"):
+        assert use_packed_rows(load(family, plain=True).model.to(dtype))
+
+
+@pytest.mark.parametrize("float32_keys", [0, 512])
+def test_bfloat16_attention_has_the_gradients_of_float32(float32_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through PyTorch's bfloat16 kernel, and the way round it for few keys: both within bfloat16's rounding."""
+    monkeypatch.setattr("burnish.forward.merged_attention.FLOAT32_KEYS", float32_keys)
+    batch = make_batch([A, A, A, B], [[9, 10, 14, 4, 1], [11, 1], [12] * 9, [4, 4, 4]])
+    packed = pack(batch, prompt_groups(batch), torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(heads: int) -> torch.Tensor:
+        return torch.randn(packed.tokens_1S.shape[1], heads, 8, generator=generator).bfloat16()
+
+    inputs, outer = (draw(4), draw(2), draw(2)), draw(4)
+    assert isinstance(packed.attention, MergedAttention)
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        output = merged_attention(*leaves, packed.attention, None)
+        found.append([output, *torch.autograd.grad(output, leaves, outer.to(dtype))])
+    for low, exact in zip(*found, strict=True):
+        assert low.dtype is torch.bfloat16
+        assert (low.float() - exact).norm() <= 0.02 * exact.norm()

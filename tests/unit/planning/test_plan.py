@@ -1,0 +1,214 @@
+"""The arithmetic of a run, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.kinds import kind_of_data
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig
+from burnish.planning.memory import estimate_memory, microbatch_tokens
+from burnish.planning.model_facts import facts_of, read_model_facts
+from burnish.planning.plan import num_evaluations, plan_rl, plan_sft, split_evenly
+
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
+
+def rl(**sections: Any) -> RlConfig:
+    return load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", **sections}).rl
+
+
+def test_prompts_become_rollouts_minibatches_and_optimizer_steps() -> None:
+    config = rl(
+        steps=10,
+        rollout={"prompts_per_step": 4, "group_size": 3},
+        optimization={"minibatches": 5, "epochs": 2},
+    )
+    plan = plan_rl(config, num_prompts=20)
+    assert plan.responses_per_step == 12
+    assert plan.responses_per_minibatch == (3, 3, 2, 2, 2)
+    assert plan.optimizer_steps_per_step == 10
+    assert plan.optimizer_steps == 100
+    assert plan.total_responses == 120
+    assert plan.passes_over_data == 2.0
+
+
+def test_remax_adds_a_greedy_response_for_each_prompt() -> None:
+    plan = plan_rl(rl(algorithm="remax", steps=2, rollout={"prompts_per_step": 4}))
+    assert plan.greedy_responses_per_step == 4
+    assert plan.total_responses == 2 * (4 + 4)
+    assert plan.passes_over_data is None
+
+
+def test_a_reference_is_loaded_only_for_a_kl() -> None:
+    assert [m.role for m in plan_rl(rl(algorithm="grpo")).models] == ["policy", "reference"]
+    assert [m.role for m in plan_rl(rl(algorithm="dapo")).models] == ["policy"]
+
+
+def test_vllm_samples_from_a_copy_elsewhere() -> None:
+    (policy,) = plan_rl(rl(algorithm="dapo")).models
+    assert policy.because == "is trained; the local engine samples from it"
+    (policy,) = plan_rl(rl(algorithm="dapo", rollout={"engine": "vllm", "vllm": {"python": "x/python"}})).models
+    assert (
+        policy.because == "is trained; the vllm engine samples from a second copy, in a process of its own (x/python)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "at_start", "expected"),
+    [
+        (10, 5, True, 3),
+        (10, 5, None, 3),
+        (10, 4, False, 3),
+        (3, None, True, 1),
+        (3, None, None, 0),
+        (3, None, False, 0),
+    ],
+)
+def test_evaluations_are_counted(steps: int, every: int | None, at_start: bool | None, expected: int) -> None:
+    config = rl(steps=steps, data={"train": "a", "eval": "b"}, evaluation={"every_steps": every, "at_start": at_start})
+    assert num_evaluations(config) == expected
+
+
+def test_no_evaluation_without_held_out_data() -> None:
+    assert num_evaluations(rl()) == 0
+
+
+def test_even_split() -> None:
+    assert split_evenly(10, 4) == (3, 3, 2, 2)
+    assert split_evenly(8, 2) == (4, 4)
+
+
+def test_parameters_of_a_llama_are_counted() -> None:
+    facts = facts_of(LLAMA)
+    assert facts is not None
+    # embeddings 512*64; a layer: q, o 64*64 each, k, v 64*32 each, three of 64*172
+    assert facts.num_parameters == 512 * 64 + 5 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172)
+    assert (facts.head_size, facts.context_tokens) == (8, 512)
+
+
+def test_parameters_are_counted_exactly_from_the_weights(stories_model: Path) -> None:
+    facts = read_model_facts(stories_model)
+    assert facts is not None
+    assert facts.num_parameters == 260_032
+
+
+def test_gpt2_words_are_understood() -> None:
+    facts = facts_of({"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 10, "n_positions": 16})
+    assert facts is not None
+    assert facts.num_parameters == 10 * 8 + 16 * 8 + 2 * (4 * 8 * 8 + 2 * 8 * 32)
+    assert facts.context_tokens == 16
+
+
+def test_a_folder_that_is_not_understood_gives_no_facts(tmp_path: Path) -> None:
+    assert read_model_facts(tmp_path) is None
+    (tmp_path / "config.json").write_text("{broken")
+    assert read_model_facts(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "other"}))
+    assert read_model_facts(tmp_path) is None
+
+
+def test_memory_by_hand() -> None:
+    facts = facts_of(LLAMA, num_parameters=1000)
+    assert facts is not None
+    rollout = {"prompts_per_step": 2, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 20}
+    config = rl(rollout=rollout)
+    sizes = {item.name: item.num_bytes for item in estimate_memory(config, facts)}
+    assert sizes["policy weights"] == sizes["gradients"] == sizes["reference weights"] == 4000
+    assert sizes["Adam moments"] == 8000
+    assert sizes["key/value cache"] == 4 * 30 * 2 * 5 * (4 * 8) * 4
+    assert sizes["activations"] == 120 * 5 * (8 * 64 + 2 * 32 + 3 * 172) * 4
+    assert microbatch_tokens(config) == 4 * 30
+    assert "master weights" not in sizes
+
+
+def test_bfloat16_and_adapters_change_the_memory() -> None:
+    facts = facts_of(LLAMA, num_parameters=1000)
+    assert facts is not None
+    half = {i.name: i.num_bytes for i in estimate_memory(rl(model={"path": "m", "dtype": "bfloat16"}), facts)}
+    assert (half["policy weights"], half["master weights"]) == (2000, 4000)
+    on_cpu = rl(model={"path": "m", "dtype": "bfloat16", "device": "cpu"})
+    float32_cache = {i.name: i.num_bytes for i in estimate_memory(on_cpu, facts)}["key/value cache"]
+    assert float32_cache == 2 * half["key/value cache"]
+    lora = {i.name: i.num_bytes for i in estimate_memory(rl(model={"path": "m", "lora": {"rank": 2}}), facts)}
+    trained = 5 * 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 172))
+    assert lora["gradients"] == 4 * trained
+    assert "reference weights" not in lora
+
+
+def test_warnings_name_what_does_not_fit() -> None:
+    plan = plan_rl(rl(), num_prompts=5, facts=facts_of(LLAMA))
+    assert any("5 prompts" in warning for warning in plan.warnings)
+    assert any("context holds 512" in warning for warning in plan.warnings)
+
+
+def test_supervised_steps_and_passes_follow_from_each_other() -> None:
+    config = load_run_data(
+        {"model": "m", "data": {"train": "a"}, "optimization": {"tokens_per_batch": 100, "epochs": 3}}, kind="sft"
+    ).sft
+    assert plan_sft(config, num_examples=40, num_tokens=950, num_steps=31).optimizer_steps == 31
+    assert plan_sft(config).optimizer_steps is None
+    fixed = config.model_copy(update={"steps": 62})
+    assert plan_sft(fixed, num_steps=31).passes_over_data == 6.0
+    assert plan_sft(fixed).optimizer_steps == 62
+
+
+def test_kinds_are_read_off_the_keys() -> None:
+    assert kind_of_data({"model": "m", "rewards": "math"}) == "rl"
+    assert kind_of_data({"model": "m", "max_tokens": 3}) == "sft"
+    assert kind_of_data({"model": "m"}, ["algorithm"]) == "rl"
+
+
+def test_ppo_plans_a_critic() -> None:
+    ppo = {"algorithm": "ppo", "steps": 10, "rollout": {"prompts_per_step": 64}, "optimization": {"minibatches": 2}}
+    plan = plan_rl(rl(**ppo, critic={"warmup_steps": 3}))
+    assert [m.role for m in plan.models] == ["policy", "critic", "reference"]
+    assert plan.optimizer_steps == 10 * 4 * 2
+    lines = {line.name: (line.value, line.because) for line in plan.lines}
+    assert lines["optimizer steps of the critic"] == ("80", "all of them; the first 24 without the policy")
+    assert rl(**ppo, critic={"warmup_steps": 3}).policy_updates == 56
+    shared = plan_rl(rl(**ppo, critic={"kind": "shared"}))
+    assert "no second model" in next(m.because for m in shared.models if m.role == "critic")
+
+
+def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:
+    facts = facts_of(LLAMA)
+    assert facts is not None
+
+    def critic(**sections: Any) -> list[int]:
+        config = rl(algorithm="ppo", **sections)
+        return [item.num_bytes for item in estimate_memory(config, facts) if item.name == "critic"]
+
+    assert critic() == [facts.num_parameters * 16]
+    assert critic(model={"path": "m", "dtype": "bfloat16"}) == [facts.num_parameters * 18]
+    assert critic(critic={"kind": "shared"}) == []
+
+
+def test_a_critic_that_cannot_leave_zero_is_named() -> None:
+    """1e-5 x 64 (hidden size) x 10 steps x 4 epochs = 0.0256."""
+    facts = facts_of(LLAMA)
+
+    def warnings(**sections: Any) -> list[str]:
+        plan = plan_rl(rl(**({"algorithm": "ppo", "steps": 10} | sections)), facts=facts)
+        return [warning for warning in plan.warnings if "critic" in warning]
+
+    (warning,) = warnings()
+    assert "about 0.026 in the whole run" in warning
+    assert "raise critic.learning_rate" in warning
+    assert len(warnings(critic={"kind": "shared"})) == 1
+    assert warnings(critic={"learning_rate": 1e-3}) == []
+    assert warnings(critic={"init": "runs/rm"}) == []
+    assert warnings(algorithm="grpo") == []

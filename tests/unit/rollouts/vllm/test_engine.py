@@ -1,0 +1,294 @@
+"""The vLLM engine with a worker that only speaks its protocol, and the real one as far as it gets without vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.config.schema import VllmConfig
+from burnish.errors import RolloutError
+from burnish.models.checkpoint_weights import checkpoint_weights
+from burnish.rollouts.engine import Sampling
+from burnish.rollouts.stop import StopConditions
+from burnish.rollouts.vllm import process as vllm_process
+from burnish.rollouts.vllm.engine import VllmEngine, sampling_parameters
+from burnish.rollouts.vllm.process import SCRIPT, WorkerProcess, has_vllm, worker_environment
+from burnish.types import FinishReason, RolloutRequest
+
+FAKE = Path(__file__).with_name("fake_worker.py")
+REQUESTS = [RolloutRequest("data/7", 4, (5, 9, 2), (0, 1)), RolloutRequest("data/1", 2, (8,), (3,))]
+ONE = [RolloutRequest("data/7", 4, (5, 9, 2), (0,))]
+SAMPLING = Sampling(6, temperature=0.9)
+
+Make = Callable[..., VllmEngine]
+
+
+@pytest.fixture
+def make(llama: Any, tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
+    """Engines on the fake worker, closed at the end; keyword arguments are those of VllmConfig, `fake` what it does."""
+    with ExitStack() as stack:
+
+        def build(model: Any = llama, script: Path = FAKE, fake: dict[str, Any] | None = None, **settings: Any) -> Any:
+            engine = VllmEngine(
+                model,
+                tokenizer=tokenizer,
+                eos_token_ids=[1],
+                pad_token_id=0,
+                context_length=32,
+                max_batch_rows=4,
+                settings=VllmConfig(options={"fake": fake} if fake else {}, **settings),
+                log=tmp_path / "run" / "vllm.log",
+                script=script,
+            )
+            return stack.enter_context(engine)
+
+        yield build
+
+
+def log_of(tmp_path: Path) -> str:
+    return (tmp_path / "run" / "vllm.log").read_text(encoding="utf-8")
+
+
+def pushed(tmp_path: Path) -> list[list[Any]]:
+    """[name, dtype, shape, checksum] of each tensor that the worker got, in order."""
+    return [json.loads(line) for line in log_of(tmp_path).splitlines() if line.startswith("[") and "float" in line]
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_rollouts_come_in_order_with_text_and_version(make: Make, tokenizer: Any) -> None:
+    rollouts = make().generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert [(r.prompt_id, r.group_id, r.sample_index) for r in rollouts] == [
+        ("data/7", 4, 0),
+        ("data/7", 4, 1),
+        ("data/1", 2, 3),
+    ]
+    assert {len(r.response_tokens) for r in rollouts} == {6}
+    assert {r.finish_reason for r in rollouts} == {FinishReason.LENGTH}
+    assert {r.policy_version for r in rollouts} == {0}
+    assert rollouts[0].response == tokenizer.decode(list(rollouts[0].response_tokens))
+    assert rollouts[0].response_tokens != rollouts[1].response_tokens
+
+
+def test_the_worker_gets_no_weights_on_disk_and_all_of_them_by_memory(
+    make: Make, llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_process, "CHUNK_BYTES", 5000)
+    make().generate(ONE, SAMPLING, seed=0, step=0)
+    assert "config.json" in log_of(tmp_path)
+    assert "safetensors" not in log_of(tmp_path)
+    assert log_of(tmp_path).count("chunk\n") > 5
+    expected = [
+        [name, "float32", list(tensor.shape), zlib.crc32(tensor.detach().numpy().tobytes())]
+        for name, tensor in llama.state_dict().items()
+    ]
+    assert pushed(tmp_path) == expected
+
+
+def test_bfloat16_weights_travel_bit_for_bit(make: Make, llama: Any, tmp_path: Path) -> None:
+    make(llama.to(torch.bfloat16)).generate(ONE, SAMPLING, seed=0, step=0)
+    bits = [zlib.crc32(t.detach().view(torch.int16).numpy().tobytes()) for _, t in checkpoint_weights(llama)]
+    assert [(dtype, crc) for _, dtype, _, crc in pushed(tmp_path)] == [("bfloat16", crc) for crc in bits]
+
+
+def test_sync_pushes_the_new_weights_and_their_version(make: Make, llama: Any) -> None:
+    engine = make()
+    first = engine.generate(ONE, SAMPLING, seed=0, step=0)
+    with torch.no_grad():
+        llama.model.embed_tokens.weight[0, 0] = 0.25
+    engine.sync(SimpleNamespace(version=3))  # type: ignore[arg-type]
+    second = engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert first[0].rollout_logprobs != second[0].rollout_logprobs == (-0.25,) * 6
+    assert second[0].policy_version == 3
+
+
+def test_a_worker_that_dies_is_started_again_with_the_same_weights(make: Make, llama: Any, tmp_path: Path) -> None:
+    with torch.no_grad():
+        llama.model.embed_tokens.weight[0, 0] = 0.5
+    engine = make(fake={"does": "die", "marker": str(tmp_path / "died")})
+    engine.sync(SimpleNamespace(version=2))  # type: ignore[arg-type]
+    (rollout,) = engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert (rollout.policy_version, rollout.rollout_logprobs[0]) == (2, -0.5)
+    assert engine.metrics()["rollout/engine_restarts"].result() == 1
+    assert engine.metrics()["rollout/engine_restarts"].result() == 0
+    assert "the worker ended (killed by SIGKILL) during generate; starting another" in log_of(tmp_path)
+
+
+def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make) -> None:
+    engine = make()
+    first = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
+    assert engine._worker is not None
+    os.kill(engine._worker.pid, signal.SIGKILL)
+    engine.sync(SimpleNamespace(version=1))  # type: ignore[arg-type]
+    second = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
+    assert [r.response_tokens for r in first] == [r.response_tokens for r in second]
+    assert {r.policy_version for r in second} == {1}
+    assert engine.metrics()["rollout/engine_restarts"].result() == 1
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        ("die", "ended \\(killed by SIGKILL\\)\n    .*\n(.*\n)*    out of luck"),
+        ("hang", "did not answer 'generate' within 0.5 seconds"),
+        ("garbage", "answered what is no message"),
+        ("fail", "failed with ValueError: no memory left"),
+    ],
+)
+def test_a_worker_that_is_lost_twice_is_an_error(make: Make, tmp_path: Path, does: str, message: str) -> None:
+    engine = make(fake={"does": does}, call_timeout_seconds=0.5 if does == "hang" else 30.0)
+    with pytest.raises(RolloutError, match=message) as caught:
+        engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert "lost twice" in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_worker_with_other_weights_refuses(make: Make) -> None:
+    engine = make(fake={"does": "refuse"})
+    with pytest.raises(RolloutError, match="refuses 'generate': another version"):
+        engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert engine.metrics()["rollout/engine_restarts"].result() == 0
+
+
+def test_a_restart_does_not_take_weights_of_another_version(make: Make) -> None:
+    engine, policy = make(), SimpleNamespace(version=4)
+    engine.sync(policy)  # type: ignore[arg-type]
+    policy.version = 5
+    with pytest.raises(RolloutError, match="version 4 of the policy, which is at version 5"):
+        engine.generate(ONE, SAMPLING, seed=0, step=0)
+
+
+@pytest.mark.parametrize(
+    ("does", "tokens", "message"),
+    [("nan", 1, "log-probability nan at response token 0"), ("short", 6, "gave 1 tokens and 1 log-prob.*up to 6")],
+)
+def test_samples_that_cannot_be_are_refused(make: Make, does: str, tokens: int, message: str) -> None:
+    with pytest.raises(RolloutError, match=message):
+        make(fake={"does": does}).generate(ONE, Sampling(tokens), seed=0, step=0)
+
+
+def test_arguments_that_vllm_does_not_take_end_the_start(make: Make) -> None:
+    with pytest.raises(RolloutError, match=r"cannot start in .*TypeError: unexpected keyword") as caught:
+        make(fake={"does": "no build"}).generate(ONE, SAMPLING, seed=0, step=0)
+    assert "rollout.vllm" in str(caught.value)
+
+
+def test_an_interpreter_that_is_not_there(make: Make) -> None:
+    with pytest.raises(RolloutError, match="cannot start no/such/python"):
+        make(python="no/such/python").generate(ONE, SAMPLING, seed=0, step=0)
+    with pytest.raises(OSError, match="no/such/python"):
+        has_vllm("no/such/python")
+
+
+def test_closing_ends_the_worker(make: Make) -> None:
+    engine = make()
+    engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert engine._worker is not None
+    pid = engine._worker.pid
+    engine.close()
+    engine.close()
+    assert gone(pid)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed beside burnish")
+def test_the_real_worker_says_when_there_is_no_vllm(make: Make) -> None:
+    assert not has_vllm(sys.executable)
+    with pytest.raises(RolloutError, match="No module named 'vllm'"):
+        make(script=SCRIPT).generate(ONE, SAMPLING, seed=0, step=0)
+
+
+def test_the_real_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from burnish.rollouts.vllm.process import WorkerProcess; "
+        "print(WorkerProcess(sys.executable, Path(sys.argv[1])).pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "log")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    os.kill(pid, 0)
+    parent.kill()
+    parent.wait()
+    assert gone(pid)
+
+
+def test_the_real_worker_leaves_when_its_engine_does(tmp_path: Path) -> None:
+    worker = WorkerProcess(sys.executable, tmp_path / "log")
+    worker._socket.close()
+    assert worker._process.wait(timeout=20) == 0
+    worker.kill()
+
+
+def test_another_interpreter_does_not_get_our_module_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert "PYTHONPATH" not in worker_environment("/other/python")
+    assert worker_environment(sys.executable)["PYTHONPATH"] == "somewhere"
+    assert worker_environment("/other/python")["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_sampling_in_the_words_of_vllm(tokenizer: Any) -> None:
+    drawn = Sampling(6, temperature=0.9, top_k=5, min_p=0.1, stop_token_ids=(7,))
+    assert sampling_parameters(drawn, StopConditions.of(drawn, [1], tokenizer)) == {
+        "stop_token_ids": [1, 7],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "skip_special_tokens": False,
+        "detokenize": False,
+        "temperature": 0.9,
+        "top_k": 5,
+        "top_p": 1.0,
+        "min_p": 0.1,
+    }
+    greedy = Sampling(6, temperature=0.9, stop=("!!",), greedy=True, ignore_eos=True)
+    asked = sampling_parameters(greedy, StopConditions.of(greedy, [1], tokenizer))
+    assert asked["temperature"] == 0.0
+    assert asked["extra_args"] == {"burnish_temperature": 0.9}
+    assert (asked["stop"], asked["include_stop_str_in_output"], asked["stop_token_ids"]) == (["!!"], True, [])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (Sampling(4, top_p=0.9, min_p=0.1), "vLLM applies min_p first"),
+        (Sampling(4, temperature=0.001), "vLLM samples at 0.01 or above"),
+        (Sampling(4, temperature=-1.0), "temperature"),
+        (Sampling(31, ignore_eos=True), "room for 29 more"),
+    ],
+)
+def test_what_vllm_would_read_differently_is_refused(make: Make, sampling: Sampling, message: str) -> None:
+    with pytest.raises(RolloutError, match=message):
+        make().generate(ONE, sampling, seed=0, step=0)
+
+
+def test_a_response_is_cut_at_the_token_that_completes_a_stop_text(make: Make, tokenizer: Any) -> None:
+    engine = make()
+    (whole,) = engine.generate(ONE, SAMPLING, seed=0, step=0)
+    stop = whole.response[2:4]
+    (cut,) = engine.generate(ONE, Sampling(6, temperature=0.9, stop=(stop,)), seed=0, step=0)
+    assert cut.response == whole.response[: whole.response.index(stop) + 2]
+    assert cut.finish_reason is FinishReason.STOP
+    assert len(cut.rollout_logprobs) == len(cut.response_tokens)

@@ -1,0 +1,251 @@
+"""`burnish rm` end to end on a preference with a known rule; resume, normalisation, reports."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+from burnish.config.loading import load_run_data
+from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_rm import RmConfig
+from burnish.errors import BurnishError, ConfigError
+from burnish.models.reward_model import load_reward_model
+from burnish.report.report import write_report
+from burnish.trainers.interrupt import StopRequest
+from burnish.trainers.outer_loop import run_loop
+from burnish.trainers.reward_model.loop import RmRun, open_rm_run, train_reward_model
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def model(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("abcdefgh?", hidden_size=32, intermediate_size=64)
+
+
+def write_pairs(path: Path, count: int, seed: int) -> None:
+    """The response with more `a` is better; lengths do not tell."""
+    draw = random.Random(seed)
+    rows = []
+    while len(rows) < count:
+        first, second = ("".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(2))
+        if first.count("a") == second.count("a"):
+            continue
+        better, worse = sorted((first, second), key=lambda text: -text.count("a"))
+        prompt = "".join(draw.choices("bcdefgh", k=4)) + "?"
+        rows.append({"prompt": prompt, "chosen": better, "rejected": worse})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def rm_run(model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
+    def build(*overrides: str, pairs: int = 96, **fields: Any) -> RmConfig:
+        write_pairs(tmp_path / "train.jsonl", pairs, seed=0)
+        write_pairs(tmp_path / "eval.jsonl", 64, seed=1)
+        data = {
+            "output": str(tmp_path / "run"),
+            "model": {"path": str(model), "device": "cpu"},
+            "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
+            "max_tokens": 24,
+            "optimization": {"learning_rate": 1e-2, "comparisons_per_batch": 16},
+            "evaluation": {"every_steps": 3},
+            "checkpoint": {"every_steps": 2},
+            "logging": {"sinks": []},
+            **fields,
+        }
+        return load_run_data(data, list(overrides), "rm").rm
+
+    return build
+
+
+def rows_of(config: RmConfig) -> list[dict[str, float]]:
+    lines = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "throughput/"))}
+        for line in lines
+    ]
+
+
+def test_a_run_writes_what_both_libraries_load(rm_run: Callable[..., RmConfig]) -> None:
+    config = rm_run()
+    result = train_reward_model(config, console=QUIET)
+    rows = rows_of(config)
+    assert result.step == 6  # 96 / 16
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert rows[-1]["rm/learning_rate"] == pytest.approx(1e-2 / 6)  # linear to 0
+    assert sum(row["train/comparisons"] for row in rows[1:]) == 96
+    for name in ("eval/accuracy", "eval/accuracy_low", "eval/calibration_error", "eval/length_correlation"):
+        assert name in rows[0]
+        assert name in rows[3]
+        assert name not in rows[2]
+    assert AutoModelForSequenceClassification.from_pretrained(result.weights).config.num_labels == 1
+    assert load_reward_model(ModelConfig(path=str(result.weights), device="cpu")).normalization.gain == 1.0
+    histogram = json.loads((result.folder / "score_histogram.json").read_text())
+    assert sum(histogram["best"]) == sum(histogram["others"]) == 64
+    page = write_report(result.folder).read_text()
+    assert "Calibration error" in page
+    assert "Held-out scores" in page
+
+
+@pytest.mark.parametrize("trainable", ["true", "false"])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: str
+) -> None:
+    words = (
+        "normalization.kind=gain_bias",
+        "normalization.responses=8",
+        "normalization.max_response_tokens=6",
+        f"normalization.trainable={trainable}",
+    )
+    undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}")
+    whole = train_reward_model(undisturbed, console=QUIET)
+    config = rm_run(*words)
+    stop, plain_step = StopRequest(), RmRun.train_step
+
+    def step_and_stop(run: RmRun) -> dict[str, float]:
+        row = plain_step(run)
+        stop.requested = run.progress.step == 3
+        return row
+
+    monkeypatch.setattr(RmRun, "train_step", step_and_stop)
+    with open_rm_run(config, QUIET) as run:
+        run_loop(run, stop)
+        assert run.progress.step == 3
+    monkeypatch.setattr(RmRun, "train_step", plain_step)
+    again = train_reward_model(config, console=QUIET)
+    assert rows_of(config) == rows_of(undisturbed)
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
+    assert all(bool((first[name] == second[name]).all()) for name in first)
+    names = ("burnish_reward_model.json",)
+    assert all((whole.weights / name).read_text() == (again.weights / name).read_text() for name in names)
+
+
+@pytest.mark.parametrize("on", ["policy", "references"])
+def test_normalisation_ends_at_mean_0(on: str, rm_run: Callable[..., RmConfig]) -> None:
+    config = rm_run(
+        f"normalization.on={on}",
+        "normalization.kind=gain_bias" if on == "policy" else "normalization.kind=bias",
+        "normalization.responses=32",
+        "normalization.max_response_tokens=6",
+    )
+    with open_rm_run(config, QUIET) as run:
+        run_loop(run, StopRequest())
+        assert run.measure is not None
+        scores = run.learner.score(run.measure.pairs())
+        assert len(scores) == 32
+        mean = sum(scores) / 32
+        assert mean == pytest.approx(0, abs=1e-5)
+        if on == "policy":
+            assert sum((score - mean) ** 2 for score in scores) / 32 == pytest.approx(1, abs=1e-4)
+        else:
+            assert run.learner.model.normalization.gain == 1.0
+
+
+def test_a_split_replaces_a_held_out_file(rm_run: Callable[..., RmConfig]) -> None:
+    config = rm_run("held_out_fraction=0.25", "data.eval=[]")
+    train_reward_model(config, console=QUIET)
+    rows = rows_of(config)
+    assert 0 < rows[0]["eval/comparisons"] < 96
+    assert rows[0]["eval/comparisons"] + sum(row["train/comparisons"] for row in rows[1:]) == 96
+
+
+def test_candidates_train_with_best_of(rm_run: Callable[..., RmConfig], tmp_path: Path) -> None:
+    rows = [{"prompt": "b?", "responses": ["bc", "aa", "cd", "ef"], "best": 1}] * 8
+    file = tmp_path / "four.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = (f"data.train={file}", f"data.eval={file}")
+    with pytest.raises(ConfigError, match=r"also training data"):
+        rm_run(*words)
+    config = rm_run(f"data.train={file}", "data.eval=[]", "evaluation.every_steps=null", "loss=best_of", "steps=8")
+    train_reward_model(config, console=QUIET)
+    assert rows_of(config)[-1]["train/accuracy"] == 1.0
+    with pytest.raises(ConfigError, match=r"has 4 candidates.*\n.*loss: best_of"):
+        train_reward_model(
+            config.model_copy(update={"loss": "bradley_terry", "output": str(tmp_path / "b")}), console=QUIET
+        )
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("candidates=4", "loss bradley_terry compares two"),
+        ("score_at=last_position", "response_length is None"),
+        ("held_out_fraction=0.1", "data.eval names held-out data"),
+        ("normalization.policy=x", "normalization.policy is set, but kind is none"),
+        ("los=best_of", "los"),
+    ],
+)
+def test_contradictions_are_found_before_anything_loads(
+    word: str, message: str, rm_run: Callable[..., RmConfig]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rm_run(word)
+
+
+def test_margins_that_are_not_there(rm_run: Callable[..., RmConfig]) -> None:
+    with pytest.raises(BurnishError, match=r"train:0 has no margin, but margins is true"):
+        train_reward_model(rm_run("margins=true"), console=QUIET)
+
+
+@pytest.mark.slow
+def test_a_known_rule_is_learned(rm_run: Callable[..., RmConfig]) -> None:
+    config = rm_run(
+        "optimization.epochs=3",
+        "optimization.learning_rate=5e-3",
+        "evaluation.every_steps=null",
+        "checkpoint.every_steps=null",
+        pairs=3000,
+    )
+    train_reward_model(config, console=QUIET)
+    last = rows_of(config)[-1]
+    assert last["eval/accuracy"] > 0.95
+    assert last["eval/length_rule_accuracy"] < 0.8
+
+
+@pytest.mark.parametrize("stopped_at", [3, 6])
+def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
+    rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
+) -> None:
+    """In the evaluation of step 3, and in that of the last step, which the normalisation comes before."""
+    fields: dict[str, Any] = {"checkpoint": {"every_steps": None}}
+    words = ("normalization.kind=gain_bias", "normalization.responses=8", "normalization.max_response_tokens=6")
+    undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}", **fields)
+    whole = train_reward_model(undisturbed, console=QUIET)
+    config, real = rm_run(*words, **fields), RmRun.evaluate
+
+    def evaluate(run: RmRun) -> dict[str, float]:
+        if run.progress.step == stopped_at:
+            raise BurnishError("the evaluation fails")
+        return real(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RmRun, "evaluate", evaluate)
+        with pytest.raises(BurnishError, match="the evaluation fails"):
+            train_reward_model(config, console=QUIET)
+    (saved,) = (Path(config.output) / "checkpoints").iterdir()
+    assert json.loads((saved / "pending.json").read_text())["normalised"] is (stopped_at == 6)
+    assert saved.name == f"step-{stopped_at:06d}"
+    again = train_reward_model(config, console=QUIET)
+    assert rows_of(config) == rows_of(undisturbed)
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
+    assert all(bool((first[name] == second[name]).all()) for name in first)
+
+
+def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig], tmp_path: Path) -> None:
+    undisturbed = rm_run(f"output={tmp_path / 'whole'}")
+    train_reward_model(undisturbed, console=QUIET)
+    config, stop = rm_run(), StopRequest()
+    stop.requested = True
+    with open_rm_run(config, QUIET) as run:
+        run_loop(run, stop)
+        assert run.progress.step == 0
+    train_reward_model(config, console=QUIET)
+    assert rows_of(config) == rows_of(undisturbed)

@@ -1,0 +1,262 @@
+"""From scores to advantages: hand-computed numbers in the stated order of operations."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnish.algorithms.advantages import resolve_estimator
+from burnish.config import names
+from burnish.config.schema import AlgorithmConfig
+from burnish.errors import ConfigError
+from burnish.forward.batch import Batch
+from burnish.trainers.rl.batching import Outcome
+from burnish.trainers.rl.credit import assign_advantages, estimator_numbers, whiten_minibatch
+from burnish.trainers.rl.preflight import resolve_algorithm
+
+
+def four_rows(**fields: torch.Tensor) -> Batch:
+    """Two groups of two; responses of 2, 1, 2 and 2 tokens."""
+    lengths = torch.tensor([2, 1, 2, 2])
+    return Batch(
+        prompt_tokens=torch.ones(4, 1, dtype=torch.int64),
+        prompt_lengths=torch.ones(4, dtype=torch.int64),
+        response_tokens=torch.ones(4, 2, dtype=torch.int64),
+        response_lengths=lengths,
+        loss_mask=torch.arange(2) < lengths.unsqueeze(1),
+        group_ids=torch.tensor([7, 7, 9, 9]),
+        **fields,
+    )
+
+
+def run(algorithm: AlgorithmConfig, scores: list[float], batch: Batch, kl_coef: float = 0.0, **outcome: torch.Tensor):
+    estimator = resolve_estimator(algorithm.estimator)
+    return assign_advantages(
+        batch,
+        Outcome(scores_B=torch.tensor(scores), **outcome),
+        algorithm=algorithm,
+        estimator=estimator,
+        kl_coef=kl_coef,
+    )
+
+
+def test_an_outcome_advantage_stands_on_every_trained_token_and_nowhere_else() -> None:
+    batch, _ = run(AlgorithmConfig(estimator="dr_grpo"), [1.0, 0.0, 3.0, 3.0], four_rows())
+    assert batch.advantages.tolist() == [[0.5, 0.5], [-0.5, 0.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_scores_are_clipped_before_the_baseline() -> None:
+    batch, _ = run(AlgorithmConfig(estimator="dr_grpo", reward_clip=1.0), [5.0, 0.0, -9.0, 0.0], four_rows())
+    assert batch.advantages[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
+
+
+def test_advantages_are_clipped_last() -> None:
+    batch, metrics = run(AlgorithmConfig(estimator="dr_grpo", advantage_clip=0.25), [1.0, 0.0, 0.0, 4.0], four_rows())
+    assert batch.advantages[:, 0].tolist() == [0.25, -0.25, -0.25, 0.25]
+    assert metrics["advantage/absolute_max"].result() == 0.25
+    assert metrics["advantage/raw_square_mean"].result() == pytest.approx((2 * 0.25 + 0.25 + 4 * 4.0) / 7)
+
+
+def test_the_kl_in_the_reward_enters_the_score_of_outcome_estimators() -> None:
+    """d = old - ref is .1 on every token, so a response of n tokens loses coef * .1 * n."""
+    batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
+    algorithm = AlgorithmConfig(estimator="dr_grpo", kl_in="reward", kl_coef=1.0, kl_estimator="k1")
+    scored, _ = run(algorithm, [0.0, 0.0, 0.0, 0.0], batch, kl_coef=1.0)
+    # scores: -.2, -.1 in the first group
+    torch.testing.assert_close(scored.advantages[:, 0], torch.tensor([-0.05, 0.05, 0.0, 0.0]))
+    torch.testing.assert_close(
+        scored.token_rewards, torch.tensor([[-0.1, -0.1], [-0.1, 0.0], [-0.1, -0.1], [-0.1, -0.1]])
+    )
+
+
+def test_returns_to_go_are_whitened_over_the_step() -> None:
+    algorithm = AlgorithmConfig(estimator="reinforce_plus_plus")
+    batch, _ = run(algorithm, [1.0, 0.0, 1.0, 0.0], four_rows())
+    trained = batch.advantages[batch.loss_mask]
+    assert float(trained.mean()) == pytest.approx(0.0, abs=1e-6)
+    # returns are 1 1 | 0 | 1 1 | 0 0: mean 4/7, biased variance 12/49
+    assert float(batch.advantages[0, 0]) == pytest.approx((3 / 7) / math.sqrt(12 / 49), abs=1e-4)
+    assert batch.returns is not None
+
+
+def test_dense_rewards_replace_the_score_on_the_last_token() -> None:
+    dense = torch.tensor([[0.25, 0.75], [0.5, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    algorithm = AlgorithmConfig(estimator="reinforce_plus_plus")
+    batch, _ = run(algorithm, [1.0, 0.5, 0.0, 0.0], four_rows(), dense_rewards_BT=dense)
+    assert batch.token_rewards.tolist() == dense.tolist()
+
+
+def test_a_row_left_out_of_the_loss_still_counts_in_its_group() -> None:
+    batch = four_rows()
+    mask = batch.loss_mask.clone()
+    mask[1] = False
+    scored, _ = run(AlgorithmConfig(estimator="dr_grpo"), [1.0, 0.0, 0.0, 0.0], batch.replace(loss_mask=mask))
+    assert scored.advantages.tolist()[:2] == [[0.5, 0.5], [0.0, 0.0]]
+
+
+def test_a_group_that_shrank_to_one_gets_zero() -> None:
+    batch = four_rows().replace(group_ids=torch.tensor([7, 8, 9, 9]))
+    scored, _ = run(AlgorithmConfig(estimator="grpo"), [1.0, 0.0, 0.0, 1.0], batch)
+    assert scored.advantages[:2].abs().sum() == 0
+
+
+def test_remax_takes_the_greedy_score_as_baseline() -> None:
+    greedy = torch.tensor([0.5, 0.5, 1.0, 1.0])
+    batch, _ = run(AlgorithmConfig(estimator="remax"), [1.0, 0.0, 1.0, 0.0], four_rows(), greedy_scores_B=greedy)
+    assert batch.advantages[:, 0].tolist() == [0.5, -0.5, 0.0, -1.0]
+
+
+def test_remax_charges_a_token_for_the_kl_from_itself_onwards() -> None:
+    """d = old - ref is .1 on every token; a score of 1 and a greedy score of .5, coefficient 1."""
+    batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
+    algorithm = AlgorithmConfig(estimator="remax", kl_in="reward", kl_coef=1.0, kl_estimator="k1")
+    scored, _ = run(algorithm, [1.0] * 4, batch, kl_coef=1.0, greedy_scores_B=torch.full((4,), 0.5))
+    expected = torch.tensor([[0.3, 0.4], [0.4, 0.0], [0.3, 0.4], [0.3, 0.4]])
+    torch.testing.assert_close(scored.advantages, expected)
+
+
+def test_an_estimator_that_lacks_its_input_says_so() -> None:
+    with pytest.raises(ConfigError, match="greedy_scores_B"):
+        run(AlgorithmConfig(estimator="remax"), [1.0, 0.0, 1.0, 0.0], four_rows())
+
+
+def test_a_misspelt_option_of_the_estimator_is_refused() -> None:
+    algorithm = AlgorithmConfig(estimator="grpo", estimator_options={"unbiassed": False})
+    with pytest.raises(ConfigError, match="unbiassed"):
+        estimator_numbers(resolve_estimator("grpo"), algorithm)
+
+
+def test_gae_takes_score_kl_and_values_to_the_golden_numbers() -> None:
+    """d = .5, -.2, .3 at coefficient .1 and a score of .43 make the rewards -.05, .02, .4. What stands in the slots
+    past the end, values among it, changes nothing, and nothing is rewarded there."""
+    old, nan = torch.tensor([[-1.2, -0.7, -2.0, 0.0, 0.0]]), float("nan")
+    batch = Batch(
+        prompt_tokens=torch.ones(1, 1, dtype=torch.int64),
+        prompt_lengths=torch.ones(1, dtype=torch.int64),
+        response_tokens=torch.ones(1, 5, dtype=torch.int64),
+        response_lengths=torch.tensor([3]),
+        loss_mask=torch.tensor([[True, True, True, False, False]]),
+        group_ids=torch.zeros(1, dtype=torch.int64),
+        old_logprobs=old,
+        ref_logprobs=old - torch.tensor([[0.5, -0.2, 0.3, nan, nan]]),
+        values=torch.tensor([[0.1, 0.2, 0.3, nan, 7.0]]),
+    )
+    algorithm = AlgorithmConfig(estimator="gae", kl_in="reward", kl_coef=0.1, kl_estimator="k1", whiten_advantages=True)
+    credited, metrics = run(algorithm, [0.43], batch, kl_coef=0.1)
+    torch.testing.assert_close(credited.token_rewards, torch.tensor([[-0.05, 0.02, 0.4, 0.0, 0.0]]))
+    torch.testing.assert_close(credited.returns, torch.tensor([[0.35425, 0.415, 0.4, 0.0, 0.0]]))
+    assert metrics["advantage/raw_mean"].result() == pytest.approx((0.25425 + 0.215 + 0.1) / 3)
+    torch.testing.assert_close(
+        credited.advantages, torch.tensor([[0.98541, 0.38576, -1.37117, 0.0, 0.0]]), atol=1e-4, rtol=0
+    )
+
+
+def test_an_estimator_that_asks_for_values_must_give_returns() -> None:
+    with pytest.raises(ConfigError, match="no returns to train a critic with"):
+        resolve_algorithm(AlgorithmConfig(estimator=f"{__name__}:values_only"))
+
+
+def values_only(scores_B: torch.Tensor, values_BT: torch.Tensor) -> torch.Tensor:
+    """Asks for values and returns one advantage a sequence."""
+    return scores_B - values_BT[:, 0]
+
+
+def test_a_row_left_out_of_the_loss_carries_the_same_kl_as_its_siblings() -> None:
+    """d = .1 a token and equal scores: rows of 2 and 1 tokens score -.2 and -.1, whichever of them is trained on."""
+    batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
+    mask = batch.loss_mask.clone()
+    mask[1] = False
+    algorithm = AlgorithmConfig(estimator="dr_grpo", kl_in="reward", kl_coef=1.0, kl_estimator="k1")
+    scored, _ = run(algorithm, [0.0] * 4, batch.replace(loss_mask=mask), kl_coef=1.0)
+    torch.testing.assert_close(scored.advantages[:2], torch.tensor([[-0.05, -0.05], [0.0, 0.0]]))
+
+
+def test_a_row_left_out_of_the_loss_keeps_its_weight_in_the_baseline_of_opo() -> None:
+    """Lengths 2 and 1, scores 3 and 0: baseline 2."""
+    batch = four_rows()
+    mask = batch.loss_mask.clone()
+    mask[1] = False
+    scored, _ = run(AlgorithmConfig(estimator="opo"), [3.0, 0.0, 1.0, 1.0], batch.replace(loss_mask=mask))
+    torch.testing.assert_close(scored.advantages[0], torch.tensor([1.0, 1.0]))
+
+
+def test_an_outcome_estimator_sees_the_clipped_sum_of_dense_rewards() -> None:
+    """Token rewards 3 and -2.5 sum to .5, inside the clip of 1; clipped one by one they would sum to 0."""
+    dense = torch.tensor([[3.0, -2.5], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    batch = four_rows(old_logprobs=torch.zeros(4, 2), ref_logprobs=torch.zeros(4, 2))
+    algorithm = AlgorithmConfig(estimator="dr_grpo", kl_in="reward", kl_coef=1.0, kl_estimator="k1", reward_clip=1.0)
+    scored, _ = run(algorithm, [0.5, 0.0, 0.0, 0.0], batch, kl_coef=1.0, dense_rewards_BT=dense)
+    assert scored.advantages[:, 0].tolist() == [0.25, -0.25, 0.0, 0.0]
+
+
+def test_each_option_logs_what_it_changed() -> None:
+    algorithm = AlgorithmConfig(estimator="raw", reward_clip=2.0, whiten_rewards=True, advantage_clip=0.5)
+    _, metrics = run(algorithm, [5.0, 0.0, 0.0, 0.0], four_rows())
+    assert metrics["reward/clipped_fraction"].result() == 0.25
+    assert metrics["reward/score_std"].result() == pytest.approx(math.sqrt(3 / 4))  # scores 2 0 0 0
+    assert metrics["advantage/clipped_fraction"].result() is not None
+    _, plain = run(AlgorithmConfig(estimator="raw"), [5.0, 0.0, 0.0, 0.0], four_rows())
+    assert not {"reward/clipped_fraction", "reward/score_std", "advantage/clipped_fraction"} & set(plain)
+
+
+def test_an_estimator_of_tokens_logs_the_deviation_of_the_token_rewards() -> None:
+    algorithm = AlgorithmConfig(estimator="reinforce_plus_plus", reward_clip=2.0, whiten_rewards=True)
+    _, metrics = run(algorithm, [5.0, 0.0, 0.0, 0.0], four_rows())
+    # token rewards 0 2 | 0 | 0 0 | 0 0: mean 2/7, variance 4/7 - 4/49
+    assert metrics["reward/token_std"].result() == pytest.approx(math.sqrt(24 / 49))
+
+
+@pytest.mark.parametrize("name", names.GROUP_ESTIMATORS)
+def test_whitened_rewards_leave_equal_scores_of_unequal_lengths_without_advantage(name: str) -> None:
+    """Whitened by token the group of equal scores got [.89, -1.40] and the like: longer responses more."""
+    parts = {"parts_BC": torch.tensor([[123.4], [123.4], [0.0], [1.0]]), "weights_C": torch.ones(1)}
+    algorithm = AlgorithmConfig(estimator=name, whiten_rewards=True)
+    scored, _ = run(algorithm, [123.4, 123.4, 0.0, 1.0], four_rows(), **parts)
+    assert scored.advantages[:2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert scored.advantages[3, 0] > 0
+
+
+def test_scores_are_whitened_over_the_responses_of_the_step() -> None:
+    """Scores 3 1 | 2 2: mean 2, deviation sqrt(1/2); half the difference in the first group is sqrt(2)."""
+    scored, _ = run(AlgorithmConfig(estimator="dr_grpo", whiten_rewards=True), [3.0, 1.0, 2.0, 2.0], four_rows())
+    torch.testing.assert_close(scored.advantages[:, 0], torch.tensor([2**0.5, -(2**0.5), 0.0, 0.0]))
+    assert scored.token_rewards[0].tolist() == [0.0, 3.0]  # recorded in the reward's own units
+    raw, _ = run(AlgorithmConfig(estimator="raw", whiten_rewards=True), [3.0, 1.0, 2.0, 2.0], four_rows())
+    torch.testing.assert_close(raw.advantages[:, 0], torch.tensor([2 + 2**0.5, 2 - 2**0.5, 2.0, 2.0]))
+
+
+def test_whitened_scores_hold_the_kl_of_their_tokens() -> None:
+    """d = .1 a token and scores of 0: -.2, -.1, -.2, -.2, mean -.175, deviation .0433."""
+    batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
+    algorithm = AlgorithmConfig(
+        estimator="dr_grpo", kl_in="reward", kl_coef=1.0, kl_estimator="k1", whiten_rewards=True
+    )
+    scored, _ = run(algorithm, [0.0] * 4, batch, kl_coef=1.0)
+    half = 0.05 / math.sqrt(3 / 16 * 0.01)
+    torch.testing.assert_close(scored.advantages[:2, 0], torch.tensor([-half, half]), rtol=1e-4, atol=0)
+
+
+def test_the_spread_of_advantages_far_from_zero_keeps_its_digits() -> None:
+    _, metrics = run(AlgorithmConfig(estimator="raw"), [10000.0, 10001.0, 10000.0, 10001.0], four_rows())
+    mean, square = metrics["advantage/mean"].result(), metrics["advantage/square_mean"].result()
+    assert mean is not None
+    assert square is not None
+    assert math.sqrt(square - mean**2) == pytest.approx(math.sqrt(3 / 7 * 4 / 7), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("raise ZeroDivisionError", "ZeroDivisionError"), ("return token_rewards_BT", "not the pair")],
+)
+def test_an_estimator_from_outside_is_named_when_a_minibatch_is_whitened_too(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    file = tmp_path / f"mine_{len(body)}.py"
+    file.write_text(f"def mine(token_rewards_BT, mask_BT):\n    {body}\n")
+    algorithm = AlgorithmConfig(estimator=f"{file}:mine", whiten_rewards=True, whiten_over="minibatch")
+    batch = four_rows(token_rewards=torch.rand(4, 2), advantages=torch.rand(4, 2))
+    with pytest.raises(ConfigError, match=rf"algorithm\.estimator .*mine.*{said}"):
+        whiten_minibatch(batch, algorithm=algorithm, estimator=resolve_estimator(algorithm.estimator))

@@ -1,0 +1,161 @@
+"""pass@k and maj@k by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burnish.rewards.success import Success
+from burnish.rollouts.engine import Sampling
+from burnish.trainers.rl.evaluation import Evaluator, majority, pass_at_k, powers_up_to
+from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
+
+
+def answer(text: str, index: int) -> Rollout:
+    return Rollout("p", 0, index, (1,), (2,), (0.0,), FinishReason.STOP, 0, response=text)
+
+
+def test_pass_at_k_counts_draws_without_replacement() -> None:
+    assert pass_at_k(4, 1, 1) == pytest.approx(0.25)
+    assert pass_at_k(4, 1, 2) == pytest.approx(1 - 3 / 6)
+    assert pass_at_k(4, 0, 4) == 0.0
+    assert pass_at_k(4, 1, 4) == 1.0
+
+
+def test_pass_at_k_wants_enough_samples() -> None:
+    with pytest.raises(ValueError, match="pass@5"):
+        pass_at_k(4, 1, 5)
+
+
+@given(st.integers(1, 12), st.data())
+def test_pass_at_k_grows_with_k_and_with_solved(n: int, data: st.DataObject) -> None:
+    solved = data.draw(st.integers(0, n))
+    chances = [pass_at_k(n, solved, k) for k in range(1, n + 1)]
+    assert chances == sorted(chances)
+    assert chances[0] == pytest.approx(solved / n)
+
+
+def test_the_largest_set_wins_and_the_first_seen_among_equals() -> None:
+    def by_text(rollout: Rollout) -> str:
+        return rollout.response
+
+    rollouts = [answer(text, i) for i, text in enumerate(["a", "b", "b", "c"])]
+    assert majority(rollouts, by_text).sample_index == 1
+    assert majority(rollouts[:2], by_text).sample_index == 0
+
+
+def test_k_runs_over_powers_of_two_up_to_the_number_of_samples() -> None:
+    assert powers_up_to(1) == [1]
+    assert powers_up_to(6) == [1, 2, 4, 6]
+    assert powers_up_to(8) == [1, 2, 4, 8]
+
+
+def judged(text: str, reward: float | None, *, tokens: int = 1, cut: bool = False) -> Rollout:
+    reason = FinishReason.LENGTH if cut else FinishReason.STOP
+    return dataclasses.replace(
+        answer(text, 0), reward=reward, response_tokens=(2,) * tokens, rollout_logprobs=(0.0,) * tokens,
+        finish_reason=reason, reward_parts={} if reward is None else {"exact": reward},
+    )  # fmt: skip
+
+
+def group_of(greedy: Rollout, *sampled: Rollout, domain: str = "a") -> RolloutGroup:
+    return RolloutGroup(Prompt("p", text="x", domain=domain), 0, sampled, greedy)
+
+
+EXACT = Success({"exact": 1.0})
+
+
+def described(groups: list[RolloutGroup], samples: int = 0, success: Success | None = EXACT) -> dict[str, float | None]:
+    evaluator = Evaluator(
+        prompts=[],
+        engine=None,  # type: ignore[arg-type]
+        scorer=None,  # type: ignore[arg-type]
+        sampling=Sampling(max_response_tokens=8),
+        samples=samples,
+        temperature=1.0,
+        success=success,
+        seed=0,
+        vote_key=lambda rollout: rollout.response,
+    )
+    return {name: metric.result() for name, metric in evaluator.describe(groups).items()}
+
+
+def test_greedy_statistics_leave_failures_out_of_the_mean_and_count_them() -> None:
+    groups = [
+        group_of(judged("x", 1.0, tokens=2)),
+        group_of(judged("y", 0.5, tokens=4, cut=True)),
+        group_of(judged("z", None, tokens=3)),
+    ]
+    row = described(groups)
+    assert row["eval/reward_mean"] == 0.75
+    assert row["eval/accuracy"] == 0.5
+    assert row["eval/response_tokens_mean"] == 3.0
+    assert row["eval/truncated_fraction"] == pytest.approx(1 / 3)
+    assert row["eval/failed_fraction"] == pytest.approx(1 / 3)
+    assert not [name for name in row if "@" in name or "domain" in name]
+
+
+def test_parts_are_means_over_the_greedy_responses_that_have_them() -> None:
+    """A failed reward leaves the parts of the others; the sampled responses have no say."""
+    parts: list[dict[str, float]] = [{"exact": 1.0, "brief": 0.5, "brief/words": 3.0}, {"exact": 0.0}]
+    greedy = [dataclasses.replace(judged("x", 1.0), reward_parts=of_one) for of_one in parts]
+    sampled = dataclasses.replace(judged("x", 1.0), reward_parts={"exact": 9.0})
+    row = described([group_of(one, sampled) for one in greedy], samples=1)
+    found = {name: value for name, value in row.items() if "part" in name}
+    assert found == {"eval/part/exact": 0.5, "eval/part/brief": 0.5, "eval/part/brief/words": 3.0}
+
+
+def test_samples_give_pass_and_majority_over_prompts_that_were_scored_whole() -> None:
+    """First prompt: 1 of 2 solved, majority tied, first seen wins (wrong). Second: both solved. Third: one failed."""
+    groups = [
+        group_of(judged("x", 0.0), judged("a", 0.0), judged("b", 1.0)),
+        group_of(judged("x", 1.0), judged("c", 1.0), judged("c", 1.0)),
+        group_of(judged("x", 1.0), judged("c", 1.0), judged("c", None)),
+    ]
+    row = described(groups, samples=2)
+    assert row["eval/pass@1"] == 0.75
+    assert row["eval/pass@2"] == 1.0
+    assert row["eval/maj@2"] == 0.5
+    assert row["eval/sampled_reward_mean"] == pytest.approx(4 / 5)
+
+
+def test_domains_are_measured_apart_when_there_are_two() -> None:
+    row = described([group_of(judged("x", 1.0)), group_of(judged("y", 0.0), domain="b")])
+    assert row["eval/accuracy"] == 0.5
+    assert row["eval/domain/a/accuracy"] == 1.0
+    assert row["eval/domain/b/accuracy"] == 0.0
+
+
+def weighed(reward: float, **parts: float) -> Rollout:
+    return dataclasses.replace(judged("x", reward), reward_parts=parts)
+
+
+def test_a_bonus_makes_nothing_solved_and_a_penalty_spoils_nothing() -> None:
+    """Weighted sums of 1.14 (wrong, with a bonus of 1) and 0.8 (right, with a penalty): one of two is solved."""
+    groups = [group_of(weighed(1.14, exact=0.14, bonus=1.0)), group_of(weighed(0.8, exact=1.0, brief=-0.2))]
+    assert described(groups)["eval/accuracy"] == 0.5
+
+
+def test_each_judging_reward_must_reach_its_own_threshold() -> None:
+    success = Success({"exact": 1.0, "overlap": 0.5})
+    groups = [
+        group_of(weighed(3.0, exact=2.0, overlap=0.4)),
+        group_of(weighed(1.5, exact=1.0, overlap=0.5)),
+    ]
+    assert described(groups, success=success)["eval/accuracy"] == 0.5
+
+
+def test_without_a_judge_there_is_no_accuracy_and_no_pass_at_k() -> None:
+    groups = [group_of(judged("x", 3.0), judged("a", 3.0), judged("b", 4.0))]
+    row = described(groups, samples=2, success=None)
+    assert row["eval/sampled_reward_mean"] == 3.5
+    assert not [name for name in row if "accuracy" in name or "@" in name]
+
+
+def test_a_full_score_that_rounding_left_below_one_is_solved() -> None:
+    assert 0.7 + 0.2 + 0.1 < 1.0
+    assert described([group_of(judged("x", 0.7 + 0.2 + 0.1))])["eval/accuracy"] == 1.0
+    assert described([group_of(judged("x", 0.999))])["eval/accuracy"] == 0.0
