@@ -17,7 +17,7 @@ from typing import Any
 from burnish.config.names import MODEL_REWARD
 from burnish.config.secrets import masked
 from burnish.errors import BurnishError, ConfigError, RewardError
-from burnish.plugins import MEND, describe_failure
+from burnish.plugins import FIX_IT, describe_failure
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
 from burnish.words import nearest
@@ -152,4 +152,4 @@ def _user_code(doing: str) -> Iterator[None]:
     except BurnishError:
         raise
     except (Exception, SystemExit) as error:
-        raise RewardError(f"{doing} failed: {describe_failure(error)}", remedy=MEND) from error
+        raise RewardError(f"{doing} failed: {describe_failure(error)}", remedy=FIX_IT) from error

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.errors import BurnishError, RewardError
-from burnish.plugins import MEND
+from burnish.plugins import FIX_IT
 from burnish.rewards.calling import IN_WORKER, Caller, Report, in_a_line, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
@@ -111,7 +111,7 @@ def _load(channel: Channel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dic
         except BurnishError as error:
             _refuse(channel, error)
         except BaseException as error:  # noqa: BLE001  boundary: importing runs code of the user
-            failed = RewardError(f"loading reward {spec.name!r} failed: {in_a_line(error)}", remedy=MEND)
+            failed = RewardError(f"loading reward {spec.name!r} failed: {in_a_line(error)}", remedy=FIX_IT)
             _refuse(channel, failed, error)
     channel.send(Ready({index: reward.signature for index, reward in rewards.items()}))
     return rewards

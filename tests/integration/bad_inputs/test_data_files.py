@@ -130,8 +130,8 @@ PLACES = [
     row("data that are a pipe", "'other.jsonl' is a pipe", **placed(os.mkfifo)),
     row("data that are a link to a pipe", "is a pipe", **placed(
         lambda path: (os.mkfifo(path.with_name("p")), path.symlink_to("p")))),
-    row("data that are a link to itself", "leads back to itself", **placed(lambda path: path.symlink_to(path.name))),
-    row("data that are a link to nothing", "link to nothing", **placed(lambda path: path.symlink_to("nowhere"))),
+    row("data that are a link to itself", "points back to itself", **placed(lambda path: path.symlink_to(path.name))),
+    row("data that are a link to nothing", "is a broken link", **placed(lambda path: path.symlink_to("nowhere"))),
     row("data that are a device", "/dev/zero", "device", words="data.train=/dev/zero", command=CHECK),
     row("data that are a device behind a link", "device", **placed(lambda path: path.symlink_to("/dev/zero"))),
     row("data that are a terminal's input", "/dev/stdin", words="data.train=/dev/stdin", command=CHECK),

@@ -111,7 +111,7 @@ def list_file(manifest: Path, name: str) -> None:
         ("manifest.json", lambda path: path.write_text("[" * 100_000), "cannot be read"),
         ("manifest.json", lambda path: replace_by(path, os.mkfifo), "is a pipe"),
         ("manifest.json", lambda path: replace_by(path, Path.mkdir), "is a folder"),
-        ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to(p)), "leads back to itself"),
+        ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to(p)), "points back to itself"),
         ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to("/dev/zero")), "is a device"),
         ("manifest.json", lambda path: list_file(path, "a\0b"), "NUL"),
         ("manifest.json", lambda path: list_file(path, "a" * 5000), "too long"),
