@@ -230,7 +230,7 @@ DATA = [
          words="rollout.max_prompt_tokens=64", files={"train.jsonl": json.dumps({"prompt": "1" * 40, "answer": "1"})}),
     case("over-long prompt as an error", "train.jsonl:2", "max_prompt_tokens 8", "data.over_long",
          words="data.over_long=error", files={"train.jsonl": ROW + json.dumps({"prompt": "1" * 12, "answer": "1"})}),
-    case("every prompt too long", "train.jsonl", "no row is left", words="rollout.max_prompt_tokens=2"),
+    case("every prompt too long", "train.jsonl", "rows can be used", words="rollout.max_prompt_tokens=2"),
     case("tokenizer without chat template", "chat template", "model.chat_template",
          files={"train.jsonl": '{"messages": [{"role": "user", "content": "1+1="}], "answer": "2"}\n'}),
 ]  # fmt: skip
@@ -320,7 +320,7 @@ LEARNED = [
           rows=[FOUR, {**FOUR, "responses": ["1", "2"]}]),
     pairs("label out of range", "pairs.jsonl:1", "best is int 3", "0 to 2", words="loss=best_of",
           rows=[{**FOUR, "best": 3}]),
-    pairs("rows that compare nothing", "compare nothing", "prompt, completion",
+    pairs("rows that compare nothing", "not comparisons", "prompt, completion",
           rows=[{"prompt": "1", "completion": "2"}]),
     case("reward that is no reward model", "reward 'model:model'", "LlamaForCausalLM", "burnish rm",
          words="rewards=model:model"),

@@ -1,4 +1,4 @@
-"""Comparisons to token ids: the prompt as the policy is given it, each response as the policy would write it."""
+"""Comparisons to token ids: the prompt as the policy receives it, each response as the policy would sample it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def encode_preference(
 ) -> PreferenceExample:
     """The row in token ids.
 
-    Text is written plainly with an EOS after each response (`append_eos`), conversations (with `chat: always`
-    transcripts and plain text too) through the chat template, each response up to the token that ends its turn. Token
-    ids stay as they are. Raises BadRow when different texts become the same tokens.
+    Text is encoded plainly, with an EOS after each response (`append_eos`). Conversations go through the chat template,
+    each response up to the token that ends its turn; with `chat: always`, so do transcripts and plain text. Token ids
+    are unchanged. Raises BadRow if different responses become the same tokens.
     """
     if row.is_tokens:
         prompt, responses = _given(row)
@@ -67,8 +67,8 @@ def encode_preference(
 
 
 def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) -> PreferenceExample:
-    """The example within `limit` tokens: the prompt loses its beginning (not a leading BOS), then responses their
-    end. All responses keep the same prompt."""
+    """The example cut to `limit` tokens: first the beginning of the prompt (except a leading BOS), then the end of the
+    responses. All responses keep the same prompt."""
     longest = max(len(tokens) for tokens in example.responses_tokens)
     room = max(limit - longest, 1)
     prompt = example.prompt_tokens
@@ -109,7 +109,7 @@ def _prompt(row_id: str, prompt: Text, tools: Tools = ()) -> Prompt:
 
 
 def _plain(prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool) -> Tokens:
-    """Written in one go with the prompt where the prompt's tokens stay what they are, else by itself."""
+    """The response's tokens, encoded with the prompt if that leaves the prompt's tokens unchanged, else alone."""
     joined = encode_text(prompt + response, tokenizer)
     tokens = joined[len(before) :] if joined[: len(before)] == before else encode_bare(response, tokenizer)
     end = tokenizer.eos_token_id
@@ -128,7 +128,7 @@ def _by_template(
         stripped = tuple(replace(message, content=message.content.strip()) for message in answer)
         tokens, mask = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
         first, last = mask.index(True), len(mask) - mask[::-1].index(True)
-        # The prompt is the same for all: where one token spans the seam, its text belongs to the response.
+        # All responses share the first one's prompt. If a token spans the boundary, its text belongs to the response.
         before = tokens[:first] if before is None else before
         found.append(tokens[first:last])
     return before or (), tuple(found)

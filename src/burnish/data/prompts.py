@@ -1,4 +1,4 @@
-"""Sources to prompts: `load_prompts` is what `burnish rl`, `eval` and `check` read."""
+"""Load prompts from data sources, for `burnish rl`, `eval` and `check` (`load_prompts`)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 OverLong = Literal["drop", "truncate", "error"]
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
-_SHARED = "comparisons asked by what chosen and rejected both begin with"
+_SHARED = "comparisons, where the prompt is what chosen and rejected both begin with"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of all sources behind each other, with their tokens.
+    """Prompts of all sources, concatenated, with their tokens.
 
-    Source i holds `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`."""
+    Source i has `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`.
+    """
 
     prompts: tuple[Prompt, ...]
     prompt_tokens: tuple[tuple[int, ...], ...]
@@ -51,18 +52,21 @@ class PromptSet:
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def asked(self) -> list[Asked]:
-        """What each prompt asks, as the policy is given it."""
+        """Each prompt's id and tokens, to find duplicates."""
         return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.prompt_tokens, strict=True)]
 
     def lines(self) -> list[str]:
-        """What was understood, for the command line to print."""
+        """How the data were read, for the command line to print."""
         return [line for understanding in self.understandings for line in understanding.lines()]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """Rows of one source and how they are read. `name` begins the ids of its rows, `own_domain` is the domain of those
-    that name none."""
+    """The rows of one source and how they are read.
+
+    The ids of its rows begin with `name`. `own_domain` is the domain of rows without one. `share` is the source's part
+    of the mixture, None if it is the only source.
+    """
 
     source: DataSource
     name: str
@@ -115,28 +119,28 @@ class LoadedSource:
         if not isinstance(value, (str, int)) or value == "":
             raise DataError(
                 f"{row.where}: column {self.reading.roles['id']!r} (id) holds {describe(value)}, not text or a number",
-                remedy="name a column of unique ids, or none (row numbers are used then)",
+                remedy="name a column of unique ids, or none (then row numbers are used)",
             )
         return f"{self.name}:{value}"
 
     def rows_with_ids(self) -> Iterator[tuple[str, Row]]:
-        """Each row with its id. DataError for an id that comes twice."""
+        """Each row with its id. DataError for a repeated id."""
         seen: dict[str, str] = {}
         for row in self.table.rows:
             row_id = self.id_of(row)
             if row_id in seen:
                 raise DataError(
-                    f"{row.where}: id {row_id.removeprefix(self.name + ':')!r} was given already at {seen[row_id]}",
-                    remedy="make ids unique, or remove columns.id (row numbers are used then)",
+                    f"{row.where}: id {row_id.removeprefix(self.name + ':')!r} was already used at {seen[row_id]}",
+                    remedy="make ids unique, or remove columns.id (then row numbers are used)",
                 )
             seen[row_id] = row.where
             yield row_id, row
 
 
 def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[LoadedSource]:
-    """Rows and layouts of all sources. DataError for none, and for any that cannot be read or understood."""
+    """Rows and layouts of all sources. DataError if there is no source, or one cannot be read or recognised."""
     if not sources:
-        raise DataError("no data set is named", remedy="set data.train (or data.eval) to a path")
+        raise DataError("no data set is given", remedy="set data.train (or data.eval) to a path")
     total = sum(source.weight for source in sources)
     loaded = []
     for source, name in zip(sources, source_names(sources), strict=True):
@@ -159,10 +163,10 @@ def load_prompts(
 ) -> PromptSet:
     """Prompts of all sources, encoded.
 
-    max_prompt_tokens: longest prompt; longer ones are dropped, truncated (the end stays, and a leading BOS) or an
-    error, as `over_long` says, and counted. context_tokens: length of the model's context; a prompt that leaves no
-    room for a response is an error whatever `over_long` says. query: cut a query from each row of layout `text`; rows
-    without one are left out and counted.
+    max_prompt_tokens: limit on prompts. Longer ones are dropped, truncated (keeping the end and a leading BOS) or an
+    error, depending on `over_long`, and counted.
+    context_tokens: length of the model's context. A prompt that leaves no room for a response is always an error.
+    query: cut a query from each row of layout `text`. Rows without one are left out and counted.
     """
     parts = [
         _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query)
@@ -227,7 +231,7 @@ def _query(
 
     if prompt.text is None:
         raise DataError(
-            f"prompt {prompt.id!r} is a conversation, from which no query can be cut",
+            f"prompt {prompt.id!r} is a conversation, but a query can only be cut from text",
             remedy="remove data.query, or the system_prompt of this source",
         )
     text = cut_query(prompt.text, start_text=query.start_text, end_text=query.end_text, fits=fits)
@@ -258,21 +262,21 @@ def _read_prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[s
         return Prompt(row_id, text=asked, answer=answer, domain=domain, columns=row.values, tools=tools)
     messages = without_last_answer(asked)
     if not any(message.role != "system" for message in messages):
-        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user's turn")
+        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user turn")
     if len(messages) != len(asked):
         changed[_ANSWER_CUT] += 1
     return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values, tools=tools)
 
 
 def _asked(loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat) -> str | tuple[Message, ...]:
-    """What the row asks; of a comparison what `burnish rm` takes for its prompt, as turns where that does."""
+    """The prompt in a row. For a comparison it is the prompt that `burnish rm` would use, in the same form."""
     source = loaded.source
     if loaded.reading.schema != "preference":
         return prompt_of(row, loaded.reading.roles, template=source.prompt_template, system_prompt=source.system_prompt)
     try:
         asked = shared_prompt(loaded, row)
     except BadRow as error:
-        raise DataError(error.message, remedy="mend or remove the row") from error
+        raise DataError(error.message, remedy="fix or remove the row") from error
     if "prompt" not in loaded.reading.roles and source.prompt_template is None:
         changed[_SHARED] += 1
     return (
@@ -297,7 +301,7 @@ def _shortened(
             remedy="raise rollout.max_prompt_tokens, or set data.over_long to drop or truncate",
         )
     if tokens[0] == tokenizer.bos_token_id and limit > 1:
-        # A model that begins every text with BOS has never seen one without it.
+        # The model was trained with BOS at the beginning of every text, so a text without it is out of distribution.
         return (tokens[0], *tokens[len(tokens) - limit + 1 :])
     return tokens[len(tokens) - limit :]
 
@@ -305,24 +309,24 @@ def _shortened(
 def _check_context(tokens: Sequence[int], context_tokens: int | None, row: Row) -> None:
     if context_tokens is not None and len(tokens) >= context_tokens:
         raise DataError(
-            f"{row.where}: the prompt has {len(tokens):,} tokens, the model's context is {context_tokens:,}: no room "
-            "for a response",
+            f"{row.where}: the prompt has {len(tokens):,} tokens, but the model's context is {context_tokens:,}, which "
+            "leaves no room for a response",
             remedy="lower rollout.max_prompt_tokens, or use a model with a longer context",
         )
 
 
 def require_rows(kept: Sequence[Any], loaded: LoadedSource, skipped: Counter[str]) -> None:
-    """DataError when every row of a source was left out."""
+    """Raises DataError if every row of a source was left out."""
     if not kept:
         reasons = "; ".join(f"{count:,} {reason}" for reason, count in skipped.items())
         raise DataError(
-            f"{loaded.source.path}: no row is left of {len(loaded.table.rows):,}: {reasons}",
+            f"{loaded.source.path}: none of {len(loaded.table.rows):,} rows can be used: {reasons}",
             remedy="raise the limit on tokens, or set data.over_long: truncate",
         )
 
 
 def read_prompts(sources: Sequence[DataSource]) -> tuple[list[Prompt], list[Understanding]]:
-    """Prompts of all sources as they stand, and how each source was understood. No tokenizer, so none is left out."""
+    """All prompts of all sources, and how each source was read. No tokenizer is used, so no length limit applies."""
     prompts: list[Prompt] = []
     understandings = []
     for loaded in load_sources(sources, "prompts"):

@@ -194,10 +194,10 @@ FORMATS = [
     train("separator that never ends", "document_separator", file="a.txt", content="1" * 60 + "!\n",
           also=["data.train.0.document_separator=(1+)+$"]),
     train("separator for JSON lines", "document_separator", content=GOOD, also=["data.train.0.document_separator=x"]),
-    train("archive of another kind", "the file name does not tell", file="a.jsonl.zip", content="PK"),
-    train("spreadsheet", "the file name does not tell", file="a.xlsx", content="PK"),
-    train("YAML", "the file name does not tell", file="a.yaml", content="a: 1"),
-    train("no suffix", "the file name does not tell", file="nothing", content="a: 1"),
+    train("archive of another kind", "the file name does not show", file="a.jsonl.zip", content="PK"),
+    train("spreadsheet", "the file name does not show", file="a.xlsx", content="PK"),
+    train("YAML", "the file name does not show", file="a.yaml", content="a: 1"),
+    train("no suffix", "the file name does not show", file="nothing", content="a: 1"),
 ]  # fmt: skip
 
 MEANING = [
@@ -243,8 +243,8 @@ MEANING = [
     sft("text that is empty", "sft.jsonl:1", "empty", rows=[{"text": ""}]),
     sft("chat without a template", "chat template", rows=[{"messages": [{"role": "user", "content": "1"},
         {"role": "assistant", "content": "2"}]}]),
-    sft("every example too long", "no row is left", rows=[{"prompt": "1" * 40, "completion": "2"}]),
-    sft("example longer than a batch", "no row is left", rows=[{"prompt": "1" * 10, "completion": "2"}],
+    sft("every example too long", "rows can be used", rows=[{"prompt": "1" * 40, "completion": "2"}]),
+    sft("example longer than a batch", "rows can be used", rows=[{"prompt": "1" * 10, "completion": "2"}],
         words="optimization.tokens_per_batch=4"),
     pairs("responses that are numbers", "chosen", rows=[{"prompt": "1", "chosen": 5, "rejected": 6}]),
     pairs("responses that are null", "rejected", rows=[{"prompt": "1", "chosen": "5", "rejected": None}]),
