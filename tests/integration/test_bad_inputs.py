@@ -406,7 +406,7 @@ def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
     assert main(["plan", "run.yaml", "model.device=cuda:99"]) == 0
     said = capsys.readouterr().out
     assert "model.device is 'cuda:99', but torch sees" in said
-    assert "run holds a run with another configuration" in said
+    assert "run contains a run with a different configuration" in said
     assert "--fresh would start over" in said
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
 

@@ -92,7 +92,7 @@ def test_files_removed_from_the_folder_are_made_anew_with_a_word(
     command = disturbed(commands, words, run, remove)
     assert command.code == 0, command.output
     for name in ("metrics.jsonl", "config.yaml", "environment.json", "rollouts"):
-        assert f"{run / name} was removed while the run was" in command.output
+        assert f"{run / name} was removed during the run" in command.output
     assert "was removed while the run was going on; a new one is made now" in command.output
     assert commands.run(*words[:2], f"output={tmp_path}/calm").code == 0
     found, wanted = trace(run), trace(tmp_path / "calm")

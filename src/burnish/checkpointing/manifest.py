@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files with sizes and hashes, by which a whole one is told from a damaged one."""
+"""The list of a checkpoint's files with sizes and hashes, which shows whether it is complete and undamaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def seal(folder: Path, step: int) -> None:
 
 
 def verify(folder: Path, step: int) -> str | None:
-    """None for a whole checkpoint of that step, else what is wrong with it."""
+    """None for a complete checkpoint of that step, else what is wrong with it."""
     if not os.path.lexists(folder / MANIFEST):
         return f"{folder} has no {MANIFEST}"
     try:
@@ -38,7 +38,7 @@ def verify(folder: Path, step: int) -> str | None:
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         return f"{folder / MANIFEST} is not a manifest"
     if content.get("format") != FORMAT:
-        return f"{folder / MANIFEST} has format {content.get('format')!r}, this version reads {FORMAT}"
+        return f"{folder / MANIFEST} has format {content.get('format')!r}, but this version reads {FORMAT}"
     if content.get("step") != step:
         return f"{folder} holds step {content.get('step')!r}"
     return next((problem for item in content["files"].items() if (problem := _check(folder, *item))), None)
@@ -56,7 +56,7 @@ def _check(folder: Path, relative: str, expected: Any) -> str | None:
         if size != expected["size"]:
             return f"{path} has {size} bytes instead of {expected['size']}"
         if _fingerprint(path)["sha256"] != expected["sha256"]:
-            return f"{path} has another content than the one that was saved"
+            return f"{path} does not have the content that was saved"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     return None

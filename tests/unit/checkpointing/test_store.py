@@ -102,7 +102,7 @@ def list_file(manifest: Path, name: str) -> None:
     ("name", "damage", "words"),
     [
         ("policy/weights.safetensors", cut, "bytes instead of"),
-        ("policy/weights.safetensors", flip, "another content"),
+        ("policy/weights.safetensors", flip, "does not have the content"),
         ("training_state.json", Path.unlink, "is missing"),
         ("manifest.json", cut, "cannot be read"),
         ("manifest.json", Path.unlink, "has no manifest"),
