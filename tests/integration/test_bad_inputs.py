@@ -293,7 +293,7 @@ COMMANDS = [
     case("evaluation of a folder that is no run", "not a run", "config.yaml", command=("eval", "empty"),
          files={"empty/x": ""}),
     case("evaluation without held-out data", "data.eval is empty", "held-out", command=("eval", "run.yaml")),
-    case("check without a file", "no run file is named", "--list", command=("check",)),
+    case("check without a file", "no run file is given", "--list", command=("check",)),
     case("rl file for sft", "rewards is not a known key", command=("sft", "run.yaml")),
     case("sft without data", "data.train is empty", base=SFT, words="data.train=[]", command=("sft", "run.yaml")),
     case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base=SFT,

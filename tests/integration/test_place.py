@@ -169,7 +169,7 @@ def test_a_working_folder_that_is_gone_is_one_message(commands: Any, words: tupl
     (tmp_path / "here").mkdir()
     command = commands.run(*words, before=f"import os; os.chdir({str(tmp_path / 'here')!r}); os.rmdir(os.getcwd())")
     assert command.code == 2
-    assert "error: the folder that the command was started in cannot be used: No such file" in command.output
+    assert "error: the current folder cannot be used: No such file" in command.output
     assert "Traceback" not in command.output
 
 

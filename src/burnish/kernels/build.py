@@ -115,9 +115,7 @@ def _kept(cache: Path, name: str, commands: list[list[str]]) -> ctypes.CDLL:
             return _opened(folder, name)
         with workplace(folder) as place:
             library = _built(place, commands)
-            os.replace(
-                _LIBRARY, name, src_dir_fd=place, dst_dir_fd=folder
-            )  # atomic, as other processes may build it now
+            os.replace(_LIBRARY, name, src_dir_fd=place, dst_dir_fd=folder)  # atomic: others may be building it too
             return library
 
 

@@ -180,7 +180,7 @@ INLINE lanes exp_lanes(lanes x) {
     x = (lanes)(((whole_lanes)highest & high) | ((whole_lanes)x & ~high));
     lanes shifted = x * 1.44269504f + 12582912.0f; /* adding 1.5 * 2^23 leaves the integer n in the last bits */
     lanes n = shifted - 12582912.0f;
-    lanes r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts; the first has few bits, so n times it is exact */
+    lanes r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts; n times the first is exact */
     lanes series = r * (1.0f / 5040) + (1.0f / 720);
     series = series * r + (1.0f / 120);
     series = series * r + (1.0f / 24);

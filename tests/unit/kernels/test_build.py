@@ -183,7 +183,7 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KernelError, match="CC names 'no-such-compiler', which does not exist"):
         build.load_library("decode.c", torch.float32)
     monkeypatch.setenv("CC", "gcc 'open quote")
-    with pytest.raises(KernelError, match="which is no command"):
+    with pytest.raises(KernelError, match="which is not a command"):
         build.load_library("decode.c", torch.float32)
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")
