@@ -68,6 +68,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return {"$array": _keep(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
+    # `type` instead of `isinstance` from here on: a subclass would be read back as its base class.
     if type(value) is list:
         return [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
     if type(value) is tuple:
@@ -77,7 +78,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     items = [(key, _encode(item, f"{where}[{key!r}]", tensors)) for key, item in value.items()]
-    if all(type(key) is str and not key.startswith("$") for key in value):
+    if all(type(key) is str and not key.startswith("$") for key in value):  # JSON has only string keys; "$" is for tags
         return dict(items)
     return {"$dict": [[_encode(key, f"key of {where}", tensors), item] for key, item in items]}
 

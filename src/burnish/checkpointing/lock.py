@@ -60,7 +60,7 @@ class RunLock:
             return
         descriptor, self._descriptor = self._descriptor, None
         _held.pop(_identity_of(descriptor), None)
-        os.ftruncate(descriptor, 0)
+        os.ftruncate(descriptor, 0)  # while still locked, so that the next holder's entry is not erased
         os.close(descriptor)
 
     def check(self) -> None:

@@ -20,6 +20,8 @@ def seal(folder: Path, step: int) -> None:
     files = {_relative(path, folder): _fingerprint(path) for path in _files(folder)}
     content = {"format": FORMAT, "step": step, "files": files}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+    # Everything must be on disk before the folder gets its final name. Otherwise a power failure could leave a
+    # checkpoint with that name and empty files.
     for path in [*_files(folder), folder / MANIFEST]:
         fsync_file(path)
     for inner in [path for path in folder.rglob("*") if path.is_dir()]:

@@ -42,7 +42,8 @@ MAY_DIFFER = (
     "rollout.max_batch_rows",
     "scoring.workers",
 )
-"""Fields (and everything below them) that a resumed run may change, because they do not affect what is learned.
+"""Fields (and everything below them) that a resumed run may change, because they do not affect what is learned, except
+by rounding (model.device, model.kernels).
 
 `steps` may change too if `optimization.schedule` is constant. With other schedules, the learning rate of every step
 depends on it.

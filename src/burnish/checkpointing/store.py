@@ -128,7 +128,7 @@ class CheckpointStore:
             _remove(aside)
             final.rename(aside)
         writing.rename(final)
-        fsync_folder(self._folder)
+        fsync_folder(self._folder)  # so that the rename survives a power failure before the old one is removed
         _remove(aside)
 
     def _remove_old(self, newest: int) -> None:
@@ -152,12 +152,12 @@ class CheckpointStore:
         try:
             yield
         except Exception as error:  # boundary: safetensors and tokenizers have their own errors for a full disk
-            number = _errno_in(str(error))
+            number = _errno_in(str(error))  # Rust libraries only have it in the message
             if not (isinstance(error, (OSError, SafetensorError)) or number):
                 raise
             cause = error if isinstance(error, OSError) else OSError(number, str(error))
             if step is not None:
-                _remove(path)
+                _remove(path)  # the half-written checkpoint, which also frees its space on a full disk
             what = f"the checkpoint of step {step} at {path}" if step is not None else f"the checkpoints in {path}"
             raise CheckpointError(
                 f"cannot write {what}: {cause.strerror} (older checkpoints are untouched)",
@@ -170,7 +170,7 @@ def _remove(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.name.endswith(_WRITING):
-        doomed = folder.with_name(folder.name + _WRITING)
+        doomed = folder.with_name(folder.name + _WRITING)  # a name that `clean` removes after a kill
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
         folder = doomed

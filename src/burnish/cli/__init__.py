@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in words
     words = [word for word in words if word != _DEBUG]
-    os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
+    os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)  # twice, because the old mask can only be read by setting one
     from burnish.cli.app import build_app
 
     try:

@@ -88,6 +88,7 @@ def _check_sources(
     for understanding in understandings:
         for line in understanding.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    # So that all failures are reported, instead of stopping at the first bad batch.
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
     with ProcessRewardScorer(config.rewards, scoring, columns=_columns(prompts)) as scorer:
         judge = full_marks(config.rewards, scorer.answer_labels) if top_score is None else None

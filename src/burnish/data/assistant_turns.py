@@ -51,7 +51,7 @@ def _by_marks(
     messages: Sequence[Message], template: Template, where: str, first_trained: int
 ) -> tuple[list[int], list[bool]]:
     tokens, mask = template.tokens_and_marks(messages, where=where)
-    if first_trained:
+    if first_trained:  # the marks show which tokens the assistant wrote, but not in which turn
         before = template.render(messages[:first_trained], where=where, add_generation_prompt=False)
         known = min(len(encode_bare(before, template.tokenizer)), len(mask))
         mask[:known] = [False] * known
@@ -130,6 +130,7 @@ def _tokens_of_spans(
 
 
 def _span_of(begin: int, end: int, spans: Sequence[Span]) -> int | None:
+    # A token of zero characters, which some tokenizers make, belongs to no span.
     return next((i for i, (first, last) in enumerate(spans) if first <= begin < last and end > begin), None)
 
 

@@ -259,6 +259,7 @@ def _read_parquet(path: Path, max_bytes: int) -> Iterator[RawRow]:
         claimed = sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
         if claimed > max_bytes:
             raise too_large(path, "unpacked, ", max_bytes)
+        # The claim in the file's metadata may be wrong, so the actual size is checked as well.
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
             num_bytes += batch.nbytes
             if num_bytes > max_bytes:

@@ -214,7 +214,7 @@ def _source_prompts(
             counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
         if tokens is None:
             continue
-        _check_context(tokens, context_tokens, row)
+        _check_context(tokens, context_tokens, row)  # after truncation, which may have made the prompt fit
         if uses_template(prompt, chat):
             changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
         kept.append((prompt, tokens))

@@ -56,6 +56,7 @@ def needs_download(source: DataSource) -> bool:
 def source_names(sources: Sequence[DataSource]) -> list[str]:
     """A short, unique name per source. Prompt ids begin with it, so it depends only on the run file."""
     names = [_short_name(source, parents=0) for source in sources]
+    # Equal names get their parent folder; those that are still equal are numbered.
     names = [
         _short_name(source, parents=1) if names.count(name) > 1 else name
         for source, name in zip(sources, names, strict=True)

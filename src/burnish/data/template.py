@@ -76,7 +76,7 @@ class Template:
 
     def tokens_and_marks(self, messages: Sequence[Message], *, where: str) -> tuple[list[int], list[bool]]:
         """Tokens, and for each token whether it is inside a `{% generation %}` block."""
-        self.render(messages, where=where, add_generation_prompt=False)
+        self.render(messages, where=where, add_generation_prompt=False)  # only for its checks
         turns = [message.to_dict() for message in messages]
         encoding = _guarded(
             where,

@@ -19,6 +19,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
+        # O_EXCL fails for an existing file, so a link under this name is never followed.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
         # UTF-8 cannot hold a lone surrogate from the user's data. backslashreplace writes it as an escape of JSON.
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:

@@ -85,7 +85,7 @@ class RolloutRecorder:
         path = self._folder / name
         lines = [_dump(self._entry(step, *item, notes, values or {})) for item in _rollouts(groups)]
         try:
-            write_text_atomically(path, "".join(lines))
+            write_text_atomically(path, "".join(lines))  # at once, so that a killed run leaves no partial file
         except OSError as error:
             raise BurnishError(
                 f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)

@@ -36,7 +36,7 @@ from burnish.planning.model_facts import ModelFacts
 Trained = RlConfig | SftConfig | RmConfig
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
-_NORMALIZATION_ROWS = 64
+_NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ def _trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     hidden, inner = facts.hidden_size, facts.intermediate_size
     query = facts.num_attention_heads * facts.head_size
     key_value = facts.num_key_value_heads * facts.head_size
+    # Query and output, key and value, and the three matrices of a gated feed-forward layer.
     ends = 2 * (hidden + query) + 2 * (hidden + key_value) + 3 * (hidden + inner)
     return facts.num_layers * lora.rank * ends
 

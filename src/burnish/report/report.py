@@ -111,7 +111,7 @@ def configuration_table(pages: Sequence[RunPage]) -> list[dict[str, Any]]:
 def script_json(value: Any) -> str:
     """JSON that is safe inside a <script> element, because no character in it can end the element or start markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    for character in "<>&\u2028\u2029":  # the last two end a line in older JavaScript
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 

@@ -102,6 +102,7 @@ class WorkerPool:
         self.seconds = [0.0] * len(self._specs)  # busy time per reward since the start
         self._numbers = itertools.count(1)
         self._outcomes: Outcomes = {}
+        # So that no worker survives a pool that nobody closed.
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
 
     def signatures(self) -> list[Signature]:
@@ -127,7 +128,7 @@ class WorkerPool:
             self._remove_dead()
             self._assign()
             self._step(patience=0.0)
-            self._assign()
+            self._assign()  # again, for workers that have just become idle
         except BaseException:
             self.close()
             raise
@@ -209,7 +210,7 @@ class WorkerPool:
             worker.process.flush()
             self._drain(worker)
         now = time.monotonic()
-        for worker in list(self._workers):
+        for worker in list(self._workers):  # a copy, because workers are removed on the way
             if worker.deadline is not None and now > worker.deadline:
                 self._drain(worker)  # an answer that arrived in time still counts
                 if worker in self._workers and worker.deadline is not None and now > worker.deadline:
@@ -238,6 +239,7 @@ class WorkerPool:
             self._discard(worker, worker.process.exit_status, "")
 
     def _receive(self, worker: _Worker, answer: Answer) -> None:
+        # Every answer must be one that is due now. The user's code shares the process and could send anything.
         match answer:
             case Judged(task, item, outcome) if task == worker.number and item in worker.waiting:
                 assert worker.task is not None
@@ -296,6 +298,7 @@ class WorkerPool:
             guilty, rest = waiting[:1], waiting[1:]
         for item in guilty:
             self._outcomes[task.reward, item] = lost
+        # At the front and in order, because they were begun before all other tasks in the queue.
         worker.group.pending.extendleft(task.only(item) for item in reversed(rest))
 
 

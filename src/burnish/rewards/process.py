@@ -37,7 +37,7 @@ class WorkerProcess:
 
     def __init__(self, rewards: Sequence[tuple[int, RewardSpec]], environment: Mapping[str, str]) -> None:
         """`rewards` are the rewards to load, with their numbers. RewardError if the process cannot be started."""
-        first = _request([(index, asdict(spec)) for index, spec in rewards])
+        first = _request([(index, asdict(spec)) for index, spec in rewards])  # may fail, so before the process starts
         try:
             self._start(environment)
         except OSError as error:
@@ -72,7 +72,7 @@ class WorkerProcess:
                     stdout=2,  # a reward's output must not mix with our standard output
                     stderr=2,  # named, because otherwise it is not inherited if it was opened close-on-exec
                     pass_fds=(control.fileno(), channel.fileno()),
-                    start_new_session=True,
+                    start_new_session=True,  # so that Ctrl-C in the terminal does not reach the worker
                     env=dict(environment),
                 )
             ours.pop_all()
@@ -118,7 +118,7 @@ class WorkerProcess:
                 data = self._channel.recv(_RECEIVE_BYTES)
             except BlockingIOError:
                 return
-            except (ConnectionResetError, BrokenPipeError):
+            except (ConnectionResetError, BrokenPipeError):  # it died with a request unread, which is an end as well
                 data = b""
             self.ended = not data
             self._reader.feed(data)

@@ -59,7 +59,9 @@ class ProcessRewardScorer:
             scoring.workers,
             start_timeout_seconds=scoring.start_timeout_seconds,
         )
-        self._begun: dict[int, tuple[int, Rollout]] = {}  # by identity: number in the pool's tasks, and the rollout
+        # id(rollout) -> (number in the pool's tasks, rollout). Rollouts are not hashable. Keeping a reference to each
+        # prevents another object from getting the same id.
+        self._begun: dict[int, tuple[int, Rollout]] = {}
         self._caller = Caller()
         self._signatures = self._read_signatures()
         self._ending: Ending | None = None

@@ -42,7 +42,7 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     channel: socket of the worker. trainer: process id of the training process.
     """
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)  # it must outlive the worker, to clean up after it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by the parent, see `holding_back_stop_signals`
     _adopt_orphans()
     output_read, output_write = os.pipe()
@@ -152,6 +152,7 @@ def _end_all(worker: int, status: int | None) -> int:
 
     A process that loses its parent becomes a child of this one, so killing children repeatedly reaches all of them.
     """
+    # With a deadline, because a process in an uninterruptible system call does not even end on SIGKILL.
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         for child in _children() if _LINUX else (-worker,):  # a negative id is a process group

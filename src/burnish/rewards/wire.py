@@ -116,6 +116,7 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
 
 
 def _frame(data: bytes) -> bytes:
+    # `min`, because `pack` would raise for a longer frame, which the callers refuse with their own message.
     return _LENGTH.pack(min(len(data), _MAX_REQUEST_BYTES)) + data
 
 
@@ -128,6 +129,7 @@ def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a JSON number")
 
 
+# No check for circular values, because `_tagged` has already gone through the whole value.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 _ANSWER_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
@@ -241,6 +243,7 @@ def _read_numpy(content: list[Any]) -> Any:
     import numpy
 
     dtype, shape, data = content
+    # A bytearray, because an array over `bytes` would be read-only.
     flat = numpy.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype)
     return flat[0] if shape is None else flat.reshape(shape)
 
@@ -305,6 +308,7 @@ def _untagged(found: dict[str, Any]) -> Any:
     if len(found) != 1:
         return found
     ((key, content),) = found.items()
+    # Unambiguous: a dictionary with the user's own key in `$...` was written as `$dict`.
     return _READERS[key](content) if key.startswith("$") else found
 
 

@@ -28,7 +28,7 @@ _NUMBER = re.compile(
 )
 _NAME_EQUALS = re.compile(r"^\s*\\?[A-Za-z][A-Za-z_ ]{0,30}\s*(?:=|\\approx|≈)\s*")
 _NOT_A_UNIT = {"and", "or", "to", "by", "times", "plus", "minus", "over", "is", "mod", "pi", "sqrt", "i"}
-MAX_DIGITS = 400
+MAX_DIGITS = 400  # characters; a longer text is not a plain number
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def same(gold: Number, other: Number) -> bool:
 
 def plain(text: str) -> str:
     """Remove what typesetting adds to a number: math delimiters, spacing, bold, text boxes around units."""
-    text = text.strip().strip("*_`").strip()
+    text = text.strip().strip("*_`").strip()  # Markdown's bold, italic and code
     for left, right in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if text.startswith(left) and text.endswith(right) and len(text) >= len(left) + len(right) + 1:
             text = text[len(left) : -len(right)].strip()
