@@ -92,7 +92,7 @@ def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
 @pytest.mark.parametrize(
     ("choice", "message", "remedy"),
     [
-        ("@3", "has no checkpoint of step 3", "there are checkpoints of steps 2, 4"),
+        ("@3", "has no checkpoint of step 3", "it has checkpoints of steps 2, 4"),
         ("@best:eval/los", "has not measured 'eval/los'", "did you mean 'eval/loss'?"),
         ("@newest", "'newest' does not name a checkpoint", "@best:METRIC"),
         ("@best:", "'best:' does not name a checkpoint", "@best:METRIC"),

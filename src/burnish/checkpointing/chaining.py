@@ -160,7 +160,7 @@ def _comparable(measured: Mapping[str, object]) -> Sequence[str]:
 
 
 def _kept(store: CheckpointStore) -> str:
-    return "there are checkpoints of steps " + ", ".join(map(str, store.steps()))
+    return "it has checkpoints of steps " + ", ".join(map(str, store.steps()))
 
 
 def _nearest_run(folder: Path) -> str:

@@ -12,7 +12,7 @@ from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
 from burnish.reading import FOLDER, file_problem
 
-_REMEDY = "set output to a folder of its own, for example runs/first"
+_REMEDY = "set output to a separate folder, for example runs/first"
 
 
 def check_output(config: RunConfig) -> None:

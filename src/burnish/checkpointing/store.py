@@ -44,13 +44,13 @@ class Found:
 class CheckpointStore:
     """Saves, finds and removes the checkpoints of a run folder. Only one process may write (see `RunLock`)."""
 
-    def __init__(self, run_dir: Path, *, keep: int = 2, beside: Mapping[str, str] | None = None) -> None:
-        """`beside`: name -> text of small files that every checkpoint gets in addition to those that `write` makes."""
+    def __init__(self, run_dir: Path, *, keep: int = 2, extra_files: Mapping[str, str] | None = None) -> None:
+        """`extra_files`: name -> text of small files that are added to every checkpoint after `write` has filled it."""
         if keep < 1:
             raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
         self._folder = run_dir / "checkpoints"
         self._keep = keep
-        self._beside = dict(beside or {})
+        self._extra_files = dict(extra_files or {})
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Call `write` with an empty folder to fill, seal it as the checkpoint of `step`, then remove old ones.
@@ -64,7 +64,7 @@ class CheckpointStore:
             _remove(writing)
             writing.mkdir(parents=True)
             write(writing)
-            for name, text in self._beside.items():
+            for name, text in self._extra_files.items():
                 (writing / name).write_text(text, encoding="utf-8")
             seal(writing, step)
             self._put_in_place(writing, final)

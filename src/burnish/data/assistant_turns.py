@@ -116,8 +116,8 @@ def _end_of_history(message: Message, after: str, whole: str, begin: int) -> int
     if at < 0:
         return None
     wanted = after[at:]
-    said = all(str(call["function"]["name"]) in wanted for call in message.tool_calls)
-    return begin + len(wanted) if said and whole.startswith(wanted, begin) else None
+    has_calls = all(str(call["function"]["name"]) in wanted for call in message.tool_calls)
+    return begin + len(wanted) if has_calls and whole.startswith(wanted, begin) else None
 
 
 def _tokens_of_spans(

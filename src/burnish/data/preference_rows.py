@@ -318,7 +318,7 @@ def transcript_messages(text: str) -> tuple[Message, ...]:
 
 
 def is_transcript(text: str) -> bool:
-    """Whether the text is a transcript that asks the assistant to go on."""
+    """Whether the text is a transcript that ends with the assistant's turn to continue."""
     return _TURN.match(text) is not None and text.rstrip().endswith(_ASSISTANT.strip())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from burnish.errors import DataError
 
-# A mixture remembers its state every so many draws, so that going back does not replay it from the beginning.
+# A mixture stores its state after every 1,024 draws, so that going back does not replay it from the beginning.
 _MARK_EVERY = 1024
 
 

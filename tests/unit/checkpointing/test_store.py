@@ -297,7 +297,7 @@ def test_a_full_disk_that_a_library_reports_in_its_own_way_is_named(tmp_path: Pa
 
 
 def test_every_checkpoint_holds_what_is_to_stand_beside_it(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, beside={"note.json": "{}"})
+    store = CheckpointStore(tmp_path, extra_files={"note.json": "{}"})
     saved = store.save(1, lambda folder: None)
     assert (saved.folder / "note.json").read_text() == "{}"
     (saved.folder / "note.json").write_text("{ }")
