@@ -70,7 +70,8 @@ def find_checkpoint(path: str, *, field: str) -> Chosen | None:
         return _of_step(folder, store, int(choice), field)
     raise CheckpointError(
         f"{field} is {path!r}, but {choice!r} does not name a checkpoint",
-        remedy=f"write {folder} for the newest, {folder}@STEP, {folder}@best or {folder}@best:METRIC; {_kept(store)}",
+        remedy=f"write {folder} for the newest, {folder}@STEP, {folder}@best or {folder}@best:METRIC; "
+        + _list_checkpoints(store),
     )
 
 
@@ -101,12 +102,12 @@ def _newest(folder: Path, store: CheckpointStore, field: str) -> Chosen:
 
 def _of_step(folder: Path, store: CheckpointStore, step: int, field: str, reason: str = "as requested") -> Chosen:
     if step not in store.steps():
-        raise CheckpointError(f"{field}: {folder} has no checkpoint of step {step}", remedy=_kept(store))
+        raise CheckpointError(f"{field}: {folder} has no checkpoint of step {step}", remedy=_list_checkpoints(store))
     checkpoint = store.at(step)
     problem = verify(checkpoint.folder, step)
     if problem is not None:
         raise CheckpointError(
-            f"{field}: the checkpoint of step {step} of {folder} is damaged: {problem}", remedy=_kept(store)
+            f"{field}: the checkpoint of step {step} of {folder} is damaged: {problem}", remedy=_list_checkpoints(store)
         )
     return Chosen(folder, checkpoint, reason)
 
@@ -123,7 +124,8 @@ def _best(folder: Path, store: CheckpointStore, metric: str | None, field: str) 
     if name not in measured:
         steps = ", ".join(map(str, sorted(history[name])))
         raise CheckpointError(
-            f"{field}: {folder} measured {name} at steps {steps}, but has kept no checkpoint of these; {_kept(store)}",
+            f"{field}: {folder} measured {name} at steps {steps}, but has kept no checkpoint of these; "
+            + _list_checkpoints(store),
             remedy="make evaluation.every_steps and checkpoint.every_steps coincide, raise checkpoint.keep, or choose "
             "a step",
         )
@@ -159,7 +161,7 @@ def _comparable(measured: Mapping[str, object]) -> Sequence[str]:
     return held_out or [name for name in measured if not name.startswith(("time/", "throughput/"))]
 
 
-def _kept(store: CheckpointStore) -> str:
+def _list_checkpoints(store: CheckpointStore) -> str:
     return "it has checkpoints of steps " + ", ".join(map(str, store.steps()))
 
 

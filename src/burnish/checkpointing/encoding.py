@@ -63,9 +63,9 @@ def restoring(folder: Path) -> Iterator[None]:
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return {"$tensor": _keep(value.detach(), tensors)}
+        return {"$tensor": _store_tensor(value.detach(), tensors)}
     if isinstance(value, numpy.ndarray):
-        return {"$array": _keep(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
+        return {"$array": _store_tensor(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
     # `type` instead of `isinstance` from here on: a subclass would be read back as its base class.
@@ -96,7 +96,7 @@ def _encode_scalar(value: Any, where: str) -> Any:
     )
 
 
-def _keep(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+def _store_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     """Add the tensor to `tensors` and return its name."""
     name = str(len(tensors))
     # Cloned, because safetensors refuses tensors that share memory.

@@ -39,7 +39,7 @@ class Fingerprints:
     @staticmethod
     def of(config: RunConfig) -> Fingerprints:
         """The current fingerprints. Reads all files that the run depends on completely."""
-        found = {name: _content(path) for name, path in named_files(config).items()}
+        found = {name: _fingerprint(path) for name, path in named_files(config).items()}
         files = {name: content for name, content in found.items() if content is not None}
         return Fingerprints(files, _versions(), _machine())
 
@@ -71,11 +71,11 @@ class Fingerprints:
             for name in sorted(self.files.keys() | now.files.keys())
             if self.files.get(name) != now.files.get(name)
         ]
-        return files + _differing(self.versions, now.versions)
+        return files + _list_differences(self.versions, now.versions)
 
     def machine_changes(self, now: Fingerprints) -> list[str]:
         """Changes that may affect the last bits of sums, but do not prevent resuming."""
-        return _differing(self.machine, now.machine)
+        return _list_differences(self.machine, now.machine)
 
 
 def refuse_changes(run_dir: Path, changes: list[str]) -> None:
@@ -97,7 +97,7 @@ def _read_texts(entries: Any) -> dict[str, str]:
     return {str(name): str(value) for name, value in entries.items()}
 
 
-def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _list_differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [
         f"{name}: {before.get(name, 'none')} before, {now.get(name, 'none')} now"
         for name in sorted(before.keys() | now.keys())
@@ -115,7 +115,7 @@ def _file_change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None
     return f"different content of the same size ({now['bytes']:,} bytes)"
 
 
-def _content(path: Path) -> dict[str, Any] | None:
+def _fingerprint(path: Path) -> dict[str, Any] | None:
     """Size and hash; None for a file that cannot be read, which is reported where it is needed."""
     try:
         with path.open("rb") as file:

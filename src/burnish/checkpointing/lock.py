@@ -103,7 +103,7 @@ class RunLock:
         """
         identity = _identity_at(self._path)
         if identity is not None and _held.get(identity) == os.getpid():
-            raise self._taken(os.getpid(), socket.gethostname())
+            raise self._in_use_error(os.getpid(), socket.gethostname())
 
     def _open(self) -> int | None:
         """A descriptor of the lock file, or None if the folder was moved away just after it was made."""
@@ -114,7 +114,7 @@ class RunLock:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise CheckpointError(f"{self._path} is not a regular file", remedy="remove it, then start again")
@@ -126,7 +126,7 @@ class RunLock:
         except (BlockingIOError, PermissionError) as error:
             holder = _holder(descriptor)
             os.close(descriptor)
-            raise self._taken(holder.get("pid"), holder.get("host")) from error
+            raise self._in_use_error(holder.get("pid"), holder.get("host")) from error
         except OSError as error:
             os.close(descriptor)
             raise CheckpointError(
@@ -140,18 +140,18 @@ class RunLock:
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         except OSError as error:
             os.close(descriptor)
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
         self._descriptor = descriptor
         _held[_identity_of(descriptor)] = os.getpid()
 
-    def _unusable(self, error: OSError) -> CheckpointError:
+    def _unusable_error(self, error: OSError) -> CheckpointError:
         if self._path.is_dir():
             return CheckpointError(f"{self._path} is a folder", remedy="remove it, then start again")
         return CheckpointError(
             f"cannot write {self._path}: {error.strerror}", remedy=disk_remedy(error, self._path.parent)
         )
 
-    def _taken(self, pid: object, host: object) -> CheckpointError:
+    def _in_use_error(self, pid: object, host: object) -> CheckpointError:
         by = "another process" if pid is None else f"process {pid} on {host}"
         return CheckpointError(
             f"{self._path.parent} is in use by {by}",

@@ -24,7 +24,7 @@ def check_output(config: RunConfig) -> None:
     for what, place in (("working folder", Path.cwd()), ("home folder", Path.home())):
         if place.resolve().is_relative_to(folder):
             raise ConfigError(f"output {config.output!r} is or contains the {what} {place}", remedy=_REMEDY)
-    for read in _read_by(config):
+    for read in _places_read(config):
         path = read.path()
         if path is not None and path.resolve().is_relative_to(folder):
             raise ConfigError(
@@ -44,7 +44,7 @@ def check_place(output: str) -> None:
             raise ConfigError(f"output {output!r} cannot be a folder: {place} {found}", remedy=_REMEDY)
 
 
-def _read_by(config: RunConfig) -> Iterator[Place]:
+def _places_read(config: RunConfig) -> Iterator[Place]:
     """What the run reads. For a checkpoint of another run (`runs/sft@best`) this is the whole run folder.
 
     Options of rewards are left out, because a reward may also write to what they name.

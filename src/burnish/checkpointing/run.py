@@ -122,13 +122,13 @@ class RunDirectory:
         CheckpointError if the folder cannot be written.
         """
         try:
-            if _records(config):
+            if _records_rollouts(config):
                 self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
             self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self._write_error(error) from error
 
     def _earlier_starts(self) -> list[Any]:
         if not os.path.lexists(self.environment_file):
@@ -177,7 +177,7 @@ class RunDirectory:
 
         Raises CheckpointError if the folder cannot be written.
         """
-        wanted = [self.config_file, self.environment_file, *([self.rollouts] if _records(config) else [])]
+        wanted = [self.config_file, self.environment_file, *([self.rollouts] if _records_rollouts(config) else [])]
         missing = [path for path in wanted if not path.exists()]
         try:
             if self.config_file in missing:
@@ -187,10 +187,10 @@ class RunDirectory:
             if self.rollouts in missing:
                 self.rollouts.mkdir()
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self._write_error(error) from error
         return [f"{path} was removed during the run and has been restored" for path in missing]
 
-    def _cannot_write(self, error: OSError) -> CheckpointError:
+    def _write_error(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path))
 
     def _add_environment(self, accepted: Sequence[str]) -> None:
@@ -200,7 +200,7 @@ class RunDirectory:
         write_text_atomically(self.environment_file, json.dumps(content, indent=2) + "\n")
 
 
-def _records(config: RunConfig) -> bool:
+def _records_rollouts(config: RunConfig) -> bool:
     return isinstance(config, RlConfig) and config.logging.record_rollouts
 
 
@@ -215,8 +215,8 @@ def refused_differences(before: dict[str, Any], config: RunConfig) -> list[Diffe
     """Differences between a saved configuration and this one that prevent resuming, sorted by field."""
     now = config.model_dump(mode="json")
     before = restored(before, now)
-    allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
-    return [found for found in differences(_with_defaults(before, config), now) if not _under(found.field, allowed)]
+    allowed = (*MAY_DIFFER, "steps") if _has_constant_schedule(now) else MAY_DIFFER
+    return [found for found in differences(_with_defaults(before, config), now) if not _is_under(found.field, allowed)]
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[Difference]:
@@ -278,9 +278,9 @@ def _with_defaults(before: dict[str, Any], config: RunConfig) -> dict[str, Any]:
         return before
 
 
-def _constant_schedule(config: dict[str, Any]) -> bool:
+def _has_constant_schedule(config: dict[str, Any]) -> bool:
     return bool(config.get("optimization", {}).get("schedule") == "constant")
 
 
-def _under(field: str, names: tuple[str, ...]) -> bool:
+def _is_under(field: str, names: tuple[str, ...]) -> bool:
     return any(field == name or field.startswith(name + ".") for name in names)

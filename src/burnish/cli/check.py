@@ -98,7 +98,7 @@ def _check_sources(
             scorer,
             top_score=-math.inf if top_score is None else top_score,  # if nothing judges, any score passes
             labels=scorer.answer_labels,
-            encode=_encoder(config, scorer, console),
+            encode=_token_encoder(config, scorer, console),
             judge=judge,
             success=success,
         )
@@ -134,7 +134,7 @@ def _show_success(report: GoldReport, success: Success, *, explicit: bool, conso
     console.print()
 
 
-def _encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) -> Encode | None:
+def _token_encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) -> Encode | None:
     """A function that gives the tokens that the policy would sample for a text: its tokens and the EOS.
 
     None if no reward reads tokens, or if the tokenizer cannot be loaded and only rewards outside the check need it.

@@ -63,14 +63,14 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     else:
         loaded = load_any_run_file(target, overrides or ())
     silence_transformers()
-    report = _measured(loaded.config, console, weights)
+    report = _evaluate_config(loaded.config, console, weights)
     console.print(metrics_table(report.metrics))
     console.print(f"metrics    {report.metrics_file}", markup=False, soft_wrap=True)
     if report.rollouts_file is not None:
         console.print(f"responses  {report.rollouts_file}", markup=False, soft_wrap=True)
 
 
-def _measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
+def _evaluate_config(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
     from burnish.config.schema import RlConfig, SftConfig
     from burnish.config.schema_rm import RmConfig
     from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run

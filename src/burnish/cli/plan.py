@@ -65,7 +65,7 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
         notes.append(
             f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
         )
-    notes.extend(_slow_number_type(config))
+    notes.extend(_emulation_notes(config))
     if isinstance(config, RlConfig):
         return _rl_plan(config, facts, notes)
     if isinstance(config, RmConfig):
@@ -75,7 +75,7 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     raise TypeError(f"no plan for {type(config).__name__}")
 
 
-def _slow_number_type(config: RunConfig) -> Iterator[str]:
+def _emulation_notes(config: RunConfig) -> Iterator[str]:
     """A note if the processor that the run would use only emulates the run's dtype."""
     from burnish.processor import emulation_note
 

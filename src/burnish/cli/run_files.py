@@ -22,12 +22,12 @@ def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
 
     kind = kind_of_file(file, overrides)
     loaded = load_run_file(file, overrides, kind)
-    if kind == "sft" and any(_compares(source) for source in loaded.config.data.train[:1]):
+    if kind == "sft" and any(_are_only_comparisons(source) for source in loaded.config.data.train[:1]):
         return load_run_file(file, overrides, "rm")
     return loaded
 
 
-def _compares(source: DataSource) -> bool:
+def _are_only_comparisons(source: DataSource) -> bool:
     """Whether the rows are comparisons and not examples for sft. False for data that cannot be read, which is reported
     when they are read next."""
     from burnish.data.schemas import recognise

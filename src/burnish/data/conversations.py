@@ -12,7 +12,7 @@ from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.types import Message
 
-_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
 def messages_at(row: Row, path: str, *, role: str = "messages") -> tuple[Message, ...]:
@@ -82,22 +82,22 @@ def fill_template(template: str, row: Row, roles: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):
             return match[0][0]
-        return _place_text(match[1], row, roles)
+        return _value_text(match[1], row, roles)
 
-    return _PLACE.sub(value, template)
+    return _BRACES.sub(value, template)
 
 
 def template_columns(template: str) -> list[str]:
     """The names in braces in a template, in order."""
-    return [match[1] for match in _PLACE.finditer(template) if match[1] is not None]
+    return [match[1] for match in _BRACES.finditer(template) if match[1] is not None]
 
 
-def _place_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
+def _value_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
     try:
         value = lookup(row.values, name)
     except KeyError:
         if name not in roles:
-            raise _unknown_place(name, row) from None
+            raise _unknown_column(name, row) from None
         value = value_at(row, roles[name], role=name)
     if isinstance(value, str):
         return value
@@ -109,7 +109,7 @@ def _place_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
     )
 
 
-def _unknown_place(name: str, row: Row) -> DataError:
+def _unknown_column(name: str, row: Row) -> DataError:
     names = column_names([row])
     return DataError(
         f"{row.where}: prompt_template names the column {name!r}; the row has {', '.join(names)}{hint(name, names)}",
@@ -128,7 +128,7 @@ def prompt_of(
     row: Row, roles: Mapping[str, str], *, template: str | None, system_prompt: str | None
 ) -> str | tuple[Message, ...]:
     """The prompt in a row: plain text, or a conversation if the row has one or a system prompt is set."""
-    asked = _asked(row, roles, template)
+    asked = _prompt_content(row, roles, template)
     if isinstance(asked, str):
         if not asked.strip():
             raise DataError(f"{row.where}: the prompt is empty", remedy="remove the row or name another prompt column")
@@ -138,7 +138,7 @@ def prompt_of(
     return with_system(asked, system_prompt)
 
 
-def _asked(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
+def _prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
     if template is not None:
         return fill_template(template, row, roles)
     if "messages" in roles:

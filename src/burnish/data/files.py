@@ -144,7 +144,9 @@ def parse_json(text: str, where: str) -> Any:
     repeated keys, NaN, numbers that overflow, extreme nesting, lone surrogates.
     """
     try:
-        values = json.loads(text, parse_constant=_no_constant, parse_float=_finite_float, object_pairs_hook=_once_each)
+        values = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_keys
+        )
         if "\\u" in text:  # only an escape can give a lone surrogate, which fails to encode
             json.dumps(values, ensure_ascii=False).encode()
     except json.JSONDecodeError:
@@ -164,7 +166,7 @@ def parse_json(text: str, where: str) -> Any:
     return values
 
 
-def _no_constant(word: str) -> Any:
+def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a JSON number (write null for a missing one)")
 
 
@@ -175,7 +177,7 @@ def _finite_float(digits: str) -> float:
     return number
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]

@@ -35,7 +35,9 @@ class Overlap:
             (self.repeated_heldout, self.num_heldout, "held-out prompts repeat an earlier one", "repeats"),
         )
         return [
-            f"{len(twins):,} of {total:,} {what}: {_named(twins, verb)}" for twins, total, what, verb in kinds if twins
+            f"{len(twins):,} of {total:,} {what}: {_name_pairs(twins, verb)}"
+            for twins, total, what, verb in kinds
+            if twins
         ]
 
 
@@ -54,7 +56,7 @@ def _first_rows(rows: Sequence[Asked]) -> tuple[dict[Hashable, str], Twins]:
     return first, tuple(repeated)
 
 
-def _named(twins: Twins, verb: str) -> str:
+def _name_pairs(twins: Twins, verb: str) -> str:
     named = ", ".join(f"{row_id} {verb} {other}" for row_id, other in twins[:NAMED])
     more = len(twins) - NAMED
     return named + (f", and {more:,} more" if more > 0 else "")

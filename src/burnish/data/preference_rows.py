@@ -97,10 +97,10 @@ def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> Pr
 
 
 def _pair(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
-    chosen, rejected = _both(loaded, row)
+    chosen, rejected = _chosen_and_rejected(loaded, row)
     if chosen == rejected:
         raise BadRow(row.where, "chosen and rejected are identical", "with identical responses")
-    return _row(loaded, row_id, row, *_asked_and_answered(loaded, row, chosen, rejected), 0)
+    return _row(loaded, row_id, row, *_split_pair(loaded, row, chosen, rejected), 0)
 
 
 def shared_prompt(loaded: LoadedSource, row: Row) -> Text:
@@ -108,16 +108,16 @@ def shared_prompt(loaded: LoadedSource, row: Row) -> Text:
 
     The responses may be empty or equal, because nothing is learned from them. DataError if there is no prompt.
     """
-    chosen, rejected = _both(loaded, row)
+    chosen, rejected = _chosen_and_rejected(loaded, row)
     if chosen == rejected and isinstance(chosen, str) and _ASSISTANT not in chosen and not _has_prompt(loaded):
         raise DataError(
             f"{row.where}: chosen and rejected are the same text, so it is unclear where the prompt ends",
             remedy="remove the row, or name the prompt's column (columns: {prompt: ...})",
         )
-    return _asked_and_answered(loaded, row, chosen, rejected)[0]
+    return _split_pair(loaded, row, chosen, rejected)[0]
 
 
-def _both(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
+def _chosen_and_rejected(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
     roles = loaded.reading.roles
     chosen, rejected = (_text_or_messages(row, roles[role], role) for role in ("chosen", "rejected"))
     if isinstance(chosen, str) is not isinstance(rejected, str):
@@ -131,7 +131,7 @@ def _has_prompt(loaded: LoadedSource) -> bool:
     return loaded.source.prompt_template is not None or "prompt" in loaded.reading.roles
 
 
-def _asked_and_answered(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) -> tuple[Text, tuple[Text, Text]]:
+def _split_pair(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) -> tuple[Text, tuple[Text, Text]]:
     """The prompt, and the two responses without it."""
     prompt = _explicit_prompt(loaded, row, loaded.reading.roles)
     if not isinstance(chosen, str) and chosen[0].role != "assistant":
@@ -150,7 +150,7 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
             f"{row.where}: column {roles['responses']!r} (responses) holds {describe(values)}, not a list",
             remedy="each row needs a list of candidate responses",
         )
-    responses = tuple(_checked(value, row, roles["responses"]) for value in values)
+    responses = tuple(_as_text_or_turns(value, row, roles["responses"]) for value in values)
     prompt = _explicit_prompt(loaded, row, roles)
     if prompt is None:
         raise DataError(f"{loaded.source.path}: candidates need a prompt column", remedy="set columns: {prompt: ...}")
@@ -251,10 +251,10 @@ def _with_system(prompt: Text, system_prompt: str | None) -> Text:
 
 
 def _text_or_messages(row: Row, column: str, role: str) -> Text:
-    return _checked(value_at(row, column, role=role), row, column)
+    return _as_text_or_turns(value_at(row, column, role=role), row, column)
 
 
-def _checked(value: Any, row: Row, column: str) -> Text:
+def _as_text_or_turns(value: Any, row: Row, column: str) -> Text:
     if isinstance(value, str):
         return value
     return checked_messages([value] if isinstance(value, dict) else value, row, column)
@@ -326,12 +326,12 @@ def first_question(prompt: Text) -> str:
     """The first question of a conversation. Rows that share it stay together when data are split."""
     if isinstance(prompt, str):
         turns = transcript_messages(prompt) if is_transcript(prompt) else ()
-        return _folded(turns[0].content if turns else prompt)
+        return _normalised(turns[0].content if turns else prompt)
     asked = [message.content for message in prompt if message.role != "system"]
-    return _folded(asked[0] if asked else "")
+    return _normalised(asked[0] if asked else "")
 
 
-def _folded(text: str) -> str:
+def _normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 

@@ -54,10 +54,10 @@ def encode_preference(
     are unchanged. Raises BadRow if different responses become the same tokens.
     """
     if row.is_tokens:
-        prompt, responses = _given(row)
+        prompt, responses = _token_parts(row)
         conversation = " ".join(map(str, prompt))
     else:
-        prompt, responses = _encoded(row, tokenizer, chat, append_eos)
+        prompt, responses = _encode_texts(row, tokenizer, chat, append_eos)
         conversation = first_question(row.prompt)  # type: ignore[arg-type]
     if len(set(responses)) < len(responses) and responses.count(responses[row.best]) > 1 and not row.tie:
         raise BadRow(row.where, "different responses become the same tokens", "with identical tokens")
@@ -81,24 +81,24 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
     )
 
 
-def _given(row: PreferenceRow) -> tuple[Tokens, tuple[Tokens, ...]]:
+def _token_parts(row: PreferenceRow) -> tuple[Tokens, tuple[Tokens, ...]]:
     return row.prompt, row.responses  # type: ignore[return-value]
 
 
-def _encoded(
+def _encode_texts(
     row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, append_eos: bool
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
-    prompt, responses = _given_text(row)
+    prompt, responses = _text_parts(row)
     conversational = not isinstance(prompt, str) or any(not isinstance(r, str) for r in responses)
     if chat.chat == "always" or (chat.chat == "auto" and conversational):
         return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools))
     asked = _prompt(row.id, prompt, row.tools)
     before = encode_prompt(asked, tokenizer, PLAIN)
     texts = [plain_response(response, row.where) for response in responses]
-    return before, tuple(_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
+    return before, tuple(_encode_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
 
 
-def _given_text(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
+def _text_parts(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
     return row.prompt, row.responses  # type: ignore[return-value]
 
 
@@ -108,7 +108,9 @@ def _prompt(row_id: str, prompt: Text, tools: Tools = ()) -> Prompt:
     return Prompt(row_id, messages=prompt, tools=tools)
 
 
-def _plain(prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool) -> Tokens:
+def _encode_plain(
+    prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool
+) -> Tokens:
     """The response's tokens, encoded with the prompt if that leaves the prompt's tokens unchanged, else alone."""
     joined = encode_text(prompt + response, tokenizer)
     tokens = joined[len(before) :] if joined[: len(before)] == before else encode_bare(response, tokenizer)

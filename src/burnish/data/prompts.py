@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OverLong = Literal["drop", "truncate", "error"]
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
-_SHARED = "comparisons, where the prompt is what chosen and rejected both begin with"
+_COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +200,16 @@ def _source_prompts(
     for row_id, row in loaded.rows_with_ids():
         prompt = _prompt(loaded, row_id, row, changed, chat)
         if cuts is not None:
-            cut = _query(prompt, cuts, tokenizer, max_prompt_tokens, chat)
+            cut = _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
             if cut is None:
-                skipped[_without_query(cuts, max_prompt_tokens)] += 1
+                skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
                 continue
             prompt = cut
         tokens: tuple[int, ...] | None
         with reading_row(row.where):
             tokens = encode_prompt(prompt, tokenizer, chat)
         if max_prompt_tokens is not None and len(tokens or ()) > max_prompt_tokens:
-            tokens = _shortened(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
+            tokens = _shorten(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
             counter = skipped if tokens is None else changed
             counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
         if tokens is None:
@@ -220,10 +220,10 @@ def _source_prompts(
         kept.append((prompt, tokens))
     require_rows(kept, loaded, skipped)
     understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
-    return kept, understanding if cuts is None else replace(understanding, query=_between(cuts))
+    return kept, understanding if cuts is None else replace(understanding, query=_cut_description(cuts))
 
 
-def _query(
+def _cut_prompt(
     prompt: Prompt, query: QueryConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None, chat: ChatFormat
 ) -> Prompt | None:
     def fits(text: str) -> bool:
@@ -238,12 +238,12 @@ def _query(
     return None if text is None else replace(prompt, text=text)
 
 
-def _without_query(query: QueryConfig, limit: int | None) -> str:
+def _no_query_reason(query: QueryConfig, limit: int | None) -> str:
     within = "" if limit is None else f" within max_prompt_tokens ({limit:,})"
-    return f"documents without a query {_between(query)}{within}"
+    return f"documents without a query {_cut_description(query)}{within}"
 
 
-def _between(query: QueryConfig) -> str:
+def _cut_description(query: QueryConfig) -> str:
     start = "the beginning" if query.start_text is None else repr(query.start_text)
     return f"between {start} and {query.end_text!r}"
 
@@ -255,7 +255,7 @@ def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], 
 
 def _read_prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
     roles = loaded.reading.roles
-    asked = _asked(loaded, row, changed, chat)
+    asked = _prompt_of_row(loaded, row, changed, chat)
     answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
     domain, tools = loaded.domain_of(row), tools_at(row, roles)
     if isinstance(asked, str):
@@ -268,7 +268,9 @@ def _read_prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[s
     return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values, tools=tools)
 
 
-def _asked(loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat) -> str | tuple[Message, ...]:
+def _prompt_of_row(
+    loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat
+) -> str | tuple[Message, ...]:
     """The prompt in a row. For a comparison it is the prompt that `burnish rm` would use, in the same form."""
     source = loaded.source
     if loaded.reading.schema != "preference":
@@ -278,7 +280,7 @@ def _asked(loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatForm
     except BadRow as error:
         raise DataError(error.message, remedy="fix or remove the row") from error
     if "prompt" not in loaded.reading.roles and source.prompt_template is None:
-        changed[_SHARED] += 1
+        changed[_COMMON_BEGINNING] += 1
     return (
         transcript_messages(asked)
         if chat.chat == "always" and isinstance(asked, str) and is_transcript(asked)
@@ -290,7 +292,7 @@ def _cut_note(over_long: OverLong) -> str:
     return ", cut at the beginning" if over_long == "truncate" else ""
 
 
-def _shortened(
+def _shorten(
     tokens: tuple[int, ...], limit: int, over_long: OverLong, row: Row, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...] | None:
     if over_long == "drop":

@@ -97,21 +97,21 @@ class Mixer:
     def counts(self, position: int) -> list[int]:
         """How often each source was drawn in the first `position` draws."""
         periods, rest = divmod(position, self._period)
-        self._seek(rest)
+        self._move_to(rest)
         return [periods * part + count for part, count in zip(self._parts, self._counts, strict=True)]
 
     def sources(self, position: int, n: int) -> list[int]:
         """The sources of draws position ... position + n - 1."""
         if len(self._parts) == 1:
             return [0] * n
-        self._seek(position % self._period)
+        self._move_to(position % self._period)
         return [self._step() for _ in range(n)]
 
     def _restart(self) -> None:
         self._at = 0
         self._counts = [0] * len(self._parts)
 
-    def _seek(self, place: int) -> None:
+    def _move_to(self, place: int) -> None:
         if len(self._parts) == 1:
             self._at, self._counts = place, [place]
             return

@@ -182,7 +182,7 @@ def _prompt_role(columns: _Columns) -> dict[str, str]:
     return columns.pick_only("prompt", _QUESTIONS)
 
 
-def _common(columns: _Columns) -> dict[str, str]:
+def _optional_columns(columns: _Columns) -> dict[str, str]:
     return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",)) | _tools(columns)
 
 
@@ -191,7 +191,7 @@ def _tools(columns: _Columns) -> dict[str, str]:
 
 
 def _prompt(columns: _Columns) -> dict[str, str]:
-    return _prompt_role(columns) | _common(columns)
+    return _prompt_role(columns) | _optional_columns(columns)
 
 
 def _prompt_completion(columns: _Columns) -> dict[str, str]:
@@ -199,15 +199,15 @@ def _prompt_completion(columns: _Columns) -> dict[str, str]:
         completion = columns.pick("completion", ("completion",))
     else:
         completion = columns.pick_only("completion", _COMPLETIONS)
-    return _prompt_role(columns) | _common(columns) | completion
+    return _prompt_role(columns) | _optional_columns(columns) | completion
 
 
 def _chat(columns: _Columns) -> dict[str, str]:
-    return columns.pick("messages", _MESSAGES) | _common(columns)
+    return columns.pick("messages", _MESSAGES) | _optional_columns(columns)
 
 
 def _text(columns: _Columns) -> dict[str, str]:
-    return columns.pick("text", ("text",)) | _common(columns)
+    return columns.pick("text", ("text",)) | _optional_columns(columns)
 
 
 def _verl(columns: _Columns) -> dict[str, str]:
@@ -227,10 +227,10 @@ def _roll(columns: _Columns) -> dict[str, str]:
 def _preference(columns: _Columns) -> dict[str, str]:
     pair = columns.pick("chosen", ("chosen",)) | columns.pick("rejected", ("rejected",))
     prompt = columns.pick("prompt", ("prompt",))
-    return prompt | pair | columns.pick("domain", ("domain",)) | _compared(columns) | _tools(columns)
+    return prompt | pair | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _tools(columns)
 
 
-def _compared(columns: _Columns) -> dict[str, str]:
+def _optional_of_comparison(columns: _Columns) -> dict[str, str]:
     """Optional columns of a comparison. When rows only serve as prompts, they mean nothing."""
     if columns.purpose != "preferences":
         return {}
@@ -240,7 +240,7 @@ def _compared(columns: _Columns) -> dict[str, str]:
 def _candidates(columns: _Columns) -> dict[str, str]:
     prompt = columns.pick("prompt", ("prompt", *_QUESTIONS, *_MESSAGES))
     marked = columns.pick_only("responses", _CANDIDATES) | columns.pick("best", ("best", "label"))
-    return prompt | marked | columns.pick("domain", ("domain",)) | _compared(columns) | _tools(columns)
+    return prompt | marked | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _tools(columns)
 
 
 def _token_labels(columns: _Columns) -> dict[str, str]:

@@ -119,7 +119,7 @@ def _source_examples(
         with reading_row(row.where):
             tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
         if max_tokens is not None and len(tokens) > max_tokens:
-            tokens, mask = _shortened((tokens, mask), max_tokens, over_long, row)
+            tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
             counter[_reason(max_tokens, over_long, left=any(mask))] += 1
         if any(mask):
@@ -135,7 +135,7 @@ def _reason(max_tokens: int, over_long: OverLong, *, left: bool) -> str:
     return f"{reason}, cut at the end" if left else f"{reason}, nothing to train on before the cut"
 
 
-def _shortened(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> Encoded:
+def _shorten(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> Encoded:
     if over_long == "drop":
         return (), ()
     if over_long == "error":
@@ -186,7 +186,7 @@ def _encode_turns(
     """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
     tokens, mask = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
     changed.update(notes_on(turns, template))
-    return _first_untrained(tokens, mask)
+    return _without_first(tokens, mask)
 
 
 def _as_prompt(row_id: str, asked: str | tuple[Message, ...], tools: Tools) -> Prompt:
@@ -221,16 +221,16 @@ def _encode_plain_pair(
 ) -> Encoded:
     before = encode_prompt(prompt, tokenizer, PLAIN)
     text = completion if isinstance(completion, str) else plain_messages(completion, where=row.where)
-    answer = _ended(encode_continuation(before, plain_text(prompt), text, tokenizer), tokenizer, row)
-    return _first_untrained((*before, *answer), (False,) * len(before) + (True,) * len(answer))
+    answer = _with_eos(encode_continuation(before, plain_text(prompt), text, tokenizer), tokenizer, row)
+    return _without_first((*before, *answer), (False,) * len(before) + (True,) * len(answer))
 
 
 def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, row: Row) -> Encoded:
-    tokens = _ended(encode_text(text, tokenizer), tokenizer, row)
-    return _first_untrained(tokens, (True,) * len(tokens))
+    tokens = _with_eos(encode_text(text, tokenizer), tokenizer, row)
+    return _without_first(tokens, (True,) * len(tokens))
 
 
-def _ended(tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[int, ...]:
+def _with_eos(tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[int, ...]:
     """The tokens with an EOS at the end, unless the text already ends with one."""
     end = tokenizer.eos_token_id
     if end is None:
@@ -241,5 +241,5 @@ def _ended(tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, row: Row
     return tokens if tokens and tokens[-1] == end else (*tokens, end)
 
 
-def _first_untrained(tokens: tuple[int, ...], mask: tuple[bool, ...]) -> Encoded:
+def _without_first(tokens: tuple[int, ...], mask: tuple[bool, ...]) -> Encoded:
     return tokens, (False, *mask[1:])

@@ -69,7 +69,7 @@ class Template:
         """
         source = self.source(where)
         check_options(self.options, self.tokenizer, where=where)
-        text = self._written(messages, where, add_generation_prompt)
+        text = self._apply(messages, where, add_generation_prompt)
         self._check_read(messages, source, where)
         self._check_written(messages, text, where)
         return text
@@ -78,7 +78,7 @@ class Template:
         """Tokens, and for each token whether it is inside a `{% generation %}` block."""
         self.render(messages, where=where, add_generation_prompt=False)  # only for its checks
         turns = [message.to_dict() for message in messages]
-        encoding = _guarded(
+        encoding = _call_template(
             where,
             lambda: self.tokenizer.apply_chat_template(
                 turns,
@@ -105,14 +105,14 @@ class Template:
                 "no chat template",
                 remedy="set model.chat_template (inline or a file), or data.chat: never to write turns as plain text",
             )
-        return str(_guarded(where, lambda: self.tokenizer.get_chat_template(None, self._tools())))
+        return str(_call_template(where, lambda: self.tokenizer.get_chat_template(None, self._tools())))
 
     def _tools(self) -> list[dict[str, Any]] | None:
         return [dict(tool) for tool in self.tools] or None
 
-    def _written(self, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
+    def _apply(self, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
         turns = [message.to_dict() for message in messages]
-        written = _guarded(
+        written = _call_template(
             where,
             lambda: self.tokenizer.apply_chat_template(
                 turns,
@@ -130,28 +130,28 @@ class Template:
         if reads is None:
             return
         if self.tools and "tools" not in reads.variables:
-            raise _unread(where, "the row offers tools")
+            raise _left_out_error(where, "the row offers tools")
         for number, message in enumerate(messages, start=1):
             if message.tool_calls and "tool_calls" not in reads.attributes:
-                raise _unread(where, f"message {number} ({message.role}) has tool_calls")
+                raise _left_out_error(where, f"message {number} ({message.role}) has tool_calls")
             if message.reasoning_content and not _REASONING & reads.attributes:
-                raise _unread(where, f"message {number} ({message.role}) has reasoning_content")
+                raise _left_out_error(where, f"message {number} ({message.role}) has reasoning_content")
 
     def _check_written(self, messages: Sequence[Message], text: str, where: str) -> None:
         for number, message in enumerate(messages):
             names = [str(call["function"]["name"]) for call in message.tool_calls]
             missing = [name for name in names if name not in text]
             if missing:
-                raise _unread(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
+                raise _left_out_error(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
             if not _is_in(message, text) and self._ignores(messages, number, where):
-                raise _unread(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
+                raise _left_out_error(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
 
     def _ignores(self, messages: Sequence[Message], number: int, where: str) -> bool:
         """Whether changing the content of this turn leaves the output unchanged."""
         changed = list(messages)
         changed[number] = replace(messages[number], content=messages[number].content + _PROBE)
         try:
-            return self._written(changed, where, False) == self._written(messages, where, False)
+            return self._apply(changed, where, False) == self._apply(messages, where, False)
         except DataError:
             return False  # the template refused the changed content, so it does read it
 
@@ -220,7 +220,7 @@ def notes_on(messages: Sequence[Message], template: Template) -> list[str]:
     return (notes if unread else []) + ([today] if dated else [])
 
 
-def _guarded(where: str, call: Callable[[], Any]) -> Any:
+def _call_template(where: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:  # boundary: a template is a program that came with the model
@@ -239,7 +239,7 @@ def _is_in(message: Message, text: str) -> bool:
     return any(form in text for form in (content, after_thinking, *quoted))
 
 
-def _unread(where: str, has: str, *, what: str = "it") -> DataError:
+def _left_out_error(where: str, has: str, *, what: str = "it") -> DataError:
     return DataError(
         f"{where}: {has}, but the chat template leaves {what} out",
         remedy="set model.chat_template to one that writes it, or remove it from the data",

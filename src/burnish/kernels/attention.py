@@ -103,7 +103,7 @@ class AttentionKernels:
     ) -> tuple[Tensor, Tensor]:
         """(output, log-sum-exp of each query's scores (S, H) in float32)."""
         output, sums_SH = torch.empty_like(query), torch.empty(query.shape[:2], dtype=torch.float32)
-        about, _held = _describe(query, key, stretches, scaling, matrices=3)
+        about, _held = _arguments(query, key, stretches, scaling, matrices=3)
         self._forward(ctypes.byref(about), *(t.data_ptr() for t in (query, key, value, output, sums_SH)))
         return output, sums_SH
 
@@ -121,7 +121,7 @@ class AttentionKernels:
         """Gradients of query, key and value."""
         grad_query = torch.empty_like(query)
         grad_key, grad_value = (torch.empty(query.shape, dtype=torch.float32) for _ in range(2))
-        about, _held = _describe(query, key, stretches, scaling, matrices=6)
+        about, _held = _arguments(query, key, stretches, scaling, matrices=6)
         tensors = (query, key, value, output, sums_SH, grad, grad_query, grad_key, grad_value)
         self._backward(ctypes.byref(about), *(tensor.data_ptr() for tensor in tensors))
         # Each query head has its own part of these gradients, so that threads do not collide; here they are added up.
@@ -137,7 +137,7 @@ def attention_kernels(dtype: torch.dtype) -> AttentionKernels:
     return AttentionKernels(dtype)
 
 
-def _describe(
+def _arguments(
     query: Tensor, key: Tensor, stretches: Stretches, scaling: float, *, matrices: int
 ) -> tuple[_Attention, Tensor]:
     """The arguments for attend.c, and the scratch memory that they point to, which the caller must keep.

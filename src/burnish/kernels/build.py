@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from burnish.errors import KernelError
-from burnish.kernels.private_folders import check_owner, private_folder, workplace
+from burnish.kernels.private_folders import check_owner, private_folder, temporary_folder
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Supported types of states and weights -> value of the macro BFLOAT16."""
@@ -83,11 +83,11 @@ def _from_any_compiler(source: str, dtype: torch.dtype) -> ctypes.CDLL:
     compilers = find_compilers()
     for compiler in compilers[:-1]:
         with suppress(KernelError):
-            return _loaded(compiler, _HERE / source, dtype)
-    return _loaded(compilers[-1], _HERE / source, dtype)
+            return _build_and_load(compiler, _HERE / source, dtype)
+    return _build_and_load(compilers[-1], _HERE / source, dtype)
 
 
-def _loaded(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDLL:
+def _build_and_load(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDLL:
     options = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", f"-DBFLOAT16={ELEMENTS[dtype]}", *_target(compiler)]
     texts = [path.read_bytes() for path in (source, *sorted(_HERE.glob("*.h")))]
     identity = [os.fsencode(shlex.join([*compiler, *options])), _version(compiler), _processor(), *texts]
@@ -97,37 +97,37 @@ def _loaded(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDL
     cache = cache_folder()
     if cache is not None:
         with suppress(OSError, KernelError):  # others may write to it, the disk is full, or it is mounted noexec
-            return _kept(cache, name, [compile_it, link_it])
+            return _load_cached(cache, name, [compile_it, link_it])
     temporary = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with workplace(temporary) as folder:  # the file can be removed once the library is loaded
-            return _built(folder, [compile_it, link_it])
+        with temporary_folder(temporary) as folder:  # the file can be removed once the library is loaded
+            return _build(folder, [compile_it, link_it])
     except OSError as error:
         raise KernelError(f"the kernels that {compiler[0]} built cannot be loaded: {error}") from error
     finally:
         os.close(temporary)
 
 
-def _kept(cache: Path, name: str, commands: list[list[str]]) -> ctypes.CDLL:
+def _load_cached(cache: Path, name: str, commands: list[list[str]]) -> ctypes.CDLL:
     """The library of this name in the cache. It is built if it is missing or incomplete."""
     with private_folder(cache) as folder:
         with suppress(OSError):
-            return _opened(folder, name)
-        with workplace(folder) as place:
-            library = _built(place, commands)
+            return _open_library(folder, name)
+        with temporary_folder(folder) as place:
+            library = _build(place, commands)
             os.replace(_LIBRARY, name, src_dir_fd=place, dst_dir_fd=folder)  # atomic: others may be building it too
             return library
 
 
-def _built(folder: int, commands: list[list[str]]) -> ctypes.CDLL:
+def _build(folder: int, commands: list[list[str]]) -> ctypes.CDLL:
     for command in commands:
         _run(command, folder=folder)
     _seal(folder)
-    return _opened(folder, _LIBRARY)
+    return _open_library(folder, _LIBRARY)
 
 
 def _seal(folder: int) -> None:
-    """Append the hash of the library, by which `_opened` recognises a complete file.
+    """Append the hash of the library, by which `_open_library` recognises a complete file.
 
     Loading a truncated library does not raise an error but ends the process with a bus error. The loader ignores bytes
     after the end of a library.
@@ -139,7 +139,7 @@ def _seal(folder: int) -> None:
         os.fsync(file.fileno())
 
 
-def _opened(folder: int, name: str) -> ctypes.CDLL:
+def _open_library(folder: int, name: str) -> ctypes.CDLL:
     """The library of this name. Raises OSError if it does not exist, is incomplete, or could be changed by others."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:

@@ -37,7 +37,7 @@ def private_folder(path: Path) -> Iterator[int]:
     folder, a parent folder or a link, or may write to one of them. Parent folders may be writable if they are sticky
     like /tmp, because nobody can replace files of others there. Raises OSError if the folder cannot be opened.
     """
-    folder = _walked(path)
+    folder = _walk(path)
     try:
         yield folder
     finally:
@@ -52,16 +52,16 @@ def check_owner(about: os.stat_result, *, may_be_sticky: bool = False) -> None:
         raise PermissionError(errno.EACCES, "others may change it")
 
 
-def _walked(path: Path) -> int:
+def _walk(path: Path) -> int:
     folder, links = os.open("/", _FOLDER), 0
     try:
         check_owner(os.fstat(folder), may_be_sticky=True)
         parts = list(reversed(path.parts[1:]))
         while parts:
-            entry = _entry(folder, parts.pop())
+            entry = _open_entry(folder, parts.pop())
             try:
                 about = os.fstat(entry)
-                target = _target(entry, about)
+                target = _link_target(entry, about)
                 if target is None:
                     check_owner(about, may_be_sticky=bool(parts))
                     folder, entry = entry, folder
@@ -81,7 +81,7 @@ def _walked(path: Path) -> int:
     return folder
 
 
-def _entry(folder: int, name: str) -> int:
+def _open_entry(folder: int, name: str) -> int:
     """The entry of this name, without following a link. If there is none, a new folder for the user alone."""
     with suppress(FileNotFoundError):
         return os.open(name, _ENTRY, dir_fd=folder)
@@ -90,7 +90,7 @@ def _entry(folder: int, name: str) -> int:
     return os.open(name, _ENTRY, dir_fd=folder)
 
 
-def _target(entry: int, about: os.stat_result) -> PurePosixPath | None:
+def _link_target(entry: int, about: os.stat_result) -> PurePosixPath | None:
     """The target of a link, None for a folder. Only a link's owner is checked, because it has no permissions."""
     if stat.S_ISDIR(about.st_mode):
         return None
@@ -102,7 +102,7 @@ def _target(entry: int, about: os.stat_result) -> PurePosixPath | None:
 
 
 @contextmanager
-def workplace(parent: int) -> Iterator[int]:
+def temporary_folder(parent: int) -> Iterator[int]:
     """The descriptor of a new temporary folder in `parent`, for the user alone, which is removed at the end.
 
     A killed process cannot remove its folder. But a folder stays locked while its process lives, so the next process
@@ -110,7 +110,7 @@ def workplace(parent: int) -> Iterator[int]:
     made.
     """
     _sweep(parent)
-    name, folder = _claimed(parent)
+    name, folder = _claim(parent)
     try:
         yield folder
     finally:
@@ -118,7 +118,7 @@ def workplace(parent: int) -> Iterator[int]:
         os.close(folder)
 
 
-def _claimed(parent: int) -> tuple[str, int]:
+def _claim(parent: int) -> tuple[str, int]:
     """The name and descriptor of a new, locked folder. If another process removes it before the lock, try again."""
     for _ in range(_ATTEMPTS):
         name = PREFIX + secrets.token_hex(8)

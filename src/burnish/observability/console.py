@@ -134,9 +134,9 @@ class Display:
 
     def _refresh(self) -> None:
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
+            self._live.update(self._render(), refresh=True)
 
-    def _picture(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         bar = ProgressBar(self._total_steps, self._step, width=60)
         parts: list[RenderableType] = [self._header(), Padding(bar, (0, 0, 0, 0))]
         if self._rows:

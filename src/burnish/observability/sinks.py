@@ -204,7 +204,7 @@ class Sinks:
                 self._further[name] = build()
         self._file = open_file()  # last, so that a ConfigError from a sink leaves the file untouched
         if self._file.missing:
-            self.alarms.append(_beginning_missing(self._file.missing, step))
+            self.alarms.append(_missing_rows_alarm(self._file.missing, step))
 
     def write(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
         """Write one row to all sinks. Raises what `JsonlSink` raises; then nothing was written."""
@@ -310,7 +310,7 @@ def _rows_until(path: Path, last_step: int) -> list[dict[str, Any]]:
     return kept
 
 
-def _beginning_missing(count: int, step: int) -> Alarm:
+def _missing_rows_alarm(count: int, step: int) -> Alarm:
     message = f"{METRICS_FILE} lacks its first {count} steps, so the file or part of it was removed"
     return Alarm("metrics missing", message, "restore it before you continue, if you want complete curves", step)
 

@@ -102,8 +102,8 @@ def configuration_table(pages: Sequence[RunPage]) -> list[dict[str, Any]]:
     table = []
     for path, by_run in found.items():
         some = next(iter(by_run.values()))
-        values = [_shown(by_run[page.name].value if page.name in by_run else some.default) for page in pages]
-        default = "" if some.required else _shown(some.default)
+        values = [_value_text(by_run[page.name].value if page.name in by_run else some.default) for page in pages]
+        default = "" if some.required else _value_text(some.default)
         table.append({"path": path, "values": values, "default": default, "differs": len(set(values)) > 1})
     return table
 
@@ -150,7 +150,7 @@ def _departures(config: str | None) -> list[Departure] | None:
     return departures(data) if isinstance(data, dict) else None
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

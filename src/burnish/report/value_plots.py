@@ -36,8 +36,8 @@ def _points(line: Mapping[str, Any]) -> list[Point]:
 
 def _chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> dict[str, Any]:
     series = [
-        _series("later tokens", "dots", _thinned(later, MAX_DOTS)),
-        _series("first token", "dots", _thinned(firsts, MAX_DOTS // 2)),
+        _series("later tokens", "dots", _thin(later, MAX_DOTS)),
+        _series("first token", "dots", _thin(firsts, MAX_DOTS // 2)),
         _series("mean return", "line", mean_by_value([*firsts, *later])),
     ]
     return {
@@ -64,7 +64,7 @@ def mean_by_value(points: Sequence[Point]) -> list[Point]:
     return [(sum(v for v, _ in part) / len(part), sum(r for _, r in part) / len(part)) for part in parts]
 
 
-def _thinned(points: Sequence[Point], limit: int) -> list[Point]:
+def _thin(points: Sequence[Point], limit: int) -> list[Point]:
     return [points[i] for i in evenly(len(points), limit)]
 
 

@@ -62,14 +62,14 @@ class Caller:
         """Await an asynchronous reward on all rows at once, each with its own time limit."""
 
         async def one(item: int, arguments: Arguments) -> None:
-            report(item, await self._awaited(reward, arguments))
+            report(item, await self._await_one(reward, arguments))
 
         async def all_rows() -> None:
             await asyncio.gather(*(one(item, arguments) for item, arguments in rows))
 
         self._event_loop().run_until_complete(all_rows())
 
-    async def _awaited(self, reward: LoadedReward, arguments: Arguments) -> Outcome:
+    async def _await_one(self, reward: LoadedReward, arguments: Arguments) -> Outcome:
         limit = reward.spec.timeout_seconds
         clock = asyncio.timeout(limit)
         try:

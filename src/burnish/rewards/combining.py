@@ -71,13 +71,13 @@ def _token_rewards(rollout: Rollout, scored: Sequence[tuple[str, float, Score]])
             if total:
                 total[-1] += weight * score.value
             continue
-        _check_dense(rollout, label, score.value, score.token_rewards)
+        _check_token_rewards(rollout, label, score.value, score.token_rewards)
         for index, value in enumerate(score.token_rewards):
             total[index] += weight * value
     return tuple(total)
 
 
-def _check_dense(rollout: Rollout, label: str, value: float, token_rewards: tuple[float, ...]) -> None:
+def _check_token_rewards(rollout: Rollout, label: str, value: float, token_rewards: tuple[float, ...]) -> None:
     tokens = len(rollout.response_tokens)
     if len(token_rewards) != tokens:
         raise RewardError(

@@ -100,7 +100,7 @@ def check_gold(
         for (prompt, gold), rollout in zip(batch, scored, strict=True):
             _record_scores(rollout, readings)
             solved += success is not None and success.solved(rollout) is True
-            score = _judged(rollout, labels if judge is None else tuple(judge.thresholds))
+            score = _judged_score(rollout, labels if judge is None else tuple(judge.thresholds))
             passed = score is not None and score >= top_score - TOLERANCE if judge is None else judge.solved(rollout)
             if not passed:
                 detail = rollout.status_detail or ("" if judge is None else "; ".join(judge.shortfalls(rollout)))
@@ -128,7 +128,7 @@ def _record_scores(rollout: Rollout, readings: dict[str, list[float]]) -> None:
         readings.setdefault(TOTAL, []).append(rollout.reward)
 
 
-def _judged(rollout: Rollout, labels: Sequence[str]) -> float | None:
+def _judged_score(rollout: Rollout, labels: Sequence[str]) -> float | None:
     if not labels:
         return rollout.reward
     found = [rollout.reward_parts[label] for label in labels if label in rollout.reward_parts]

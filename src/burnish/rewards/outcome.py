@@ -75,7 +75,7 @@ def _length(results: Iterable[Any], found: list[Any], count: int) -> str:
 def _number(value: Any, label: str, what: str) -> float:
     if not isinstance(value, Real):
         raise RewardError(
-            f"reward {label!r} {what} {type(value).__name__}{_shown(value)}",
+            f"reward {label!r} {what} {type(value).__name__}{_quoted(value)}",
             remedy="return a float, int, bool, burnish.types.Score, or None for a response that cannot be judged",
         )
     try:
@@ -84,7 +84,7 @@ def _number(value: Any, label: str, what: str) -> float:
         return math.inf
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     """The value if it is text. For other objects nothing, because their `__repr__` may be the user's code."""
     return f" ({value[:80]!r})" if type(value) is str else ""
 
@@ -110,7 +110,7 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
     for name, value in itertools.islice(parts.items(), MAX_PARTS + 1):
         if not isinstance(name, str):
             raise RewardError(
-                f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}",
+                f"reward {label!r} returned a part whose name is {type(name).__name__}{_quoted(name)}",
                 remedy=PARTS_REMEDY,
             )
         plain[str.__str__(name)] = _number(value, label, f"returned as part {str.__str__(name)[:80]!r}")
@@ -149,9 +149,9 @@ def _checked(score: Score, label: str) -> Outcome:
     named += [(f"token_rewards[{index}]", value) for index, value in enumerate(score.token_rewards or ())]
     for name, value in named:
         if not math.isfinite(value):
-            return failure(RewardStatus.ERROR, f"reward {label!r} returned {_infinite(value)} as {name}")
+            return failure(RewardStatus.ERROR, f"reward {label!r} returned {_describe_infinite(value)} as {name}")
     return Outcome(RewardStatus.OK, score)
 
 
-def _infinite(value: float) -> str:
+def _describe_infinite(value: float) -> str:
     return "nan" if math.isnan(value) else f"{value} (infinite, or too large for a float)"

@@ -280,10 +280,10 @@ class WorkerPool:
         status = end()
         if worker.task is not None:
             what = f"the worker process of reward {self._specs[worker.task.reward].label!r} "
-            self._settle(worker, failure(RewardStatus.ERROR, what + (reason or _cause_of_death(status))))
+            self._settle(worker, failure(RewardStatus.ERROR, what + (reason or _describe_death(status))))
         elif not worker.ready:
             what = f"a worker process that was loading {worker.group.labels()} "
-            raise RewardError(what + (reason or _cause_of_death(status)), remedy="look at its output")
+            raise RewardError(what + (reason or _describe_death(status)), remedy="look at its output")
 
     def _settle(self, worker: _Worker, lost: Outcome) -> None:
         """Give the response that was running the outcome `lost`, and queue the others again."""
@@ -311,7 +311,7 @@ def _groups(specs: Sequence[RewardSpec]) -> list[_Group]:
     return list(groups.values())
 
 
-def _cause_of_death(status: int) -> str:
+def _describe_death(status: int) -> str:
     if status == CHANNEL_CLOSED:
         return (
             "died: the reward closed the file descriptors of its process (os.closerange, or a library that daemonizes)"

@@ -66,7 +66,7 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "length": BuiltIn(
         target=f"{_HERE}.text:Length",
-        summary="closeness to a target length (1 at the target, 0 at zero or twice the target), or 1 up to a maximum",
+        summary="closeness to a target length (1 at it, 0 at zero or twice of it), or 1 up to a maximum, else 0",
         runs="inline",
         top_score=1.0,
         options={

@@ -150,7 +150,7 @@ def _tagged(value: Any, place: str) -> Any:
     if kind in _TAGS:
         tag, write = _TAGS[kind]
         return {tag: write(value)}
-    return _tagged_relative(value, place)
+    return _tagged_other(value, place)
 
 
 def _packed(items: list[Any]) -> dict[str, str] | None:
@@ -189,7 +189,7 @@ def _are_plain_keys(keys: tuple[Any, ...]) -> bool:
     return all(isinstance(key, str) and not key.startswith("$") for key in keys)
 
 
-def _tagged_relative(value: Any, place: str) -> Any:
+def _tagged_other(value: Any, place: str) -> Any:
     """A value whose type is not in the tables: a numpy scalar or array, or a subclass of a type in the tables."""
     # Looked up in `sys.modules`: if the library was never imported, the value cannot be one of its objects.
     numpy = sys.modules.get("numpy")

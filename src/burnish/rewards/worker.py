@@ -35,7 +35,7 @@ class Channel:
     """The worker's end of the socket. Programs that a reward starts do not inherit it, and forks close it."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = _moved_up(descriptor)
+        self._descriptor = _move_up(descriptor)
         self._socket = socket.socket(fileno=self._descriptor)
         self._identity = os.fstat(self._descriptor).st_ino
         os.register_at_fork(after_in_child=self._close_in_fork)
@@ -98,7 +98,7 @@ def _run_concurrently(caller: Caller, reward: LoadedReward, rows: Sequence[Any],
         os._exit(LOOP_BROKEN)
 
 
-def _moved_up(descriptor: int) -> int:
+def _move_up(descriptor: int) -> int:
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
     except OSError:  # this machine allows fewer descriptors
