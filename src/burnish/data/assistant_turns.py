@@ -116,7 +116,7 @@ def _end_of_history(message: Message, after: str, whole: str, begin: int) -> int
     if at < 0:
         return None
     wanted = after[at:]
-    has_calls = all(str(call["function"]["name"]) in wanted for call in message.tool_calls)
+    has_calls = all(name in wanted for name in message.called())
     return begin + len(wanted) if has_calls and whole.startswith(wanted, begin) else None
 
 

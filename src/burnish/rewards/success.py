@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from burnish.config.names import short_reward_name
 from burnish.errors import ConfigError
 from burnish.rewards.registry import BUILT_INS
 from burnish.types import RewardStatus, Rollout
@@ -14,7 +13,7 @@ from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig
-    from burnish.config.schema_evaluation import EvaluationConfig
+    from burnish.config.schema_evaluation import RlEvaluationConfig
 
 OWN_TOP_SCORE = 1.0
 """The assumed top score of a user's own reward, unless `evaluation.success_score` is set."""
@@ -81,7 +80,7 @@ def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) ->
 
 
 def success_of(
-    rewards: Sequence[RewardConfig], answer_labels: Sequence[str], evaluation: EvaluationConfig
+    rewards: Sequence[RewardConfig], answer_labels: Sequence[str], evaluation: RlEvaluationConfig
 ) -> Success | None:
     """What a run counts as solved: by `evaluation.success` and `success_score`, else by `full_marks`.
 
@@ -101,7 +100,7 @@ def success_of(
     return Success(thresholds)
 
 
-def why_not_measured(evaluation: EvaluationConfig) -> str:
+def why_not_measured(evaluation: RlEvaluationConfig) -> str:
     """The line that a run without `Success` prints."""
     reason = "no reward compares with the answer"
     if evaluation.success_score is not None:
@@ -110,7 +109,7 @@ def why_not_measured(evaluation: EvaluationConfig) -> str:
 
 
 def _by_label(rewards: Sequence[RewardConfig]) -> dict[str, RewardConfig]:
-    return {reward.label or short_reward_name(reward.name): reward for reward in rewards}
+    return {reward.log_label: reward for reward in rewards}
 
 
 def _threshold(name: str, least: float | None, rewards: Mapping[str, RewardConfig]) -> float:
