@@ -326,7 +326,7 @@ def test_nonsense_on_the_socket_costs_one_response(
     scorer = make_scorer({"name": f"{reward_file(TALKERS)}:talker", "timeout_seconds": 20})
     scored = scorer.score(make_items(["ab", bad, "abc", "child"]))
     assert scored[1].status is RewardStatus.ERROR
-    assert "in place of an answer" in scored[1].status_detail
+    assert "instead of an answer" in scored[1].status_detail
     assert [scored[index].reward for index in (0, 2, 3)] == [2.0, 3.0, 5.0]
 
 

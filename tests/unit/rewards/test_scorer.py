@@ -159,7 +159,7 @@ LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
     ({"name": "FILE:NUMBER"}, RewardError, "is not a function or class"),
     ({"name": "no_such_package.rewards:size"}, RewardError, "No module named 'no_such_package'"),
     ({"name": "json:dumpz"}, RewardError, "did you mean 'dump"),
-    ({"name": "FILE:lonely"}, RewardError, "asks for nothing"),
+    ({"name": "FILE:lonely"}, RewardError, "has no parameters"),
     ({"name": "FILE:unknown"}, RewardError, "(?s)'colour', which nothing provides.*color"),
     ({"name": "FILE:scaled"}, RewardError, "(?s)'factor', which nothing provides.*set it under options"),
     ({"name": "FILE:scaled", "options": {"facto": 1}}, ConfigError, "did you mean 'factor'"),
@@ -168,7 +168,7 @@ LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
     ({"name": "FILE:Picky", "options": {"start": 3}}, RewardError, "start must not be 3"),
     ({"name": "exact", "options": {"stirp": True}}, ConfigError, "did you mean 'strip'"),
     ({"name": "regex"}, ConfigError, "needs the option 'pattern'"),
-    ({"name": "regex", "options": {"pattern": "["}}, ConfigError, "no regular expression"),
+    ({"name": "regex", "options": {"pattern": "["}}, ConfigError, "not a regular expression"),
     ({"name": "overlong", "options": {"max_tokens": 5}}, ConfigError, "needs the option 'buffer_tokens'"),
     ({"name": "math", "options": {"require": "bxed"}}, ConfigError, "did you mean 'boxed'"),
 ]
