@@ -202,3 +202,10 @@ def _on_host(tensor: Tensor) -> Ints:
 def _widen(tensor: Tensor, width: int, fill: int) -> Tensor:
     missing = width - tensor.shape[1]
     return tensor if missing == 0 else torch.nn.functional.pad(tensor, (0, missing), value=fill)
+
+
+def present(tensor: Tensor | None, name: str) -> Tensor:
+    """A field of a batch that an earlier stage must have filled. ValueError, with its name, when it is empty."""
+    if tensor is None:
+        raise ValueError(f"the batch has no {name}: the stage that fills them comes first")
+    return tensor

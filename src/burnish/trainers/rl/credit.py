@@ -15,7 +15,7 @@ from burnish.algorithms.kl import resolve_kl
 from burnish.algorithms.masking import masked_var
 from burnish.config.schema import AlgorithmConfig
 from burnish.errors import ConfigError
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, present
 from burnish.forward.scoring import response_mask
 from burnish.plugins import calling_outside, is_outside
 from burnish.trainers.rl.batching import BatchRewards
@@ -28,9 +28,7 @@ def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[
     """Keyword numbers of the estimator: fields of the run file that it knows, then `estimator_options`."""
     shared = {"gamma": algorithm.gamma, "lam": algorithm.lam, "allow_single": True}
     known = {*estimator.options, *estimator.required_options}
-    numbers = {name: value for name, value in shared.items() if name in known} | algorithm.estimator_options
-    estimator.check_options(numbers)
-    return numbers
+    return {name: value for name, value in shared.items() if name in known} | algorithm.estimator_options
 
 
 def assign_advantages(
@@ -83,7 +81,7 @@ def whiten_minibatch(
     """
     metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards:
-        rewards_BT, metrics = _whiten_tokens(_present(minibatch.token_rewards), minibatch.loss_mask)
+        rewards_BT, metrics = _whiten_tokens(present(minibatch.token_rewards, "token_rewards"), minibatch.loss_mask)
         tensors = {"token_rewards_BT": rewards_BT, "values_BT": minibatch.values, "mask_BT": minibatch.loss_mask}
         advantages_BT, returns_BT = _asked(estimator, tensors, estimator_numbers(estimator, algorithm))
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
@@ -98,7 +96,7 @@ def reads_responses_alone(estimator: Estimator) -> bool:
 
 def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:
     """Raw advantages whitened over the batch and clipped, where asked for."""
-    raw_BT, mask = _present(batch.advantages), batch.loss_mask
+    raw_BT, mask = present(batch.advantages, "advantages"), batch.loss_mask
     metrics: dict[str, Metric] = {}
     advantages_BT = shaping.whiten_advantages(raw_BT, mask) if algorithm.whiten_advantages else raw_BT
     if algorithm.advantage_clip is not None:
@@ -185,9 +183,3 @@ def _asked(
     with outside if is_outside(estimator.name) else nullcontext():
         result = estimator(given, numbers)
     return checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=estimator.token_level)
-
-
-def _present(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ValueError("the batch has no token rewards and advantages yet: assign_advantages comes first")
-    return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,8 +10,8 @@ from torch import Tensor
 from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
-from burnish.models.roles import Denominators, Objective, ObjectiveValue, ValueObjective
-from burnish.trainers.rl.objective import aggregate_step, share
+from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
+from burnish.trainers.rl.objective import PolicyObjective, aggregate_step, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,13 @@ class WeightedValueObjective:
 class ActorCriticObjective:
     """Policy loss + coef * value loss, for a critic that shares the policy's trunk."""
 
-    policy: Objective
+    policy: PolicyObjective
     value: ValueObjective
     coef: float
+
+    def with_kl_coef(self, kl_coef: float) -> ActorCriticObjective:
+        """The same with another KL coefficient."""
+        return dataclasses.replace(self, policy=self.policy.with_kl_coef(kl_coef))
 
     @property
     def needs_entropy(self) -> bool:
