@@ -125,7 +125,7 @@ def test_secrets_are_masked_and_a_run_with_them_goes_on(tmp_path: Path, monkeypa
     assert run.admit(judged("hunter2hunter2"))
     run.begin(judged("hunter2hunter2"))
     assert run.admit(judged("hunter2hunter2"))
-    with pytest.raises(CheckpointError, match="another configuration") as caught:
+    with pytest.raises(CheckpointError, match="a different configuration") as caught:
         run.admit(judged("another-key"))
     assert "another-key" not in str(caught.value)
     assert "masked:" not in str(caught.value)

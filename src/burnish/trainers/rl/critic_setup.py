@@ -8,11 +8,12 @@ from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Objective, ValueObjective
+from burnish.models.shared_critic import SharedCritic
 from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
 from burnish.models.value_head import HEAD_FILE, init_value_head
 from burnish.trainers.result import WEIGHTS_FOLDER
@@ -78,8 +79,8 @@ def reward_model_folder(config: RlConfig) -> str:
 
 
 def build_shared_critic(config: RlConfig, policy: LocalPolicy) -> SharedCritic:
-    budget = config.optimization.tokens_per_microbatch
-    critic = SharedCritic(policy, critic_settings(config), tokens_per_microbatch=budget)
+    """A value head on the policy's trunk, which the policy's updates train from now on."""
+    critic = policy.add_value_head(critic_settings(config))
     init_value_head(critic.head, std=config.critic.head_init_std, seed=config.seed)
     return critic
 

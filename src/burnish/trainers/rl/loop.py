@@ -23,20 +23,20 @@ from burnish.models.roles import Critic, Denominators, Objective, Policy, Refere
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
-from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.outer_loop import Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
-from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
-from burnish.trainers.rl.derived import derive
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.held_out_values import held_out_values
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.minibatches import epoch_rows
-from burnish.trainers.rl.rollout_notes import rollout_notes
-from burnish.trainers.rl.value_objective import describe_values
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.derived import derive
+from burnish.trainers.telemetry.divergence import keeping_batch
+from burnish.trainers.telemetry.moments import describe_values
+from burnish.trainers.telemetry.rollout_notes import rollout_notes
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric
 
 TokenSelection = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
@@ -95,9 +95,9 @@ class RlRun(Training):
         try:
             with stopwatch.phase("record"):
                 self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
-            self.engine.sync(self.policy)
+            self.engine.sync(self.policy.publish())
         finally:  # the weights have moved: whatever happens now, the step's numbers are saved with them
-            for spent in (self.collector.scorer.metrics(), self.engine.metrics(), stopwatch.metrics()):
+            for spent in (self.collector.scorer.take_metrics(), self.engine.take_metrics(), stopwatch.metrics()):
                 metrics.merge(spent)
             row = derive(metrics.row())
             self.progress.advance(collected.position, row)
@@ -119,7 +119,7 @@ class RlRun(Training):
                 batch = batch.replace(values=self.critic.values(batch))
         batch, credit_metrics = assign_advantages(
             batch,
-            build_outcome(rows, self.reward_weights),
+            build_rewards(rows, self.reward_weights),
             algorithm=config.algorithm,
             estimator=self.estimator,
             kl_coef=self.kl.coef,
@@ -132,7 +132,11 @@ class RlRun(Training):
 
     def add_logprobs(self, batch: Batch) -> Batch:
         """Those of the sampling weights where an update or the KL will need them, and those of the reference."""
-        if needs_old_logprobs(self.config):
+        optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
+        # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution.
+        cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
+        several_updates = optimization.epochs * optimization.minibatches > 1
+        if several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None):
             batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
         if self.reference is not None:
             batch = batch.replace(ref_logprobs=self.reference.logprobs(batch))
@@ -159,7 +163,9 @@ class RlRun(Training):
                         moved = moved.merge(done.signals)
                     self.update_critic(minibatch, planned, metrics, warming_up=warming_up)
             metrics.add("policy/epochs", total(1))
-            if beyond(config.algorithm.max_epoch_kl, moved):
+            bound = config.algorithm.max_epoch_kl
+            approx_kl = None if moved.approx_kl is None else moved.approx_kl.result()
+            if bound is not None and approx_kl is not None and approx_kl > bound:
                 break
 
     def prepare_minibatch(self, minibatch: Batch, metrics: MetricStore, *, trains_policy: bool) -> Batch:
@@ -200,8 +206,8 @@ class RlRun(Training):
                 expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
                 store.merge(expected)
         # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
-        self.evaluator.scorer.metrics()
-        self.engine.metrics()
+        self.evaluator.scorer.take_metrics()
+        self.engine.take_metrics()
         self.journal.record_evaluation(self.progress.step, groups, values)
         return store.row() | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
@@ -214,25 +220,6 @@ def refuse_stale(collected: Collected, version: int) -> None:
             f"the engine sampled with version {stale[0]} of the policy, which is at version {version}",
             remedy="an engine takes the policy's weights and version over in sync()",
         )
-
-
-def needs_old_logprobs(config: RlConfig) -> bool:
-    """Whether the log-probabilities of the sampling weights have to be computed before the first update: only when an
-    update will make them differ from the current ones, or the KL to the reference needs them."""
-    optimization, rollout = config.optimization, config.rollout
-    if optimization.epochs * optimization.minibatches > 1 or config.algorithm.kl_in == "reward":
-        return True
-    # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution than the policy's.
-    cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
-    return cut_off and config.algorithm.kl_in != "none"
-
-
-def beyond(max_epoch_kl: float | None, moved: Signals) -> bool:
-    """Whether an epoch has moved the policy further than the run file allows."""
-    if max_epoch_kl is None or moved.approx_kl is None:
-        return False
-    approx_kl = moved.approx_kl.result()
-    return approx_kl is not None and approx_kl > max_epoch_kl
 
 
 def planned_minibatches(config: RlConfig, batch: Batch, step: int, epoch: int) -> Iterator[tuple[int, Tensor]]:

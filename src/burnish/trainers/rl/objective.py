@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from burnish.algorithms.aggregation import aggregate
 from burnish.algorithms.kl import kl_loss
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
+from burnish.algorithms.policy_losses import PolicyLoss
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
@@ -36,8 +36,8 @@ class PolicyObjective:
     old log-probabilities in the batch the step is the first since sampling and the fresh ones, detached, are the old.
     """
 
-    policy_loss: Callable[..., Any]
-    numbers: Mapping[str, Any]
+    policy_loss: Callable[..., PolicyLoss]
+    numbers: Mapping[str, object]
     aggregation: str
     length: int
     kl_coef: float = 0.0
@@ -46,7 +46,7 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     correction: Correction | None = None
     takes_selection: bool = False
-    needs_entropy: bool = field(default=True)
+    needs_entropy: bool = True  # a chart and an alarm watch it, and it costs nothing but the forward walk
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         mask, logprobs = batch.loss_mask, scores.logprobs_BT
@@ -77,7 +77,7 @@ class PolicyObjective:
         )
         return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch), signals)
 
-    def _numbers(self, batch: Batch) -> dict[str, Any]:
+    def _numbers(self, batch: Batch) -> dict[str, object]:
         return {**self.numbers, "selection_BT": batch.selection} if self.takes_selection else dict(self.numbers)
 
     def _weighted(self, per_token: Tensor, old: Tensor, batch: Batch) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.value_losses import clipped_value, value_metrics
@@ -12,7 +11,6 @@ from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, ValueObjective
 from burnish.trainers.rl.objective import aggregate_step, share
-from burnish.types import Metric, Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +63,3 @@ class ActorCriticObjective:
         value = self.value(scores.values_BT, batch, denominators)
         loss = policy.loss + self.coef * value.loss
         return ObjectiveValue(loss, {**policy.metrics, **value.metrics}, policy.signals)
-
-
-def describe_values(batch: Batch) -> dict[str, Metric]:
-    """Values and returns of a step as first and second moments over the trained tokens, which merge exactly."""
-    if batch.values is None or batch.returns is None:
-        return {}
-    mask = batch.loss_mask
-    values, returns = batch.values[mask].double(), batch.returns[mask].double()
-    moments = {
-        "critic/value_mean": values,
-        "critic/return_mean": returns,
-        "critic/return_square_mean": returns.square(),
-        "critic/residual_mean": returns - values,
-        "critic/residual_square_mean": (returns - values).square(),
-    }
-    return {name: Metric(Reduction.MEAN, torch.sum(of), mask.sum()) for name, of in moments.items()}

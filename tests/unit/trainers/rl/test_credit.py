@@ -13,7 +13,7 @@ from burnish.config import names
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch
-from burnish.trainers.rl.batching import Outcome
+from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.credit import assign_advantages, estimator_numbers, whiten_minibatch
 from burnish.trainers.rl.preflight import check_estimator
 
@@ -36,7 +36,7 @@ def run(algorithm: AlgorithmConfig, scores: list[float], batch: Batch, kl_coef: 
     estimator = resolve_estimator(algorithm.estimator)
     return assign_advantages(
         batch,
-        Outcome(scores_B=torch.tensor(scores), **outcome),
+        BatchRewards(scores_B=torch.tensor(scores), **outcome),
         algorithm=algorithm,
         estimator=estimator,
         kl_coef=kl_coef,
