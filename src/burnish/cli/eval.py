@@ -71,8 +71,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
 
 
 def _measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
-    from burnish.config.schema import RlConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
+    from burnish.config.schema import RlConfig, RmConfig, SftConfig
     from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
     from burnish.trainers.rl.run import evaluate_run
 

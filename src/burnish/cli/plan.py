@@ -14,8 +14,7 @@ from burnish.config.loading import LoadedConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.schema import RlConfig, RunConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
+    from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
     from burnish.planning.model_facts import ModelFacts
     from burnish.planning.plan import Plan
 
@@ -52,8 +51,7 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
 
 def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     from burnish.checkpointing.output import check_output
-    from burnish.config.schema import RlConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
+    from burnish.config.schema import RlConfig, RmConfig, SftConfig
     from burnish.planning.model_facts import read_model_facts
     from burnish.trainers.chaining import pinned
 

@@ -21,6 +21,7 @@ from burnish.forward.scoring import response_mask
 from burnish.plugins import calling_outside, is_outside
 from burnish.trainers.rl.batching import Outcome
 from burnish.trainers.rl.returned import checked_advantages
+from burnish.trainers.telemetry.moments import describe_advantages
 from burnish.types import Metric, Reduction
 
 
@@ -48,9 +49,18 @@ def assign_advantages(
     Rewards are whitened as the estimator reads them: by token, or one score a response. With `whiten` False both
     whitenings and the clip of advantages are left to `whiten_minibatch`.
     """
-    outcome, metrics = _clip(outcome, algorithm.reward_clip)
-    rewards_BT = _token_rewards(batch, outcome, algorithm, estimator, kl_coef)
-    scores_B = _outcome_scores(rewards_BT, outcome, _rewarded(batch, estimator), algorithm)
+    metrics: dict[str, Metric] = {}
+    if algorithm.reward_clip is not None:
+        outcome, metrics = _clip(outcome, algorithm.reward_clip)
+    rewarded_BT, kl_BT, scores_B = _rewarded(batch, estimator), None, outcome.scores_B
+    if algorithm.kl_in == "reward":
+        kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=rewarded_BT)
+    # Dense rewards stay dense for token-level estimators; the others see one score a sequence, clipped as a whole.
+    dense_BT = outcome.dense_rewards_BT if estimator.token_level else None
+    rewards_BT = shaping.token_rewards(scores_B, rewarded_BT, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
+    if kl_BT is not None:  # a score then bears the KL of its tokens, where it has any
+        with_kl_B = shaping.sequence_scores(rewards_BT, rewarded_BT)
+        scores_B = torch.where(rewarded_BT.any(dim=1), with_kl_B, scores_B)
     reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
@@ -96,12 +106,10 @@ def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, M
         outside_BT = advantages_BT.abs() > algorithm.advantage_clip
         metrics["advantage/clipped_fraction"] = Metric(Reduction.MEAN, (outside_BT & mask).sum(), mask.sum())
         advantages_BT = shaping.clip_advantages(advantages_BT, limit=algorithm.advantage_clip)
-    return batch.replace(advantages=advantages_BT), metrics | _metrics(raw_BT, advantages_BT, mask)
+    return batch.replace(advantages=advantages_BT), metrics | describe_advantages(raw_BT, advantages_BT, mask)
 
 
-def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Metric]]:
-    if limit is None:
-        return outcome, {}
+def _clip(outcome: Outcome, limit: float) -> tuple[Outcome, dict[str, Metric]]:
     given = {
         "scores_B": outcome.scores_B,
         "greedy_scores_B": outcome.greedy_scores_B,
@@ -115,19 +123,6 @@ def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Met
     clipped = dataclasses.replace(outcome, **inside)
     outside_B = outcome.scores_B.abs() > limit
     return clipped, {"reward/clipped_fraction": Metric(Reduction.MEAN, outside_B.sum(), outside_B.numel())}
-
-
-def _token_rewards(
-    batch: Batch, outcome: Outcome, algorithm: AlgorithmConfig, estimator: Estimator, kl_coef: float
-) -> Tensor:
-    """Rewards per token, KL inside. Dense rewards stay dense for token-level estimators; the others see one score a
-    sequence, clipped as a whole."""
-    mask = _rewarded(batch, estimator)
-    kl_BT = None
-    if algorithm.kl_in == "reward":
-        kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=mask)
-    dense_BT = outcome.dense_rewards_BT if estimator.token_level else None
-    return shaping.token_rewards(outcome.scores_B, mask, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
 
 
 def _whiten(
@@ -191,25 +186,6 @@ def _asked(
     with outside if is_outside(estimator.name) else nullcontext():
         result = estimator(given, numbers)
     return checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=estimator.token_level)
-
-
-def _outcome_scores(rewards_BT: Tensor, outcome: Outcome, mask_BT: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    """One score per sequence, with the KL of its tokens where it has any."""
-    if algorithm.kl_in != "reward":
-        return outcome.scores_B
-    return torch.where(mask_BT.any(dim=1), shaping.sequence_scores(rewards_BT, mask_BT), outcome.scores_B)
-
-
-def _metrics(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
-    # float64: the spread is read off the second moment, which leaves few digits of a spread small against the mean
-    raw, final, count = raw_BT[mask_BT].double(), advantages_BT[mask_BT].double(), mask_BT.sum()
-    return {
-        "advantage/raw_mean": Metric(Reduction.MEAN, raw.sum(), count),
-        "advantage/raw_square_mean": Metric(Reduction.MEAN, raw.square().sum(), count),
-        "advantage/mean": Metric(Reduction.MEAN, final.sum(), count),
-        "advantage/square_mean": Metric(Reduction.MEAN, final.square().sum(), count),
-        "advantage/absolute_max": Metric(Reduction.MAX, final.abs().max() if final.numel() else 0.0, count),
-    }
 
 
 def _present(tensor: Tensor | None) -> Tensor:

@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.aggregation import aggregate
-from burnish.algorithms.kl import k3, kl_loss
-from burnish.algorithms.mismatch import correction_weights, ratio_deviation
-from burnish.algorithms.ratios import log_ratio, ratio
+from burnish.algorithms.kl import kl_loss
+from burnish.algorithms.masking import fill_masked
+from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
-from burnish.models.roles import Denominators, ObjectiveValue
+from burnish.models.roles import Denominators, ObjectiveValue, Signals
 from burnish.types import Metric, Reduction
 
 
@@ -72,9 +71,11 @@ class PolicyObjective:
             if self.entropy_coef > 0:
                 loss = loss - self.entropy_coef * self._aggregate(scores.entropy_BT, mask, denominators)
         metrics["loss"] = share(loss, mask, denominators)
-        if batch.old_logprobs is not None:
-            metrics["ratio_deviation"] = ratio_deviation(logprobs, old, mask)
-        return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch))
+        signals = Signals(
+            ratio_deviation=None if batch.old_logprobs is None else ratio_deviation(logprobs, old, mask),
+            approx_kl=result.metrics.get("approx_kl"),  # a loss from outside need not measure it
+        )
+        return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch), signals)
 
     def _numbers(self, batch: Batch) -> dict[str, Any]:
         return {**self.numbers, "selection_BT": batch.selection} if self.takes_selection else dict(self.numbers)
@@ -123,25 +124,15 @@ class LikelihoodObjective:
 
 
 def _mismatch(trainer_logprobs: Tensor, batch: Batch) -> dict[str, Metric]:
-    """Sampler against trainer on the same tokens, as sums, so that micro-batches merge into the numbers of the step."""
+    """Nothing for responses that came without the sampler's log-probabilities."""
     if batch.rollout_logprobs is None:
         return {}
-    mask, rollout = batch.loss_mask, batch.rollout_logprobs
-    distance = log_ratio(trainer_logprobs, rollout, mask)
-    weights = torch.where(mask, ratio(trainer_logprobs, rollout, mask), torch.zeros_like(distance)).double()
-    count = mask.sum()
-    per_token = k3(rollout, trainer_logprobs.detach(), mask=mask)
-    return {
-        "rollout/logprob_diff_mean": Metric(Reduction.MEAN, distance.abs().sum(), count),
-        "rollout/logprob_diff_max": Metric(Reduction.MAX, distance.abs().max(), count),
-        "rollout/logprob_k3": Metric(Reduction.MEAN, per_token.double().sum(), count),
-        "rollout/weight_mean": Metric(Reduction.MEAN, weights.sum(), count),
-        "rollout/weight_square_mean": Metric(Reduction.MEAN, weights.square().sum(), count),
-    }
+    metrics = mismatch_metrics(trainer_logprobs, batch.rollout_logprobs, batch.loss_mask)
+    return {f"rollout/{name}": metric for name, metric in metrics.items()}
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Metric:
-    kept = torch.where(mask_BT, values_BT.detach(), torch.zeros_like(values_BT))
+    kept = fill_masked(values_BT.detach(), mask_BT)
     return Metric(Reduction.MEAN, kept.sum(), mask_BT.sum())
 
 

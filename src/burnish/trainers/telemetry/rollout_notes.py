@@ -1,63 +1,17 @@
-"""What a run leaves behind and says: rollout files, metrics, alarms, the live display."""
+"""What the trainer knows about each rollout of a step, for the files that are recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from burnish.forward.batch import Batch
-from burnish.observability.alarms import AlarmBell
-from burnish.observability.console import Display
-from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
-from burnish.observability.sinks import Sinks
+from burnish.observability.recorder import RolloutNote
 from burnish.trainers.rl.batching import scored
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.workplace import Workplace
 from burnish.types import RolloutGroup
-
-
-@dataclass(frozen=True, slots=True)
-class Journal:
-    """Where the loop reports to. `recorder` is None when the run records no rollouts."""
-
-    recorder: RolloutRecorder | None
-    sinks: Sinks
-    alarms: AlarmBell
-    display: Display
-    place: Workplace | None = None
-    """The folder that all of it lies in; None where nothing is written to a run's folder."""
-
-    def check_place(self) -> None:
-        """Call it before writing to the folder: CheckpointError when it is not ours any more."""
-        if self.place is not None:
-            self.place.check()
-
-    def lacks_checkpoint(self, saved_step: int | None) -> bool:
-        """Whether somebody has removed the newest checkpoint, so that a new one is due."""
-        return self.place is not None and self.place.lacks_checkpoint(saved_step)
-
-    def record(self, step: int, collected: Collected, batch: Batch | None) -> None:
-        """Every rollout of the step, with its advantage where it entered the update."""
-        self.check_place()
-        if self.recorder is not None:
-            self.recorder.record(step, collected.sampled, rollout_notes(collected, batch))
-
-    def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> None:
-        """Every rollout of an evaluation, with the critic's values where there is one."""
-        self.check_place()
-        if self.recorder is not None:
-            self.recorder.record_evaluation(step, groups, values)
-
-    def write(self, step: int, row: dict[str, float]) -> None:
-        """One line of metrics; alarms that this line sets off are said once."""
-        self.check_place()
-        broken = self.sinks.write(step, row)
-        self.display.update(step, row)
-        for alarm in (*broken, *self.alarms.check(step, row)):
-            self.display.alarm(alarm)
 
 
 def rollout_notes(collected: Collected, batch: Batch | None) -> dict[tuple[int, int], RolloutNote]:

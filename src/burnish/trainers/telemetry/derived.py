@@ -1,0 +1,57 @@
+"""Numbers of a step that follow from other numbers of it: spreads from second moments, throughputs from times.
+
+Moments are means, so they merge exactly over micro-batches; spreads do not. Hence the moments travel, and only the
+finished row is turned into what people read. Rows in, rows out: the row given is never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from burnish.algorithms.mismatch import effective_sample_size
+from burnish.algorithms.statistics import explained_variance, variance_of
+
+SPREADS = {
+    "reward/std": ("reward/mean", "reward/square_mean"),
+    "advantage/std": ("advantage/mean", "advantage/square_mean"),
+    "advantage/raw_std": ("advantage/raw_mean", "advantage/raw_square_mean"),
+}
+"""Standard deviations and the two moments that give them; the second moment leaves the row."""
+
+
+def derive(row: Mapping[str, float]) -> dict[str, float]:
+    """The row with its second moments replaced by spreads, and with the throughputs of the step."""
+    row = derive_values(row)
+    for spread, (mean, square_mean) in SPREADS.items():
+        if square_mean in row:
+            row[spread] = math.sqrt(variance_of(row.pop(square_mean), row[mean]))
+    if "rollout/weight_square_mean" in row:
+        weights = row["rollout/weight_mean"], row.pop("rollout/weight_square_mean")
+        row["rollout/effective_sample_size"] = effective_sample_size(*weights)
+    return row | throughputs(row)
+
+
+def derive_values(row: Mapping[str, float]) -> dict[str, float]:
+    """The row with a critic's moments replaced by return_std and explained_variance, which is left out where all
+    returns are equal."""
+    row = dict(row)
+    if "critic/return_square_mean" not in row:
+        return row
+    variance = variance_of(row.pop("critic/return_square_mean"), row["critic/return_mean"])
+    residual = variance_of(row.pop("critic/residual_square_mean"), row.pop("critic/residual_mean"))
+    row["critic/return_std"] = variance**0.5
+    explained = explained_variance(residual, variance)
+    if explained is not None:
+        row["critic/explained_variance"] = explained
+    return row
+
+
+def throughputs(row: Mapping[str, float]) -> dict[str, float]:
+    """Response tokens of the step per second of all of it, of generating and of updating."""
+    tokens, rates = row["rollout/response_tokens_sum"], {}
+    for name, phase in (("response", "step"), ("generate", "generate"), ("update", "update")):
+        seconds = row.get(f"time/{phase}_seconds", 0.0)
+        if seconds > 0:
+            rates[f"throughput/{name}_tokens_per_second"] = tokens / seconds
+    return rates

@@ -1,0 +1,119 @@
+"""What a run leaves behind and says: rollout files, metrics, alarms, the live display."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+from rich.console import Console
+
+from burnish.checkpointing.run import RunDirectory
+from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.secrets import masked
+from burnish.models.loading import LoadedModel
+from burnish.observability.alarms import AlarmBell
+from burnish.observability.console import Display
+from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
+from burnish.observability.sinks import Sinks, build_sinks
+from burnish.trainers.workplace import Workplace
+from burnish.types import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Where the loop reports to. `recorder` is None when the run records no rollouts."""
+
+    recorder: RolloutRecorder | None
+    sinks: Sinks
+    alarms: AlarmBell
+    display: Display
+    place: Workplace | None = None
+    """The folder that all of it lies in; None where nothing is written to a run's folder."""
+
+    def check_place(self) -> None:
+        """Call it before writing to the folder: CheckpointError when it is not ours any more."""
+        if self.place is not None:
+            self.place.check()
+
+    def lacks_checkpoint(self, saved_step: int | None) -> bool:
+        """Whether somebody has removed the newest checkpoint, so that a new one is due."""
+        return self.place is not None and self.place.lacks_checkpoint(saved_step)
+
+    def record(self, step: int, groups: Sequence[RolloutGroup], notes: Mapping[tuple[int, int], RolloutNote]) -> None:
+        """Every rollout of the step, with what the trainer knows about it by (group, sample)."""
+        self.check_place()
+        if self.recorder is not None:
+            self.recorder.record(step, groups, notes)
+
+    def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> None:
+        """Every rollout of an evaluation, with the critic's values where there is one."""
+        self.check_place()
+        if self.recorder is not None:
+            self.recorder.record_evaluation(step, groups, values)
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        """One line of metrics; alarms that this line sets off are said once."""
+        self.check_place()
+        broken = self.sinks.write(step, row)
+        self.display.update(step, row)
+        for alarm in (*broken, *self.alarms.check(step, row)):
+            self.display.alarm(alarm)
+
+
+@contextmanager
+def open_journal(
+    config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
+) -> Iterator[Journal]:
+    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from.
+
+    The run's configuration is written here, where it is known whether there are steps to make: what a finished run
+    was made with stays on record.
+    """
+    resume_step = workplace.resume_step
+    if workplace.has_steps_to_make(total_steps):
+        RunDirectory(workplace.path).begin(config, accepted=workplace.accepted)
+    else:
+        console.print(
+            f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
+            "raise `steps` to go on",
+            markup=False,
+            soft_wrap=True,
+        )
+    recorder = RolloutRecorder(workplace.path / "rollouts", token_texts(loaded))
+    recorder.discard_after(-1 if resume_step is None else resume_step)
+    sinks = build_sinks(
+        config.logging.sinks,
+        workplace.path,
+        project=config.logging.project,
+        config=masked(config.model_dump(mode="json")),
+        resume_step=workplace.written_step,
+    )
+    plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
+    with Display(
+        console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
+    ) as display:
+        for alarm in sinks.alarms:
+            display.alarm(alarm)
+        try:
+            yield Journal(
+                recorder=recorder if isinstance(config, RlConfig) and config.logging.record_rollouts else None,
+                sinks=sinks,
+                alarms=AlarmBell(),
+                display=display,
+                place=workplace,
+            )
+        finally:
+            for alarm in sinks.close():
+                display.alarm(alarm)
+
+
+def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:
+    """Token ids to one text each; a token that is only part of a character shows the tokenizer's own sign for that."""
+
+    @cache
+    def text(token: int) -> str:
+        return str(loaded.tokenizer.decode([token]))
+
+    return lambda tokens: [text(token) for token in tokens]
