@@ -8,6 +8,7 @@ and counts once. The path is made of
 
 - the places of `ROOMS`, which say what a step computes. A function of one statement (an accessor, a name for an
   expression) is read where it is used: its lines count, and it is not a place;
+- a record of `DATA` is one place with its methods: `select` or `to` of a batch is looked up, like that of a tensor;
 - formulas of `algorithms` that the path calls itself, not the helpers inside that room: a formula is read as one.
 
 What a step asks of others is a door, printed and not counted, because a reader of the step stays outside: an engine
@@ -39,6 +40,7 @@ MAX_LINES = 1_100
 LOOP, STEP = "run_loop", "RlRun.train_step"
 ROOMS = ("trainers", "forward", "models")
 FORMULAS = "algorithms"
+DATA = ("Batch", "HostRows", "ResponsePositions", "Signals")
 NOT_ON_PATH = ("trainers/telemetry", "trainers/workplace.py")
 
 
@@ -198,7 +200,8 @@ def describe(walk: Walk) -> Iterator[str]:
     """The path, file by file, and its counts beside their limits."""
     files: dict[str, list[str]] = {}
     for (file, name), size in walk.places.items():
-        files.setdefault(file, []).append(f"{name} {size.lines or 'record'}{'' if size.statements > 1 else ' -'}")
+        read_in_passing = "" if counts_as_place(name, size) else " -"
+        files.setdefault(file, []).append(f"{name} {size.lines or 'record'}{read_in_passing}")
     for file, names in sorted(files.items()):
         yield f"{file}: {', '.join(names)}"
     yield "doors: " + ", ".join(f"{file}:{name}" for file, name in sorted(walk.doors))
@@ -211,9 +214,15 @@ def counts(walk: Walk) -> list[tuple[str, int, int]]:
     """(name, count, limit) of what is held."""
     return [
         ("hops", len(walk.hops), MAX_HOPS),
-        ("places", sum(size.statements > 1 for size in walk.places.values()), MAX_PLACES),
+        ("places", sum(counts_as_place(name, size) for (_, name), size in walk.places.items()), MAX_PLACES),
         ("lines", sum(size.lines for size in walk.places.values()), MAX_LINES),
     ]
+
+
+def counts_as_place(name: str, size: Size) -> bool:
+    """Whether a reader has to go there: not for one statement, and not for a method of plain data."""
+    owner, dot, _ = name.partition(".")
+    return size.statements > 1 and not (dot and owner in DATA)
 
 
 def main() -> int:

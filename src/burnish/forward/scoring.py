@@ -94,9 +94,12 @@ def lay_out(batch: Batch) -> tuple[Tensor, Tensor]:
     columns_S = torch.arange(width, device=batch.device)
     mask_BS = columns_S < (batch.prompt_lengths + batch.response_lengths)[:, None]
     in_prompt_BS = columns_S < batch.prompt_lengths[:, None]
-    prompt_BS = _pick(batch.prompt_tokens, columns_S.expand_as(mask_BS))
-    response_BS = _pick(batch.response_tokens, columns_S - batch.prompt_lengths[:, None])
-    tokens_BS = torch.where(in_prompt_BS, prompt_BS, response_BS).where(mask_BS, 0)
+    in_prompt = columns_S.expand_as(mask_BS).clamp(max=batch.prompt_tokens.shape[1] - 1)
+    tokens_BS = batch.prompt_tokens.gather(1, in_prompt)
+    if batch.response_tokens.shape[1]:
+        in_response = (columns_S - batch.prompt_lengths[:, None]).clamp(0, batch.response_tokens.shape[1] - 1)
+        tokens_BS = torch.where(in_prompt_BS, tokens_BS, batch.response_tokens.gather(1, in_response))
+    tokens_BS = tokens_BS.where(mask_BS, 0)
     return tokens_BS, mask_BS.to(torch.int64)
 
 
@@ -338,9 +341,3 @@ def light_tokens(model: PreTrainedModel) -> int:
 def hidden_width(model: PreTrainedModel) -> int:
     """Numbers of a token between two layers."""
     return int(model.get_input_embeddings().weight.shape[1])
-
-
-def _pick(tokens_BX: Tensor, index_BS: Tensor) -> Tensor:
-    if tokens_BX.shape[1] == 0:
-        return torch.zeros_like(index_BS)
-    return tokens_BX.gather(1, index_BS.clamp(0, tokens_BX.shape[1] - 1))

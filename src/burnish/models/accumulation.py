@@ -49,15 +49,6 @@ class Accumulation:
         return next((number for number in numbers if not math.isfinite(number)), None)
 
 
-def opened(accumulation: Accumulation | None, denominators: Denominators) -> Accumulation:
-    """The step that this part belongs to, which begins with its first part. ValueError for a part of another step."""
-    if accumulation is None:
-        return Accumulation(denominators)
-    if accumulation.denominators != denominators:
-        raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
-    return accumulation
-
-
 def trained_rows(batch: Batch) -> Batch:
     """The rows with at least one trained token; the others cost no forward pass."""
     return batch.select(np.flatnonzero(batch.host.loss_mask.any(axis=1)))

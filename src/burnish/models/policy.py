@@ -18,7 +18,7 @@ from burnish.forward.batch import Batch
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.forward.token_scores import TokenScores
-from burnish.models.accumulation import Accumulation, count_denominators, opened, trained_rows
+from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
@@ -116,8 +116,7 @@ class LocalPolicy:
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         """Scores of every response token under the current weights, no gradient; (B, T) in the batch's order."""
-        budget = self._tokens_per_microbatch
-        return self._scorer.score_in_microbatches(batch, budget, entropy=entropy, correct=correct)
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, entropy=entropy, correct=correct)
 
     def update(
         self,
@@ -146,7 +145,10 @@ class LocalPolicy:
         """Add the gradient of a part of the step to that of the parts before; see `roles.Policy`."""
         if self._accumulation is None:
             self._drop()  # gradients that somebody else has left here are not this step's
-        self._accumulation = accumulation = opened(self._accumulation, denominators)
+            self._accumulation = Accumulation(denominators)
+        accumulation = self._accumulation
+        if accumulation.denominators != denominators:
+            raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
         try:
             with recomputing(self.model, on=self.loaded.gradient_checkpointing):
                 for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch
-from burnish.models.accumulation import Accumulation, count_denominators, opened, trained_rows
+from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
 from burnish.models.roles import Denominators, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueScorer
 
@@ -31,7 +31,10 @@ class ValueSteps:
         """See `roles.Critic`."""
         if self._accumulation is None:
             self._optimizer.clear()
-        self._accumulation = accumulation = opened(self._accumulation, denominators)
+            self._accumulation = Accumulation(denominators)
+        accumulation = self._accumulation
+        if accumulation.denominators != denominators:
+            raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
         try:
             for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
                 part = part.to(self._scorer.device)

@@ -146,7 +146,9 @@ class Collector:
             return False
         if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
             return False
-        return has_signal(group) or not self.config.algorithm.dynamic_sampling
+        # Two responses that were scored differently. Siblings whose reward failed are no signal.
+        differs = len({r.reward for r in group.rollouts if r.reward is not None}) > 1
+        return differs or not self.config.algorithm.dynamic_sampling
 
     def _penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
         """Soft over-long penalty over the last `fraction` of the length limit. The greedy response bears it too, since
@@ -158,12 +160,6 @@ class Collector:
             rollouts=tuple(_with_penalty(r, limit, buffer_tokens) for r in group.rollouts),
             greedy=None if group.greedy is None else _with_penalty(group.greedy, limit, buffer_tokens),
         )
-
-
-def has_signal(group: RolloutGroup) -> bool:
-    """Two of the responses were scored differently. A group whose siblings failed has none, as a constant one."""
-    rewards = [r.reward for r in group.rollouts if r.reward is not None]
-    return len(set(rewards)) > 1
 
 
 def _with_penalty(rollout: Rollout, limit: int, buffer_tokens: int) -> Rollout:

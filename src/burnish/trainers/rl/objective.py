@@ -80,7 +80,11 @@ class PolicyObjective:
             ratio_deviation=None if batch.old_logprobs is None else ratio_deviation(logprobs, old, mask),
             approx_kl=result.metrics.get("approx_kl"),  # a loss from outside need not measure it
         )
-        return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch), signals)
+        named = {f"policy/{name}": metric for name, metric in metrics.items()}
+        if batch.rollout_logprobs is not None:
+            mismatch = mismatch_metrics(old, batch.rollout_logprobs, mask)
+            named |= {f"rollout/{name}": metric for name, metric in mismatch.items()}
+        return ObjectiveValue(loss, named, signals)
 
     def _numbers(self, batch: Batch) -> dict[str, object]:
         return {**self.numbers, "selection_BT": batch.selection} if self.takes_selection else dict(self.numbers)
@@ -128,17 +132,8 @@ class LikelihoodObjective:
         return ObjectiveValue(loss, {"train/loss": _mean(nll, batch.loss_mask)})
 
 
-def _mismatch(trainer_logprobs: Tensor, batch: Batch) -> dict[str, Metric]:
-    """Nothing for responses that came without the sampler's log-probabilities."""
-    if batch.rollout_logprobs is None:
-        return {}
-    metrics = mismatch_metrics(trainer_logprobs, batch.rollout_logprobs, batch.loss_mask)
-    return {f"rollout/{name}": metric for name, metric in metrics.items()}
-
-
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Metric:
-    kept = fill_masked(values_BT.detach(), mask_BT)
-    return Metric(Reduction.MEAN, kept.sum(), mask_BT.sum())
+    return Metric(Reduction.MEAN, fill_masked(values_BT.detach(), mask_BT).sum(), mask_BT.sum())
 
 
 def share(term: Tensor, mask_BT: Tensor, denominators: Denominators) -> Metric:
