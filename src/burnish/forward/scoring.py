@@ -105,8 +105,7 @@ def lay_out(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def response_mask(batch: Batch) -> Tensor:
     """(B, T) bool, True where a response token is (trained on or not)."""
-    columns_T = torch.arange(batch.response_tokens.shape[1], device=batch.device)
-    return columns_T < batch.response_lengths[:, None]
+    return torch.arange(batch.response_tokens.shape[1], device=batch.device) < batch.response_lengths[:, None]
 
 
 class TrunkRunner:
