@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from burnish.trainers.rl.derived import SPREADS
+from burnish.trainers.telemetry.derived import SPREADS
 
 import burnish
 from burnish.observability import console
