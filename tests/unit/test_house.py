@@ -14,7 +14,7 @@ from burnish.config.fields import iter_fields
 from burnish.config.schema import RUN_FILES
 
 SOURCE = Path(burnish.__file__).parent
-MAX_ANY_PER_1000_LINES = 10.5
+MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
 FORMULAS = "algorithms"
 """Here a default is that of the formula's paper, whatever the run file's field of that name begins with."""
