@@ -46,7 +46,7 @@ class OutsideEngine:
 
     def metrics(self) -> Mapping[str, Metric]:
         with self._calling("metrics"):
-            found: Any = self._engine.metrics()
+            found: object = self._engine.metrics()
         if not isinstance(found, Mapping) or not all(isinstance(metric, Metric) for metric in found.values()):
             raise RolloutError(
                 f"rollout.engine {self._name!r}: metrics returned {found!r:.80}, not names to burnish.types.Metric",
@@ -71,7 +71,7 @@ class OutsideEngine:
             yield
 
 
-def _problem(found: Any, requests: Sequence[RolloutRequest]) -> str:
+def _problem(found: object, requests: Sequence[RolloutRequest]) -> str:
     """What is wrong with the rollouts, empty when nothing is."""
     if not isinstance(found, (list, tuple)):
         return f"a {type(found).__name__}, not a list of rollouts"
