@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 from floor import step_macs
+from lines import write_json
 from models import write_model, write_prompts
 from parent import run_script
 from report import processor
@@ -31,10 +31,10 @@ PEERS = Path(__file__).parent / "peers"
 COLUMNS = ("products", "attention", "kernels", "softmax", "copies", "optimizer", "other")
 EXPLANATION = """\
 Seconds. `floor`: the phase's unavoidable multiply-adds at the best matrix rate measured here. `reading`: the time to
-read the weights once for each token of the longest response, at the rate at which memory is read; sampling cannot be
-faster than that, however few rows are left. `products` to `other`: operations by kind, each without those that it
-calls; `kernels` are norms, rotations and gates in C (`attention` has those of attention); `copies` are conversions,
-gathering and filling; `other` are all other operations, `between` is time in none of them, which is Python's."""
+read the weights once for each token of the longest response at the measured memory rate; sampling cannot be faster,
+however few rows are left. `products` to `other`: operations by kind, each without the operations that it calls.
+`kernels` are norms, rotations and gates in C (attention kernels are in `attention`); `copies` are conversions,
+gathering and filling; `other` is every other operation; `between` is time in no operation, which is Python's."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         "tables": tables,
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.output.with_suffix(".json"), report)
     options.output.with_suffix(".md").write_text(to_markdown(report), encoding="utf-8")
     print(to_markdown(report))
 

@@ -14,7 +14,7 @@ from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.batch import Batch
-from burnish.forward.scoring import ResponseRows, TrunkRunner
+from burnish.forward.scoring import ResponsePositions, TrunkRunner
 from burnish.models.critic import SeparateCritic
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
@@ -86,7 +86,8 @@ def test_a_head_alone_approaches_the_best_linear_read_out(tiny_model: Path, roll
     critic = policy.add_value_head(OptimizerSettings(3e-2, 1000))
     mask = rollouts.loss_mask
     with torch.no_grad():
-        hidden_NH = TrunkRunner(policy.model.base_model).hidden(ResponseRows.of(rollouts, mask)).double()
+        trained = ResponsePositions.of(rollouts, only_trained=True)
+        hidden_NH = TrunkRunner(policy.model.base_model).hidden(rollouts, trained).double()
     returns_N = rollouts.returns[mask].double()  # type: ignore[index]
     inputs = torch.cat([hidden_NH, torch.ones(len(hidden_NH), 1)], dim=1)
     best = variance_explained(inputs @ torch.linalg.lstsq(inputs, returns_N).solution, returns_N)

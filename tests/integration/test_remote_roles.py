@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from burnish.trainers.journal import Journal
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
@@ -18,7 +19,6 @@ from burnish.distributed.handles import RemoteCritic, RemoteEngine, RemotePolicy
 from burnish.distributed.processes import RoleLostError, RoleProcess
 from burnish.models.policy import LocalPolicy
 from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.journal import Journal
 from burnish.trainers.outer_loop import restore, run_loop
 from burnish.trainers.rl.elsewhere import engine_role, trained_roles
 from burnish.trainers.rl.loop import RlRun

@@ -128,6 +128,6 @@ class RemoteEngine:
     def sync(self, weights: Weights) -> None:
         self._role.sync(weights.version, buckets(weights.tensors()))
 
-    def metrics(self) -> Mapping[str, Metric]:
-        metrics: Mapping[str, Metric] = self._role.ask("metrics")
+    def take_metrics(self) -> Mapping[str, Metric]:
+        metrics: Mapping[str, Metric] = self._role.ask("take_metrics")
         return metrics

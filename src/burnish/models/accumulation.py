@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from burnish.forward.batch import Batch
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
+from burnish.observability.metrics import MetricStore
 from burnish.types import Metric
 
 
@@ -22,9 +23,14 @@ class Accumulation:
 
     def __init__(self, denominators: Denominators) -> None:
         self.denominators = denominators
-        self.metrics: dict[str, Metric] = {}
+        self._metrics = MetricStore()
         self.signals = Signals()
         self._losses: list[Tensor] = []
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """What the objectives reported, merged over the micro-batches."""
+        return self._metrics.merged()
 
     @property
     def is_empty(self) -> bool:
@@ -33,7 +39,7 @@ class Accumulation:
 
     def add(self, value: ObjectiveValue, loss: Tensor) -> None:
         """Add a micro-batch: what its objective reported, and the loss that its gradient is of."""
-        merge_into(self.metrics, value.metrics)
+        self._metrics.merge(value.metrics)
         self.signals = self.signals.merge(value.signals)
         self._losses.append(loss.detach())
 
@@ -54,15 +60,10 @@ def opened(accumulation: Accumulation | None, denominators: Denominators) -> Acc
 
 def trained_rows(batch: Batch) -> Batch:
     """The rows with at least one trained token; the others cost no forward pass."""
-    return batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
+    return batch.select(np.flatnonzero(batch.host.loss_mask.any(axis=1)))
 
 
 def count_denominators(batch: Batch) -> Denominators:
     """Trained tokens, and sequences with at least one, of the whole batch."""
-    return Denominators(int(batch.loss_mask.sum()), int(batch.loss_mask.any(dim=1).sum()))
-
-
-def merge_into(metrics: dict[str, Metric], new: Mapping[str, Metric]) -> None:
-    """Merge the readings of `new` into `metrics`, name by name."""
-    for name, metric in new.items():
-        metrics[name] = metrics[name].merge(metric) if name in metrics else metric
+    loss_mask = batch.host.loss_mask
+    return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()))

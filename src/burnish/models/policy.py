@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
+from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import CheckpointError, DivergenceError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.forward.recomputing import recomputing
@@ -46,7 +47,7 @@ class LocalPolicy:
         settings: OptimizerSettings,
         *,
         temperature: float = 1.0,
-        tokens_per_microbatch: int = 16_384,
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         lora: LoraConfig | None = None,
         seed: int = 0,
     ) -> None:
@@ -151,7 +152,7 @@ class LocalPolicy:
                 for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
                     part = part.to(self.model.device)
                     scores = self._scorer.score(
-                        part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
+                        part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
                     )
                     value = objective(scores, part, denominators)
                     loss = value.loss

@@ -64,6 +64,7 @@ class RolloutEngine(Protocol):
         `weights.tensors()`. Later rollouts carry `weights.version`. They are valid until the policy's next update."""
         ...
 
-    def metrics(self) -> Mapping[str, Metric]:
-        """What to log of the work since the last call, by name (`rollout/...`); may be empty."""
+    def take_metrics(self) -> Mapping[str, Metric]:
+        """What to log of the work since the last call, by name (`rollout/...`); may be empty. Each number is handed
+        over once: the next call begins at 0."""
         ...

@@ -44,12 +44,13 @@ class OutsideEngine:
         with self._calling("sync"):
             self._engine.sync(weights)
 
-    def metrics(self) -> Mapping[str, Metric]:
-        with self._calling("metrics"):
-            found: object = self._engine.metrics()
+    def take_metrics(self) -> Mapping[str, Metric]:
+        with self._calling("take_metrics"):
+            found: object = self._engine.take_metrics()
         if not isinstance(found, Mapping) or not all(isinstance(metric, Metric) for metric in found.values()):
             raise RolloutError(
-                f"rollout.engine {self._name!r}: metrics returned {found!r:.80}, not names to burnish.types.Metric",
+                f"rollout.engine {self._name!r}: take_metrics returned {found!r:.80}, not names to"
+                " burnish.types.Metric",
                 remedy=_PROTOCOL,
             )
         return found

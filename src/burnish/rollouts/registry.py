@@ -80,7 +80,10 @@ def find_engine(name: str) -> type:
             remedy=f"{near} use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'",
         )
     found: Any = find_class(
-        name, field=_FIELD, methods=("generate", "sync", "metrics"), protocol="burnish.rollouts.engine.RolloutEngine"
+        name,
+        field=_FIELD,
+        methods=("generate", "sync", "take_metrics"),
+        protocol="burnish.rollouts.engine.RolloutEngine",
     )
     if "policy" in inspect.signature(found.sync).parameters:
         raise ConfigError(

@@ -126,7 +126,7 @@ class LocalEngine:
             take_tensors(self._model, weights.tensors())
         self.version = weights.version
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         """Seconds and tokens of prefill and decoding since the last call."""
         spent, self._spent = self._spent, _Seconds()
         return {

@@ -114,7 +114,7 @@ class VllmEngine:
             except (WorkerLost, WorkerFault) as lost:
                 self._bury(lost, "sync")
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         """Seconds, tokens and restarts since the last call. Prefilled tokens are those that no prefix cache held."""
         spent, self._spent = self._spent, _Spent()
         decoded = spent.decoded_tokens

@@ -20,7 +20,6 @@ from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model, num_embeddings
-from burnish.models.roles import Objective
 from burnish.observability.console import say
 from burnish.plugins import is_outside
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -30,9 +29,9 @@ from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.chaining import pinned
-from burnish.trainers.journal import open_journal
 from burnish.trainers.outer_loop import restore
 from burnish.trainers.path_record import record_paths, recorded_paths
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collector
 from burnish.trainers.rl.critic_setup import build_value_objective, with_value_loss
 from burnish.trainers.rl.evaluation import Evaluator
@@ -42,6 +41,8 @@ from burnish.trainers.rl.objective import Correction, PolicyObjective
 from burnish.trainers.rl.preflight import check_fit, check_settings
 from burnish.trainers.rl.returned import CheckedLoss
 from burnish.trainers.rl.roles import build_roles
+from burnish.trainers.rl.value_objective import ActorCriticObjective
+from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Rollout
 
@@ -54,7 +55,9 @@ ENGINE_LOG = "vllm.log"
 @contextmanager
 def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RlRun]:
     """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
-    estimator, loss, numbers = check_settings(config)
+    parts = resolve_algorithm(config.algorithm)
+    check_settings(config, parts)
+    estimator, loss, numbers = parts
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
@@ -84,6 +87,7 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
             evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
         if evaluator is None:
             say(console, find_overlap(train.asked()).lines())
+        objective = build_objective(config, loss, numbers, config.algorithm.kl_coef)
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
         record_paths(workplace.path, paths)
         run = RlRun(
@@ -94,7 +98,7 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
             collector=collector,
             evaluator=evaluator,
             estimator=estimator,
-            objective=partial(build_objective, config, loss, numbers),
+            objective=objective.with_kl_coef if config.algorithm.kl_in == "loss" else lambda kl_coef: objective,
             select_tokens=_selection(loss, numbers),
             kl=build_kl(config.algorithm),
             reward_weights=dict(zip(scorer.labels, (reward.weight for reward in config.rewards), strict=True)),
@@ -123,7 +127,9 @@ def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator
         yield loaded
 
 
-def build_objective(config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float) -> Objective:
+def build_objective(
+    config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float
+) -> PolicyObjective | ActorCriticObjective:
     """What an optimizer step of the policy minimises, for the KL coefficient of the moment."""
     algorithm = config.algorithm
     objective = PolicyObjective(

@@ -131,8 +131,8 @@ def test_a_worker_that_dies_is_started_again_with_the_same_weights(make: Make, l
     engine.sync(Weights.of(llama, 2))
     (rollout,) = engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert (rollout.policy_version, rollout.rollout_logprobs[0]) == (2, -0.5)
-    assert engine.metrics()["rollout/engine_restarts"].result() == 1
-    assert engine.metrics()["rollout/engine_restarts"].result() == 0
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 1
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 0
     assert "the worker ended (killed by SIGKILL) during generate; starting another" in log_of(tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make, l
     second = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
     assert [r.response_tokens for r in first] == [r.response_tokens for r in second]
     assert {r.policy_version for r in second} == {1}
-    assert engine.metrics()["rollout/engine_restarts"].result() == 1
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 1
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_worker_with_other_weights_refuses(make: Make) -> None:
     engine = make(fake={"does": "refuse"})
     with pytest.raises(RolloutError, match="refuses 'generate': another version"):
         engine.generate(ONE, SAMPLING, seed=0, step=0)
-    assert engine.metrics()["rollout/engine_restarts"].result() == 0
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 0
 
 
 def test_a_restart_does_not_take_weights_of_another_version(make: Make) -> None:
