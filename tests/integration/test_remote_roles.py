@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from burnish.trainers.journal import Journal
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
 from burnish.distributed.handles import RemoteCritic, RemoteEngine, RemotePolicy, RemoteReference
-from burnish.distributed.processes import RoleProcess
+from burnish.distributed.processes import RoleLostError, RoleProcess
 from burnish.models.policy import LocalPolicy
 from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.outer_loop import run_loop
+from burnish.trainers.outer_loop import restore, run_loop
 from burnish.trainers.rl.elsewhere import engine_role, trained_roles
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
 
 SECONDS = 120.0
+WRITE = Journal.write
 
 GRPO: dict[str, Any] = {
     "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
@@ -54,31 +58,74 @@ def move_roles(run: RlRun, trainer: RoleProcess, sampler: RoleProcess) -> None:
 
 
 @pytest.fixture
-def remote(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Iterator[Callable[..., RlRun]]:
+def remote(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., AbstractContextManager[RlRun]]:
     """Opens a run in `tmp_path/remote` whose roles are in two processes."""
-    with ExitStack() as stack:
 
-        def open_run(fields: dict[str, Any], *overrides: str) -> RlRun:
-            config = tiny_run(f"output={tmp_path}/remote", *overrides, **fields)
+    @contextmanager
+    def open_run(fields: dict[str, Any], *overrides: str) -> Iterator[RlRun]:
+        config = tiny_run(f"output={tmp_path}/remote", *overrides, **fields)
+        with ExitStack() as stack:
             run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
             trainer = stack.enter_context(RoleProcess("trainer", trained_roles, config))
             sampler = stack.enter_context(RoleProcess("sampler", engine_role, config))
             move_roles(run, trainer, sampler)
-            return run
+            if run.progress.saved_step is not None:
+                restore(run, run.store.at(run.progress.saved_step))
+                run.engine.sync(run.policy.publish())
+            yield run
 
-        yield open_run
+    return open_run
+
+
+def train_here(config: RlConfig) -> None:
+    with open_rl_run(config, Console(quiet=True)) as run:
+        assert isinstance(run.policy, LocalPolicy)
+        run_loop(run, StopRequest())
 
 
 @pytest.mark.parametrize("fields", [GRPO, PPO, SHARED], ids=["grpo", "ppo", "ppo with a shared trunk"])
 def test_models_and_engine_in_other_processes_change_no_bit(
     fields: dict[str, Any],
     tiny_run: Callable[..., RlConfig],
-    remote: Callable[..., RlRun],
+    remote: Callable[..., AbstractContextManager[RlRun]],
     trace: Callable[[Path], Any],
     tmp_path: Path,
 ) -> None:
-    with open_rl_run(tiny_run(f"output={tmp_path}/local", **fields), Console(quiet=True)) as run:
-        assert isinstance(run.policy, LocalPolicy)
+    train_here(tiny_run(f"output={tmp_path}/local", **fields))
+    with remote(fields) as run:
         run_loop(run, StopRequest())
-    run_loop(remote(fields), StopRequest())
+    assert trace(tmp_path / "remote") == trace(tmp_path / "local")
+
+
+def killing(pid: int, when: int) -> Callable[[Journal, int, dict[str, float]], None]:
+    """`Journal.write` that kills a process after the line of step `when`."""
+
+    def write(journal: Journal, step: int, row: dict[str, float]) -> None:
+        WRITE(journal, step, row)
+        if step == when:
+            os.kill(pid, signal.SIGKILL)
+
+    return write
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_run_which_resumes_to_the_same_bits(
+    tiny_run: Callable[..., RlConfig],
+    remote: Callable[..., AbstractContextManager[RlRun]],
+    trace: Callable[[Path], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First the engine's process is killed, after which the last finished step is saved, then that of the policy."""
+    train_here(tiny_run(f"output={tmp_path}/local", **GRPO))
+    for name, when, saved in (("engine", 3, 3), ("policy", 7, 5)):
+        with remote(GRPO) as run:
+            role = run.engine._role if name == "engine" else run.policy._role  # type: ignore[attr-defined]
+            with monkeypatch.context() as patch:
+                patch.setattr(Journal, "write", killing(role.process.pid, when))
+                with pytest.raises(RoleLostError, match="killed by SIGKILL"):
+                    run_loop(run, StopRequest())
+        assert max((tmp_path / "remote" / "checkpoints").glob("step-??????")).name == f"step-{saved:06d}"
+    with remote(GRPO) as run:
+        run_loop(run, StopRequest())
     assert trace(tmp_path / "remote") == trace(tmp_path / "local")

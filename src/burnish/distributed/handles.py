@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from burnish.distributed.processes import ProcessRole
 from burnish.distributed.server import buckets
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
-from burnish.models.roles import Denominators, Objective, Update, ValueObjective
+from burnish.models.roles import Denominators, Objective, TrainingState, Update, ValueObjective
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.types import Metric, Rollout, RolloutRequest
@@ -40,11 +39,11 @@ class _RemoteLearner:
     def load_weights(self, folder: Path) -> None:
         self._role.ask("load_weights", folder.absolute())
 
-    def training_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._role.ask("training_state")
+    def training_state(self) -> TrainingState:
+        state: TrainingState = self._role.ask("training_state")
         return state
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
+    def load_training_state(self, state: TrainingState) -> None:
         self._role.ask("load_training_state", state)
 
 

@@ -65,7 +65,7 @@ class RoleProcess:
         try:
             self._channel.send(pickled((sys.path,)), seconds=seconds)
             start = (build, arguments, torch.get_num_threads())
-            self.roles: tuple[str, ...] = tuple(self.ask(start, what="to start", seconds=seconds))
+            self.roles: tuple[str, ...] = tuple(self.ask(start, what="start", seconds=seconds))
         except BaseException:
             self.kill()
             raise
@@ -144,14 +144,14 @@ class RoleProcess:
             return pickled(message)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise BurnishError(
-                f"{what} of process {self.name!r} cannot be asked for: {error}",
+                f"{what}: cannot be sent to process {self.name!r}: {error}",
                 remedy="code that a run file names by its path cannot go to another process; make it a module, and "
                 "name it as package.module:name",
             ) from error
 
     def _error(self, what: str, why: str) -> RoleLostError:
         return RoleLostError(
-            f"process {self.name!r} was asked for {what}, but it {why}",
+            f"{what}: process {self.name!r} {why}",
             remedy="start the run again, which goes on from its newest checkpoint; killed by SIGKILL is mostly too "
             "little memory",
         )
@@ -178,7 +178,7 @@ class ProcessRole:
 
     def read(self, version: int) -> Iterator[Named]:
         """Begin to read the weights that this role, a policy, has published. RolloutError if it has moved on."""
-        self._ask("read", f"the weights of {self.name}", version)
+        self._ask("read", f"weights of {self.name}", version)
         return self._buckets()
 
     def sync(self, version: int, buckets: Iterator[list[Named]]) -> None:
@@ -187,7 +187,7 @@ class ProcessRole:
         self.process.ask(("sync", self.name, version), what=what, seconds=self.seconds, giving=buckets)
 
     def _buckets(self) -> Iterator[Named]:
-        what = f"the weights of {self.name}"
+        what = f"weights of {self.name}"
         bucket: Iterable[Named]
         while bucket := self.process.ask(("next",), what=what, seconds=self.seconds):
             yield from bucket

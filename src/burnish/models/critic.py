@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from burnish.forward.recomputing import recomputing
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_model import load_reward_model
-from burnish.models.roles import Denominators, Update, ValueObjective
+from burnish.models.roles import Denominators, TrainingState, Update, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.value_steps import ValueSteps
@@ -150,11 +149,11 @@ class SeparateCritic:
         self.head.load(folder)
         self._optimizer.refresh()
 
-    def training_state(self) -> dict[str, Any]:
+    def training_state(self) -> TrainingState:
         """Optimizer and version, as plain values and tensors."""
         return self._optimizer.state()
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
+    def load_training_state(self, state: TrainingState) -> None:
         """The opposite of `training_state`; load the weights first."""
         self._optimizer.load_state(state)
 

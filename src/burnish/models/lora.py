@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Adapter:
                 remedy="leave the head out, or use all-linear (which does)",
             )
 
-    def off(self) -> AbstractContextManager[Any]:
+    def off(self) -> AbstractContextManager[None]:
         """Inside this context the model computes as the untouched base does."""
         return self._peft_model.disable_adapter()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from burnish.algorithms.masking import as_float
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.models.adam_tf import AdamTF
+from burnish.models.roles import TrainingState
 
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.optim.AdamW, "adam_tf": AdamTF}
@@ -193,7 +193,7 @@ class WeightOptimizer:
                 if self._masters[name] is not parameter:
                     self._masters[name].copy_(parameter)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TrainingState:
         """Moments (and float32 masters, where there are any) by parameter name: tensors only, no pickled objects."""
         moments = {
             name: {key: value.detach().clone() for key, value in self._adam.state[master].items()}
@@ -207,7 +207,7 @@ class WeightOptimizer:
         }
         return {"moments": moments, "masters": masters}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: TrainingState) -> None:
         """The opposite of `state`; raises CheckpointError when it belongs to other parameters."""
         self._check_fits(state)
         with torch.no_grad():
@@ -222,7 +222,7 @@ class WeightOptimizer:
             }
         self._publish()
 
-    def _check_fits(self, state: Mapping[str, Any]) -> None:
+    def _check_fits(self, state: TrainingState) -> None:
         own = {name: master.shape for name, master in self._masters.items()}
         saved = {name: moments["exp_avg"].shape for name, moments in state["moments"].items()}
         odd = sorted(name for name, shape in saved.items() if own.get(name) != shape)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
-from burnish.models.roles import Denominators, Objective, Reference, Update
+from burnish.models.roles import Denominators, Objective, Reference, TrainingState, Update
 from burnish.models.shared_critic import SharedCritic
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import Weights, load_folder, named_tensors
@@ -237,12 +237,12 @@ class LocalPolicy:
             load_folder(folder, self.model)
         self._optimizer.refresh()
 
-    def training_state(self) -> dict[str, Any]:
+    def training_state(self) -> TrainingState:
         """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate is a pure
         function of the planned step (or the version) and needs no state."""
         return {"version": self._version, "optimizer": self._optimizer.state()}
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
+    def load_training_state(self, state: TrainingState) -> None:
         """The opposite of `training_state`; load the weights first."""
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])

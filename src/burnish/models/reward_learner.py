@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from burnish.forward.recomputing import recomputing
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, read_reward_file
-from burnish.models.roles import ObjectiveValue
+from burnish.models.roles import ObjectiveValue, TrainingState
 from burnish.observability.metrics import MetricStore
 from burnish.types import Metric, Reduction
 
@@ -149,10 +148,10 @@ class RewardLearner:
         self.model.normalization, self.model.readout = read_reward_file(folder)
         self._optimizer.refresh()
 
-    def training_state(self) -> dict[str, Any]:
+    def training_state(self) -> TrainingState:
         """Version and optimizer state; the learning rate is a function of the version. Where gain and bias train, also
         these and the head that they are folded into on disk."""
-        state: dict[str, Any] = {"version": self._version, "optimizer": self._optimizer.state()}
+        state: TrainingState = {"version": self._version, "optimizer": self._optimizer.state()}
         if self.model.gain_bias is not None:
             state["apart"] = {name: value.detach().clone() for name, value in self._apart().items()}
             state["earlier_gain"] = self.model.normalization.gain
@@ -162,7 +161,7 @@ class RewardLearner:
         gain_bias = self.model.gain_bias
         return {} if gain_bias is None else {**self.model.head.state_dict(prefix="head."), **gain_bias.state_dict()}
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
+    def load_training_state(self, state: TrainingState) -> None:
         """The opposite of `training_state`; load the weights first."""
         apart = self._apart()
         if set(apart) != set(state.get("apart", {})):

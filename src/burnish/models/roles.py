@@ -14,6 +14,9 @@ from burnish.forward.token_scores import TokenScores
 from burnish.models.weights import Weights
 from burnish.types import Metric
 
+TrainingState = dict[str, Any]
+"""What a learner remembers in addition to its weights, by name: tensors, plain values, and dictionaries of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
@@ -139,11 +142,11 @@ class Policy(Protocol):
         """Take over what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
         ...
 
-    def training_state(self) -> dict[str, Any]:
+    def training_state(self) -> TrainingState:
         """Optimizer, scheduler and version: tensors and plain values."""
         ...
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
+    def load_training_state(self, state: TrainingState) -> None:
         """The opposite of `training_state`; load the weights first."""
         ...
 
@@ -187,6 +190,6 @@ class Critic(Protocol):
 
     def load_weights(self, folder: Path) -> None: ...
 
-    def training_state(self) -> dict[str, Any]: ...
+    def training_state(self) -> TrainingState: ...
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None: ...
+    def load_training_state(self, state: TrainingState) -> None: ...

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from burnish.forward.batch import Batch
-from burnish.models.roles import Denominators, Update, ValueObjective
+from burnish.models.roles import Denominators, TrainingState, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer
 from burnish.models.value_steps import ValueSteps
 
@@ -65,10 +63,10 @@ class SharedCritic:
         self.head.load(folder)
         self._optimizer.refresh()
 
-    def training_state(self) -> dict[str, Any]:
+    def training_state(self) -> TrainingState:
         """Optimizer of the head and version, as plain values and tensors."""
         return self._optimizer.state()
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
+    def load_training_state(self, state: TrainingState) -> None:
         """The opposite of `training_state`; load the weights first."""
         self._optimizer.load_state(state)

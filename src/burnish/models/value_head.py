@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +15,7 @@ from burnish.errors import CheckpointError, DivergenceError, ModelError
 from burnish.forward.batch import Batch
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, put_back
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.roles import TrainingState
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ValueHead(nn.Module):
             raise CheckpointError(
                 f"checkpoint {folder} has no value head", remedy="resume with critic.kind it was made with"
             )
-        saved: Mapping[str, Any] = load_file(file)
+        saved: Mapping[str, Tensor] = load_file(file)
         if saved["weight"].shape != self.weight.shape:
             raise CheckpointError(
                 f"the value head in {folder} reads {saved['weight'].shape[1]} numbers, the model gives "
@@ -174,9 +175,9 @@ class CriticOptimizer:
         """Take the weights as they are now (after loading)."""
         self._optimizer.refresh()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TrainingState:
         return {"version": self.version, "optimizer": self._optimizer.state()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: TrainingState) -> None:
         self._optimizer.load_state(state["optimizer"])
         self.version = int(state["version"])

@@ -44,7 +44,7 @@ def check_finite(model: nn.Module, path: str) -> None:
             )
 
 
-def refuse_mismatched(mismatched: list[tuple[Any, ...]], path: str) -> None:
+def refuse_mismatched(mismatched: list[tuple[str, torch.Size, torch.Size]], path: str) -> None:
     """ModelError that names the first tensor whose shape in the files is not the one that config.json asks for.
 
     mismatched: (name, shape in the files, shape of the model), as transformers reports them.

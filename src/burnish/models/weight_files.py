@@ -75,7 +75,7 @@ def _header(file: Path, content: bytes) -> dict[str, tuple[str, int]]:
     raise ModelError(f"{file} cannot be loaded: its header is damaged, or it is no safetensors file", remedy=_REMEDY)
 
 
-def _tensor(described: Any) -> tuple[str, int] | None:
+def _tensor(described: object) -> tuple[str, int] | None:
     match described:
         case {"dtype": str(kind), "data_offsets": [int(), int(end)]}:
             return kind, end

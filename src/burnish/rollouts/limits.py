@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from burnish.errors import RolloutError
 from burnish.forward.boundaries import Boundaries
 from burnish.rollouts.engine import Sampling
 from burnish.types import RolloutRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def response_limit(request: RolloutRequest, sampling: Sampling, context_length: int) -> int:
@@ -34,7 +37,7 @@ def response_limit(request: RolloutRequest, sampling: Sampling, context_length: 
     return min(sampling.max_response_tokens, room)
 
 
-def check_rotation(config: Any, reach: int) -> None:
+def check_rotation(config: PreTrainedConfig, reach: int) -> None:
     """Raise RolloutError where texts of up to `reach` tokens can cross the length beyond which the model turns all its
     positions by other angles: a token sampled before has other log-probabilities when the whole text is trained on."""
     boundaries = Boundaries.of(config)

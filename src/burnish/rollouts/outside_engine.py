@@ -46,7 +46,7 @@ class OutsideEngine:
 
     def take_metrics(self) -> Mapping[str, Metric]:
         with self._calling("take_metrics"):
-            found: Any = self._engine.take_metrics()
+            found: object = self._engine.take_metrics()
         if not isinstance(found, Mapping) or not all(isinstance(metric, Metric) for metric in found.values()):
             raise RolloutError(
                 f"rollout.engine {self._name!r}: take_metrics returned {found!r:.80}, not names to"
@@ -72,7 +72,7 @@ class OutsideEngine:
             yield
 
 
-def _problem(found: Any, requests: Sequence[RolloutRequest]) -> str:
+def _problem(found: object, requests: Sequence[RolloutRequest]) -> str:
     """What is wrong with the rollouts, empty when nothing is."""
     if not isinstance(found, (list, tuple)):
         return f"a {type(found).__name__}, not a list of rollouts"

@@ -15,6 +15,8 @@ from burnish.types import UseKernels
 from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from burnish.forward.fast_paths import FastPaths
 
 _LOCAL, _VLLM = "local", "vllm"
@@ -23,9 +25,9 @@ _FIELD = "rollout.engine"
 
 def build_engine(
     name: str,
-    model: Any,
+    model: PreTrainedModel,
     *,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     context_length: int,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from burnish.rollouts.engine import Sampling
 from burnish.types import FinishReason
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +22,10 @@ class StopConditions:
 
     token_ids: frozenset[int]
     texts: tuple[str, ...]
-    tokenizer: Any = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
 
     @staticmethod
-    def of(sampling: Sampling, eos_token_ids: Sequence[int], tokenizer: Any) -> StopConditions:
+    def of(sampling: Sampling, eos_token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> StopConditions:
         own = frozenset[int]() if sampling.ignore_eos else frozenset(eos_token_ids)
         return StopConditions(own | frozenset(sampling.stop_token_ids), sampling.stop, tokenizer)
 

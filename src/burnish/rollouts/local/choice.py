@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from burnish.rollouts.local.decoders import Decoder, ModelDecoder
 from burnish.rollouts.local.own_ways import EqualLengthDecoder, TextDecoder, Tokens, WholeTextDecoder
 from burnish.rollouts.local.prefill import Prefiller
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 TRIED_UP_TO = 8_192
 """Tokens of a boundary up to which the trial goes; a run that crosses a further one shares no cache."""
 
@@ -26,7 +29,7 @@ _CONTINUED, _CONTINUED_BY_STATE = 4, 20
 recurrent state add up from token to token."""
 _PAST = 5
 
-MakeAnyDecoder = Callable[[Any, int], Decoder | TextDecoder]
+MakeAnyDecoder = Callable[["PreTrainedModel", int], Decoder | TextDecoder]
 """Takes the model and a number of places."""
 
 
@@ -38,7 +41,7 @@ class Way:
     note: str | None = None
 
 
-def choose_way(model: Any, attention: str, reach: int) -> Way:
+def choose_way(model: PreTrainedModel, attention: str, reach: int) -> Way:
     """The fastest of the ways that give the model's own logits, for texts of up to `reach` tokens.
 
     Rows of several lengths are decoded, some longer than the boundaries of the config that the run can cross. Models
@@ -79,13 +82,13 @@ def choose_way(model: Any, attention: str, reach: int) -> Way:
 class Trial:
     """Texts, of which the last tokens are decoded, and the model's own logits after these: (R, tokens, vocabulary)."""
 
-    model: Any
+    model: PreTrainedModel
     texts: list[Tokens]
     logits_RSV: Tensor
 
     @staticmethod
     @torch.no_grad()
-    def of(model: Any, reach: int, continued: int) -> Trial:
+    def of(model: PreTrainedModel, reach: int, continued: int) -> Trial:
         """Two rows that share a prompt, and others up to the boundaries that texts of `reach` tokens can cross; of
         each, `continued` tokens are decoded."""
         lengths = _trial_lengths(Boundaries.of(model.config), reach, continued)
@@ -132,7 +135,7 @@ def join(decoder: Decoder | TextDecoder, prompts: Sequence[Tokens], prefiller: P
     return order
 
 
-def _own_logits(model: Any, text: Tokens, continued: int) -> Tensor:
+def _own_logits(model: PreTrainedModel, text: Tokens, continued: int) -> Tensor:
     inputs = plain_inputs(model, torch.tensor([text], device=next(model.parameters()).device))
     if takes(model, "logits_to_keep"):
         inputs["logits_to_keep"] = continued

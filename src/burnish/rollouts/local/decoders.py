@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from burnish.forward.boundaries import layer_kinds
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import PrefilledPrompts, RowCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class Decoder(Protocol):
@@ -31,14 +34,14 @@ class Decoder(Protocol):
         ...
 
 
-MakeDecoder = Callable[[Any, int], Decoder]
+MakeDecoder = Callable[["PreTrainedModel", int], Decoder]
 """Takes the model and a number of places."""
 
 
 class ModelDecoder:
     """Decoder on any `transformers` causal language model that keeps keys and values."""
 
-    def __init__(self, model: Any, places: int, attention: str) -> None:
+    def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
         self._model = model
         self._attention = attention
         self._dtype = next(model.parameters()).dtype
@@ -94,7 +97,7 @@ class Sight:
     chunk: int | None
 
     @staticmethod
-    def of(config: Any) -> Sight:
+    def of(config: PreTrainedConfig) -> Sight:
         settings = config.to_dict()
         window = settings.get("sliding_window") if settings.get("use_sliding_window") is not False else None
         kinds = layer_kinds(config) or {"sliding_attention" if window else "full_attention"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from burnish.rollouts.local.packed_weights import can_pack, joined_product
 from burnish.rollouts.local.prefill import PrefilledRows, Prefiller
 from burnish.types import UseKernels
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 PRODUCTS, PACKED, ORDINARY = "decoding products", "packed weights", "ordinary weights"
 DECODING, KERNELS, FUSED, OWN = "decoding", "C kernels", "fused PyTorch", "the model's own pass"
 _ROWS = (8, 64)
@@ -32,7 +35,7 @@ _PROMPTS, _SAMPLES, _PROMPT_TOKENS = 2, 16, 128
 """Of the step that is timed."""
 
 
-def choose_decoder(model: Any, own: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> MakeDecoder:
+def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> MakeDecoder:
     """The fastest decoder that gives the model's own logits; `own` is the one that goes through the model. The model is
     in evaluation mode. Raises RolloutError where kernels are required and there are none."""
     if not can_decode(model):
@@ -59,7 +62,7 @@ def no_kernels() -> RolloutError:
     )
 
 
-def _candidates(model: Any, packed: bool, kernels: UseKernels) -> dict[str, MakeDecoder]:
+def _candidates(model: PreTrainedModel, packed: bool, kernels: UseKernels) -> dict[str, MakeDecoder]:
     """The fastest hoped for first."""
     fused: dict[str, MakeDecoder] = {FUSED: partial(FusedDecoder, packed=packed)}
     if kernels == "off" or not has_known_layers(model):
@@ -69,7 +72,7 @@ def _candidates(model: Any, packed: bool, kernels: UseKernels) -> dict[str, Make
     return {KERNELS: partial(KernelDecoder, packed=packed), **fused}
 
 
-def _decodes(model: Any, name: str, make: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> bool:
+def _decodes(model: PreTrainedModel, name: str, make: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> bool:
     """Whether this decoder gives the model's logits; `paths.notes` says so where the trial itself failed."""
     try:
         return decodes_alike(model, make)
@@ -82,7 +85,7 @@ def _decodes(model: Any, name: str, make: MakeDecoder, kernels: UseKernels, path
 
 
 @torch.no_grad()
-def _packs(model: Any, paths: FastPaths) -> bool:
+def _packs(model: PreTrainedModel, paths: FastPaths) -> bool:
     """Whether products of decoding have packed weights, tried and timed on the first layer's."""
     weight = model.get_input_embeddings().weight
     products = {ORDINARY: _product_of(model, packed=False)}
@@ -97,7 +100,7 @@ def _packs(model: Any, paths: FastPaths) -> bool:
     return paths.choose(PRODUCTS, shape_of(model), ways) == PACKED
 
 
-def _product_of(model: Any, *, packed: bool) -> Callable[[], None]:
+def _product_of(model: PreTrainedModel, *, packed: bool) -> Callable[[], None]:
     """Gate and up projection of the first layer, for all numbers of rows that count."""
     mlp = model.base_model.layers[0].mlp
     product = joined_product(mlp.gate_proj, mlp.up_proj, packed=packed)
@@ -114,7 +117,7 @@ def _product_of(model: Any, *, packed: bool) -> Callable[[], None]:
 class _Step:
     """A decoding step of some rows, with the first layers only and the whole head."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._layers = _num_layers(model)
         length = max(2, min(_PROMPT_TOKENS, model.config.max_position_embeddings // 2))
@@ -147,11 +150,11 @@ class _Step:
         return list(Prefiller(self._model, pad_token_id=0).prefill(self._prompts, keep=None))
 
 
-def _num_layers(model: Any) -> int:
+def _num_layers(model: PreTrainedModel) -> int:
     """Two, or as many as have the weights of the head, which would drown their difference."""
     layer, head = (num_weights(part) for part in _parts(model))
     return max(2, min(len(model.base_model.layers), -(-head // layer)))
 
 
-def _parts(model: Any) -> tuple[nn.Module, nn.Module]:
+def _parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     return model.base_model.layers[0], model.get_output_embeddings()

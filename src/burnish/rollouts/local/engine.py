@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.sampling import check_sampling, sample
 from burnish.rollouts.stop import StopConditions
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest, UseKernels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _ADMISSION_FRACTION = 0.125
 """Waiting rows join when this part of the places is free, so that prompts are prefilled several at a time."""
@@ -81,9 +84,9 @@ class LocalEngine:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
         context_length: int,
@@ -309,7 +312,7 @@ def _moved(tensor: Tensor, sources: Tensor, targets: Tensor, count: int) -> Tens
 
 
 @contextmanager
-def _evaluation_mode(model: Any) -> Iterator[None]:
+def _evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode inside; afterwards each module is back in the mode that it had, which need not be one for all."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -9,7 +9,7 @@ samples (`shared_cache`). Everything else is the model's own: `decodes_alike` tr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from burnish.rollouts.local.llama_layers import Layer, LlamaLayers
 from burnish.rollouts.local.prefill import Prefiller
 from burnish.rollouts.local.shared_cache import SharedCache
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Relative distance of the logits that rounding explains; a layer computed otherwise is off by more."""
 
@@ -29,7 +32,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 class FusedDecoder:
     """A `Decoder` with the weights that the model has now; make a new one when they have changed."""
 
-    def __init__(self, model: Any, places: int, *, packed: bool | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, places: int, *, packed: bool | None = None) -> None:
         self._parts = LlamaLayers.of(model, packed=packed)
         self._cache = SharedCache(self._parts.shape, places, self._parts.embedding.weight.dtype)
 
@@ -71,7 +74,7 @@ class FusedDecoder:
         return cosine_1RD[0][:, None], torch.cat([-first, second], dim=-1)[:, None]
 
 
-def can_decode(model: Any) -> bool:
+def can_decode(model: PreTrainedModel) -> bool:
     """Whether the model looks as `FusedDecoder` expects it; `decodes_alike` then tries."""
     if not isinstance(model, PreTrainedModel):
         return False
@@ -80,7 +83,7 @@ def can_decode(model: Any) -> bool:
 
 
 @torch.no_grad()
-def decodes_alike(model: Any, make: MakeDecoder = FusedDecoder) -> bool:
+def decodes_alike(model: PreTrainedModel, make: MakeDecoder = FusedDecoder) -> bool:
     """Whether three rows on two prompts, decoded for a few tokens, have the logits of the model itself.
 
     Weights that are not finite decode nothing alike.

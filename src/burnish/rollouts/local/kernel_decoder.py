@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.kernel_cache import KernelCache
 from burnish.rollouts.local.llama_layers import LlamaLayers
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class KernelDecoder:
     """A `Decoder` with the weights that the model has now; make a new one when they have changed.
@@ -19,7 +22,7 @@ class KernelDecoder:
     Raises KernelError where the kernels cannot be built.
     """
 
-    def __init__(self, model: Any, places: int, *, packed: bool | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, places: int, *, packed: bool | None = None) -> None:
         self._parts = LlamaLayers.of(model, packed=packed)
         self._kernels = decode_kernels(self._parts.embedding.weight.dtype)
         self._cache = KernelCache(self._parts.shape)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from burnish.rollouts.local.packed_weights import Product, can_pack, joined_product
 from burnish.rollouts.local.shared_cache import CacheShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +75,7 @@ class LlamaLayers:
     head: Product
 
     @staticmethod
-    def of(model: Any, *, packed: bool | None = None) -> LlamaLayers:
+    def of(model: PreTrainedModel, *, packed: bool | None = None) -> LlamaLayers:
         """`packed`: whether products have their weights in blocks; None where `can_pack` says that they may."""
         config, trunk = model.config, model.base_model
         attention = trunk.layers[0].self_attn

@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from burnish.forward.row_rules import plain_inputs, quiet_outputs, row_rules
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _CACHES = ("past_key_values", "cache_params", "state")
 """What models call what they keep of the tokens read so far."""
@@ -26,7 +29,7 @@ class TextDecoder(ABC):
     """A decoder that reads prompts itself; else as `decoders.Decoder`. It sets no memory aside."""
 
     @abstractmethod
-    def __init__(self, model: Any, places: int) -> None: ...
+    def __init__(self, model: PreTrainedModel, places: int) -> None: ...
 
     @abstractmethod
     def join_texts(self, prompts: Sequence[Tokens]) -> None:
@@ -53,7 +56,7 @@ class _Cohort:
 class EqualLengthDecoder(TextDecoder):
     """Rows of one length go through the model together, with the cache that the model makes for itself."""
 
-    def __init__(self, model: Any, places: int) -> None:
+    def __init__(self, model: PreTrainedModel, places: int) -> None:
         self._model = model
         self._places: list[tuple[_Cohort, int]] = []
 
@@ -111,7 +114,7 @@ class EqualLengthDecoder(TextDecoder):
 class WholeTextDecoder(TextDecoder):
     """Every row's text goes through the model anew for every token, beside rows of its length at most."""
 
-    def __init__(self, model: Any, places: int) -> None:
+    def __init__(self, model: PreTrainedModel, places: int) -> None:
         self._model = model
         self._together = row_rules(model).beside != "alone"
         self._texts: list[list[int]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import DynamicCache
@@ -14,6 +14,9 @@ from burnish.forward.attention import packing_way
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import PrefilledPrompts
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 _TOKENS_PER_FORWARD = {"cpu": 2_048}
 """Prompt tokens, with padding, that go through the model at once, by type of device; a CPU gains nothing from more."""
 _TOKENS_PER_FORWARD_ELSEWHERE = 16_384
@@ -21,7 +24,7 @@ _TOKENS_PER_FORWARD_ELSEWHERE = 16_384
 Tokens = tuple[int, ...]
 
 
-def attention_kind(config: Any) -> str:
+def attention_kind(config: PreTrainedConfig) -> str:
     """`sdpa` or `eager`; RolloutError for models loaded with an attention that takes no mask of ours."""
     kind = "sdpa" if packing_way(config) is not None else str(config._attn_implementation)
     if kind not in ("sdpa", "eager"):
@@ -48,7 +51,7 @@ class Prefiller:
     them.
     """
 
-    def __init__(self, model: Any, *, pad_token_id: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, pad_token_id: int) -> None:
         self._model = model
         self._pad_token_id = pad_token_id
         self._device = next(model.parameters()).device

@@ -13,10 +13,10 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -28,9 +28,12 @@ from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
-from burnish.rollouts.vllm.heads import HeadPadding, choose_padding
-from burnish.rollouts.vllm.process import SCRIPT, WorkerFault, WorkerLost, WorkerProcess
+from burnish.rollouts.vllm.heads import ConfigJson, HeadPadding, choose_padding
+from burnish.rollouts.vllm.process import SCRIPT, Message, WorkerFault, WorkerLost, WorkerProcess
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM replaces lower ones by this."""
@@ -65,9 +68,9 @@ class VllmEngine:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         *,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
         context_length: int,
@@ -162,7 +165,7 @@ class VllmEngine:
             for (request, index, limit), sample in zip(rows, samples, strict=True)
         ]
 
-    def _ask(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+    def _ask(self, message: Message) -> list[Message]:
         """The samples; a worker that is lost is replaced once."""
         lost_before = False
         while True:
@@ -176,7 +179,7 @@ class VllmEngine:
                 lost_before = True
                 self._bury(lost, "generate")
                 continue
-            samples: list[dict[str, Any]] = answer["samples"]
+            samples: list[Message] = answer["samples"]
             self._spent.generate_seconds += time.perf_counter() - started
             self._spent.decoded_tokens += sum(len(sample["tokens"]) for sample in samples)
             prompts = sum(len(r["prompt"]) * len(r["seeds"]) for r in message["requests"])
@@ -219,7 +222,7 @@ class VllmEngine:
             raise
         return worker
 
-    def _arguments(self, folder: str, *, on_cpu: bool) -> dict[str, Any]:
+    def _arguments(self, folder: str, *, on_cpu: bool) -> Message:
         """What vllm.LLM is built with. Every row has a seed of its own; vLLM's is for what it starts with.
 
         On processors each prompt is read in one piece: vLLM 0.32 fails where it reads a part of a prompt whose request
@@ -271,7 +274,7 @@ class VllmEngine:
         )
 
     def _rollout(
-        self, request: RolloutRequest, index: int, limit: int, sample: Mapping[str, Any], stop: StopConditions
+        self, request: RolloutRequest, index: int, limit: int, sample: Message, stop: StopConditions
     ) -> Rollout:
         tokens, logprobs = sample["tokens"], sample["logprobs"]
         length, reason = _end(tokens, limit, stop, said_stop=sample["finish"] == "stop")
@@ -302,10 +305,10 @@ class VllmEngine:
         )
 
 
-def sampling_parameters(sampling: Sampling, stop: StopConditions) -> dict[str, Any]:
+def sampling_parameters(sampling: Sampling, stop: StopConditions) -> Message:
     """Arguments of vllm.SamplingParams, but for seed and max_tokens. Ends of sequence are stop ids like any other; stop
     texts stay in the response, and special tokens in the text that they are looked for in."""
-    parameters: dict[str, Any] = {
+    parameters: Message = {
         "stop_token_ids": sorted(stop.token_ids),
         "ignore_eos": True,
         "logprobs": 0,
@@ -339,9 +342,9 @@ def check_filters(sampling: Sampling) -> None:
         )
 
 
-def model_config(model: Any) -> dict[str, Any]:
+def model_config(model: PreTrainedModel) -> ConfigJson:
     """config.json of the live model, as `save_pretrained` writes it."""
-    config: dict[str, Any] = json.loads(model.config.to_json_string())
+    config: ConfigJson = json.loads(model.config.to_json_string())
     return config | {"architectures": [type(model).__name__]}
 
 

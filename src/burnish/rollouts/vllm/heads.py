@@ -12,7 +12,7 @@ dimensions computes the same with more of them, when
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
+
+ConfigJson = dict[str, Any]
+"""The content of a model's config.json."""
 
 LARGEST_BASE = 1e30
 """Of a rotation whose angles float32 can still compute."""
@@ -36,12 +39,12 @@ class HeadPadding:
     size: int
     padded: int
 
-    def config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, config: ConfigJson) -> ConfigJson:
         """The model's config.json with wider heads."""
         rotation = {**config["rope_parameters"], "rope_theta": self.base(config)}
         return {**config, "head_dim": self.padded, "rope_parameters": rotation}
 
-    def base(self, config: Mapping[str, Any]) -> float:
+    def base(self, config: ConfigJson) -> float:
         """The base of the rotation that keeps its angles."""
         return float(config["rope_parameters"]["rope_theta"]) ** (self.padded / self.size)
 
@@ -65,7 +68,7 @@ class HeadPadding:
         return wide.reshape(-1, *tensor.shape[1:])
 
 
-def choose_padding(config: Mapping[str, Any], head_sizes: Sequence[int] | None) -> HeadPadding | None:
+def choose_padding(config: ConfigJson, head_sizes: Sequence[int] | None) -> HeadPadding | None:
     """The padding that this model needs where only these head sizes can be computed (None: any). RolloutError when
     there is none that leaves the model the same."""
     if head_sizes is None:
@@ -85,7 +88,7 @@ def choose_padding(config: Mapping[str, Any], head_sizes: Sequence[int] | None) 
     return wider
 
 
-def _head_size(config: Mapping[str, Any]) -> int | None:
+def _head_size(config: ConfigJson) -> int | None:
     """None where config.json calls it by names of its own."""
     if config.get("head_dim"):
         return int(config["head_dim"])

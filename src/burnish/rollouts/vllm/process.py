@@ -22,6 +22,9 @@ from burnish.errors import RolloutError
 from burnish.plugins import describe_exit, holding_back_stop_signals
 
 SCRIPT = Path(__file__).with_name("worker.py")
+Message = dict[str, Any]
+"""A JSON object; worker.py says what each holds."""
+
 CHUNK_BYTES = 256 << 20
 """Weights in the shared memory at a time (a larger tensor travels alone)."""
 
@@ -79,7 +82,7 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, message: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+    def ask(self, message: Message, *, seconds: float) -> Message:
         """The answer. WorkerLost when there is none within so many seconds, WorkerFault when it is an error,
         RolloutError when the worker refuses."""
         deadline = time.monotonic() + seconds
@@ -158,7 +161,7 @@ class WorkerProcess:
                 offset += _aligned(tensor.nbytes)
         self.ask({"kind": "chunk", "bytes": size, "tensors": entries}, seconds=seconds)
 
-    def _send_only(self, message: dict[str, Any]) -> None:
+    def _send_only(self, message: Message) -> None:
         data = json.dumps(message).encode()
         try:
             self._socket.settimeout(None)

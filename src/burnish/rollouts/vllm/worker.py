@@ -39,6 +39,9 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+Message = dict[str, Any]
+"""A JSON object."""
+
 _LENGTH_BYTES = 8
 _TEMPERATURE = "burnish_temperature"
 
@@ -49,15 +52,15 @@ class Channel:
     def __init__(self, descriptor: int) -> None:
         self._stream = socket.socket(fileno=descriptor).makefile("rwb")
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         data = json.dumps(message).encode()
         self._stream.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
         self._stream.flush()
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Message:
         """EOFError when the engine is gone."""
         length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
-        message: dict[str, Any] = json.loads(self._read(length))
+        message: Message = json.loads(self._read(length))
         return message
 
     def _read(self, count: int) -> bytes:
@@ -76,7 +79,7 @@ class Server:
         self._llm: Any = None
         self._version: int | None = None
 
-    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, message: Message) -> Message:
         kind = message["kind"]
         if kind == "hello":
             return self._hello()
@@ -88,7 +91,7 @@ class Server:
             return self._generate(message)
         return {"refused": f"no message is called {kind!r}"}
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello(self) -> Message:
         import vllm
         from vllm.platforms import current_platform
 
@@ -99,7 +102,7 @@ class Server:
             sizes = CPUAttentionBackend.get_supported_head_sizes()
         return {"vllm": vllm.__version__, "cpu": on_cpu, "head_sizes": sizes}
 
-    def _build(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _build(self, arguments: Message) -> Message:
         from vllm import LLM
 
         self._llm = LLM(**arguments, logits_processors=[greedy_temperature()])
@@ -107,7 +110,7 @@ class Server:
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         return {"done": True}
 
-    def _push(self, version: int) -> dict[str, Any]:
+    def _push(self, version: int) -> Message:
         self._version = None  # until all of them are there, the weights are no version's
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
         self._llm.apply_model(repack_embeddings)
@@ -134,7 +137,7 @@ class Server:
                     yield entry["name"], flat.view(entry["shape"])
             self._channel.send({"done": True})
 
-    def _generate(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _generate(self, message: Message) -> Message:
         from vllm import SamplingParams
 
         if message["version"] != self._version:

@@ -1,0 +1,293 @@
+"""Roles in another process: what goes there and back, errors, deadlines, and the end of either side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.distributed import server
+from burnish.distributed.handles import RemoteEngine, RemotePolicy
+from burnish.distributed.processes import ProcessRole, RoleLostError, RoleProcess, TracebackElsewhereError
+from burnish.errors import BurnishError, DivergenceError, RolloutError
+from burnish.models.weights import Weights
+from burnish.types import Metric, Reduction
+
+ROLES = """
+import contextlib, os, pathlib, signal, time
+import torch
+from burnish.errors import DivergenceError, ModelError
+from burnish.models.weights import Weights
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+class Role:
+    version = 3
+
+    def __init__(self):
+        self.taken = {}
+
+    def echo(self, value, *, twice=False):
+        return (value, value) if twice else value
+
+    def raises(self, what):
+        if what == "divergence":
+            raise DivergenceError("loss is nan", remedy="lower it")
+        if what == "odd":
+            raise Odd("one", "two")
+        raise EOFError
+
+    def sleeps(self):
+        time.sleep(60)
+
+    def dies(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def unpicklable(self):
+        return lambda: None
+
+    def threads(self):
+        return torch.get_num_threads()
+
+    def publish(self):
+        tensors = [("a", torch.arange(6.0)), ("b", torch.ones(2, 2, dtype=torch.bfloat16))]
+        return Weights(self.version, lambda: iter(tensors))
+
+    def sync(self, weights):
+        if weights.version == 13:
+            raise ModelError("no such tensor")
+        if weights.version != 12:  # an engine need not read them
+            self.taken = dict(weights.tensors())
+        self.version = weights.version
+
+    def read(self):
+        return self.taken
+
+
+@contextlib.contextmanager
+def roles(left):
+    yield {"policy": Role(), "engine": Role()}
+    pathlib.Path(left).write_text("left")
+
+
+@contextlib.contextmanager
+def broken():
+    raise ModelError("there is no model")
+    yield {}
+
+
+@contextlib.contextmanager
+def slow():
+    time.sleep(60)
+    yield {}
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A module of roles that only its folder on the module path makes known to the other process."""
+    folder = tmp_path_factory.mktemp("roles")
+    (folder / "roles_of_test.py").write_text(ROLES)
+    sys.path.append(str(folder))
+    import roles_of_test  # type: ignore[import-not-found]
+
+    yield roles_of_test
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def shared(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleProcess]:
+    with RoleProcess("shared", module.roles, tmp_path_factory.mktemp("left") / "left") as process:
+        yield process
+
+
+@pytest.fixture
+def policy(shared: RoleProcess) -> ProcessRole:
+    return shared.role("policy", seconds=30)
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_values_go_there_and_back(policy: ProcessRole) -> None:
+    metric = Metric(Reduction.MEAN, 1.5, 3)
+    assert policy.ask("echo", {"a": (1, metric)}, twice=True) == ({"a": (1, metric)},) * 2
+    assert policy.ask("version") == 3
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.arange(12, dtype=torch.float32).reshape(3, 4).T,
+        torch.randn(1000)[10:13],
+        torch.tensor([[True, False]]),
+        torch.randn(3, 2).bfloat16(),
+        torch.zeros(0, 5, dtype=torch.int64),
+        torch.nn.Parameter(torch.randn(2)),
+    ],
+)
+def test_tensors_arrive_bit_for_bit_and_without_gradient(policy: ProcessRole, tensor: torch.Tensor) -> None:
+    found = policy.ask("echo", tensor)
+    assert type(found) is torch.Tensor
+    assert found.dtype is tensor.dtype
+    assert torch.equal(found, tensor)
+    assert not found.requires_grad
+    assert found.untyped_storage().nbytes() == tensor.nbytes  # of a view its own numbers alone
+
+
+def test_errors_keep_their_type_and_bring_their_traceback(policy: ProcessRole) -> None:
+    with pytest.raises(DivergenceError, match="loss is nan\n  -> lower it") as caught:
+        policy.ask("raises", "divergence")
+    assert caught.value.remedy == "lower it"
+    assert isinstance(caught.value.__cause__, TracebackElsewhereError)
+    assert "in process 'shared':" in str(caught.value.__cause__)
+    assert 'raise DivergenceError("loss is nan"' in str(caught.value.__cause__)
+
+
+def test_errors_that_cannot_be_made_again_are_told(policy: ProcessRole) -> None:
+    with pytest.raises(RuntimeError, match="Odd: one"):
+        policy.ask("raises", "odd")
+    with pytest.raises(EOFError):
+        policy.ask("raises", "end of file")
+    with pytest.raises((AttributeError, TypeError), match="lambda"):
+        policy.ask("unpicklable")
+    assert policy.ask("echo", 1) == 1
+
+
+def test_what_cannot_be_sent_is_refused_and_the_process_goes_on(policy: ProcessRole) -> None:
+    with pytest.raises(BurnishError, match=r"policy.echo: cannot be sent to process 'shared'.*\n.*package.module:name"):
+        policy.ask("echo", lambda: None)
+    assert policy.ask("echo", 2) == 2
+
+
+def test_the_other_process_computes_with_as_many_threads(policy: ProcessRole) -> None:
+    assert policy.ask("threads") == torch.get_num_threads()
+
+
+def test_a_role_that_is_not_there(shared: RoleProcess) -> None:
+    with pytest.raises(ValueError, match="has no role 'critic', only policy, engine"):
+        shared.role("critic", seconds=1)
+
+
+def test_weights_go_from_one_role_to_another(shared: RoleProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "BUCKET_BYTES", 1)
+    policy, engine = RemotePolicy(shared.role("policy", seconds=30)), shared.role("engine", seconds=30)
+    weights = policy.publish()
+    assert (weights.version, weights.module) == (3, None)
+    found = dict(weights.tensors())
+    RemoteEngine(engine).sync(Weights(7, lambda: iter(found.items())))
+    assert engine.ask("version") == 7
+    taken = engine.ask("read")
+    assert list(taken) == ["a", "b"]
+    assert torch.equal(taken["a"], torch.arange(6.0))
+    assert taken["b"].dtype is torch.bfloat16
+    RemoteEngine(engine).sync(Weights(12, lambda: iter(found.items())))
+    with pytest.raises(BurnishError, match="no such tensor"):
+        RemoteEngine(engine).sync(Weights(13, lambda: iter(found.items())))
+    assert engine.ask("version") == 12
+
+
+def test_weights_of_a_version_that_is_gone_are_refused(shared: RoleProcess) -> None:
+    with pytest.raises(RolloutError, match=r"version 2 of the weights of 'policy' .* at version 3 now"):
+        shared.role("policy", seconds=30).read(2)
+
+
+def test_whoever_fails_while_tensors_are_given_ends_the_process(module: Any, tmp_path: Path) -> None:
+    """It waits for tensors that do not come: no answer would belong to the next request."""
+
+    def lost() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.zeros(2)
+        raise RolloutError("the policy is gone")
+
+    with RoleProcess("sampler", module.roles, tmp_path / "left") as process:
+        engine = process.role("engine", seconds=30)
+        with pytest.raises(RolloutError, match="the policy is gone"):
+            RemoteEngine(engine).sync(Weights(1, lost))
+        with pytest.raises(RoleLostError, match="has been ended"):
+            engine.ask("version")
+
+
+def test_a_process_that_dies_is_an_error_now_and_later(module: Any, tmp_path: Path) -> None:
+    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+        role = process.role("policy", seconds=60)
+        with pytest.raises(RoleLostError, match=r"policy.dies: process 'trainer' ended .*SIGKILL"):
+            role.ask("dies")
+        with pytest.raises(RoleLostError, match=r"policy.version: process 'trainer' ended \(killed by SIGKILL\)"):
+            role.ask("version")
+
+
+def test_a_process_that_does_not_answer_is_killed(module: Any, tmp_path: Path) -> None:
+    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+        with pytest.raises(RoleLostError, match=r"policy.sleeps: .* within 0.2 seconds and was"):
+            process.role("policy", seconds=0.2).ask("sleeps")
+        assert gone(process.pid)
+
+
+def test_a_process_that_is_stopped_does_not_hang_a_large_request(module: Any, tmp_path: Path) -> None:
+    """It reads nothing, so that sending must have its deadline too."""
+    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(RoleLostError, match=r"did not answer within 0.5 seconds"):
+            process.role("policy", seconds=0.5).ask("echo", torch.zeros(10_000_000))
+
+
+def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:
+    with pytest.raises(BurnishError, match="there is no model"):
+        RoleProcess("trainer", module.broken)
+    with pytest.raises(RoleLostError, match="start: process 'trainer' did not answer within 20 seconds"):
+        RoleProcess("trainer", module.slow, seconds=20)
+
+
+def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Path) -> None:
+    process = RoleProcess("trainer", module.roles, tmp_path / "left")
+    process.close()
+    process.close()
+    assert (tmp_path / "left").read_text() == "left"
+    assert gone(process.pid)
+
+
+def test_it_ends_with_its_parent_even_while_it_works(module: Any, tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path.append({os.path.dirname(module.__file__)!r})
+import roles_of_test, threading, time
+from burnish.distributed.processes import RoleProcess
+process = RoleProcess("trainer", roles_of_test.roles, "left")
+print(process.pid, flush=True)
+process.role("policy", seconds=60).ask("sleeps")
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    assert gone(pid)
+
+
+def test_every_wait_of_this_room_has_a_deadline() -> None:
+    """Only a server waits for its next request as long as it takes, while it watches its parent."""
+    folder = Path(server.__file__).parent
+    for file in folder.glob("*.py"):
+        if file.name not in ("server.py", "channel.py"):
+            assert "seconds=None" not in file.read_text()
