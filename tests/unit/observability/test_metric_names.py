@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from burnish.trainers.rl.derived import SPREADS
 
 import burnish
 from burnish.observability import console
 from burnish.observability.alarms import DETECTORS
 from burnish.observability.metric_names import METRICS, explain, find_metric, metrics_page
 from burnish.report import charts
+from burnish.trainers.telemetry.derived import SPREADS
 
 SOURCE = Path(burnish.__file__).parent
 ROWS = [row for section in METRICS.values() for row in section]
