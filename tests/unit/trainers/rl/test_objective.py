@@ -142,7 +142,7 @@ def test_the_correction_weighs_the_policy_term_only() -> None:
 
 def test_the_correction_needs_the_samplers_logprobs() -> None:
     corrected = objective(correction=Correction("token", "mask", 0.5, 2.0))
-    with pytest.raises(ValueError, match="lacks log-probabilities"):
+    with pytest.raises(ValueError, match="has no rollout_logprobs"):
         value_of(corrected, two_rows(), logprobs([-1.0, -1.0], [-1.0, 0.0]))
 
 
