@@ -1,3 +1,3 @@
 """Burnish: reinforcement learning for language models after pre-training."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -9,6 +9,7 @@ from typing import NotRequired, TypedDict
 
 from burnish.observability.console import duration
 from burnish.observability.history import columns
+from burnish.observability.metric_names import explain
 
 Column = tuple[list[int], list[float]]
 
@@ -72,7 +73,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Reward model", "Calibration error", (("expected", "eval/calibration_error"),)),
     Chart("Reward model", "Score and length", (("correlation", "eval/length_correlation"),)),
     Chart("Learning", "Loss", (("training", "train/loss"), ("held-out", "eval/loss"))),
-    Chart("Learning", "Token accuracy", (("training", "train/token_accuracy"), ("held-out", "eval/token_accuracy"))),
+    Chart("Learning", "Token accuracy", (("held-out", "eval/token_accuracy"),)),
     Chart("Learning", "Reward spread", (("std", "reward/std"), ("min", "reward/min"), ("max", "reward/max"))),
     Chart("Learning", "Groups without signal", (("fraction", "groups/constant_fraction"),), "all scores equal"),
     Chart("Learning", "Failed rewards", (("fraction", "reward/failed_fraction"),)),
@@ -128,7 +129,7 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
 def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     """The charts that the run has data for. Metrics in no chart follow in "Further", with a chart each."""
     data = columns([dict(row) for row in rows])
-    charts = [_chart(c.section, c.title, c.help, c.metrics, data) for c in CHARTS]
+    charts = [_chart(c.section, c.title, c.help or _meaning(c.metrics), c.metrics, data) for c in CHARTS]
     families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
     charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
     charts.append(_chart("Speed", "Seconds per step", "", (("step", "time/step_seconds"),), data))
@@ -137,7 +138,7 @@ def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     named = {metric for c in CHARTS for _, metric in c.metrics}
     named |= {metric for family in families.values() for _, metric in family}
     further = [name for name in data if name not in named and not _is_phase(name)]
-    charts += [_chart("Further", name, "", ((name, name),), data) for name in further]
+    charts += [_chart("Further", name, explain(name), ((name, name),), data) for name in further]
     return [chart for chart in charts if chart["series"]]
 
 
@@ -221,6 +222,11 @@ def _chart(
 ) -> ChartData:
     series = [_series(label, data[name]) for label, name in metrics if name in data]
     return {"section": section, "title": title, "help": remark, "kind": "line", "series": series}
+
+
+def _meaning(metrics: Sequence[tuple[str, str]]) -> str:
+    """What a chart of a single metric shows; several are explained by their labels."""
+    return explain(metrics[0][1]) if len(metrics) == 1 else ""
 
 
 def _family(begin: str, end: str, data: Mapping[str, Column]) -> list[tuple[str, str]]:

@@ -23,8 +23,9 @@ class RewardScorer(Protocol):
         """The rollouts in the same order with reward, reward_parts, token_rewards and status set."""
         ...
 
-    def metrics(self) -> dict[str, Metric]:
-        """Failures by status and domain, and seconds spent, since the last call."""
+    def take_metrics(self) -> dict[str, Metric]:
+        """Failures by status and domain, and seconds spent, since the last call. Each number is handed over once: the
+        next call begins at 0."""
         ...
 
     def close(self) -> None:

@@ -58,9 +58,7 @@ class ProcessRewardScorer:
             scoring.workers,
             start_timeout_seconds=scoring.start_timeout_seconds,
         )
-        # id(rollout) -> (number in the pool's tasks, rollout). Rollouts are not hashable. Keeping a reference to each
-        # prevents another object from getting the same id.
-        self._begun: dict[int, tuple[int, Rollout]] = {}
+        self._begun: dict[tuple[int, int], tuple[int, Rollout]] = {}  # by sample: number in the pool's tasks, rollout
         self._caller = Caller()
         self._signatures = self._read_signatures()
         self._ending: Ending | None = None
@@ -109,10 +107,11 @@ class ProcessRewardScorer:
         many, those that run in this process, and reward models. Raises what `score` raises for a reward that breaks
         its contract.
         """
+        items = [(prompt, rollout) for prompt, rollout in items if _sample(rollout) not in self._begun]
         if items:
             self.check_columns({name for prompt, _ in items for name in prompt.columns})
         first = len(self._begun)
-        self._begun.update({id(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
+        self._begun.update({_sample(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
         numbered = list(enumerate(self._seen(items), start=first))
         try:
             self._pool.begin(
@@ -146,9 +145,9 @@ class ProcessRewardScorer:
         self._check_failures(items, scored)
         return scored
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         """Failed fraction (total, by status, by domain), incomplete fraction and seconds, since the last call."""
-        metrics = self._counts.read()
+        metrics = self._counts.take()
         if self._ending is None:
             del metrics["reward/incomplete_fraction"]
         for position, index in enumerate(self._remote):
@@ -197,12 +196,14 @@ class ProcessRewardScorer:
         In the pool's tasks, a response has the number that `begin` gave it. Responses not begun get higher numbers.
         """
         begun, self._begun = self._begun, {}
-        number_of = [
-            begun[id(rollout)][0] if id(rollout) in begun else len(begun) + position
-            for position, (_, rollout) in enumerate(items)
-        ]
+        num_begun = len(begun)
+        number_of = []
+        for position, (_, rollout) in enumerate(items):
+            number, response = begun.pop(_sample(rollout), (-1, None))
+            # Another response of that name is scored anew: the one that was begun came from a step that was cut short.
+            number_of.append(number if response == rollout else num_begun + position)
         numbered = list(zip(number_of, seen, strict=True))
-        fresh = [(number, item) for number, item in numbered if number >= len(begun)]
+        fresh = [(number, item) for number, item in numbered if number >= num_begun]
         tasks = [
             task
             for place, index in enumerate(self._remote)
@@ -295,7 +296,8 @@ class _Counts:
             self.status[rollout.status] += 1
             self.failed[prompt.domain] += _failed(rollout)
 
-    def read(self) -> dict[str, Metric]:
+    def take(self) -> dict[str, Metric]:
+        """The counts as metrics, and counting begins anew."""
         total = self.total.total()
         metrics = {"reward/failed_fraction": Metric(Reduction.MEAN, float(self.failed.total()), float(total))}
         metrics["reward/incomplete_fraction"] = Metric(Reduction.MEAN, float(self.incomplete), float(total))
@@ -308,6 +310,11 @@ class _Counts:
         metrics["time/reward_seconds"] = Metric(Reduction.SUM, self.seconds)
         self._reset()
         return metrics
+
+
+def _sample(rollout: Rollout) -> tuple[int, int]:
+    """What tells a response from the others of its step, in whatever process it is."""
+    return rollout.group_id, rollout.sample_index
 
 
 def _failed(rollout: Rollout) -> bool:
