@@ -198,7 +198,7 @@ PATHS = [
     path_of("output", "'~nobody-at-all/run'", "~"),
     path_of("output", ".", "working folder"),
     path_of("output", "./run/..", "working folder"),
-    path_of("output", "..", "holds"),
+    path_of("output", "..", "contains"),
     path_of("output", "/", "root", command=("plan", "run.yaml")),
     path_of("output", ".", "working folder", command=("plan", "run.yaml")),
     path_of("output", ".", "working folder", base="sft", command=("plan", "run.yaml")),
