@@ -43,6 +43,7 @@ format: $(INSTALLED)  ## put the style right
 
 docs: $(INSTALLED)  ## regenerate the pages that are made from code
 	$(BIN)/python -m burnish.config.reference docs/configuration.md
+	$(BIN)/python -m burnish.observability.metric_names docs/metrics.md
 
 # Strict: a link or an anchor that leads nowhere, or a page that the navigation forgets, is an error. (Not with --quiet,
 # which makes MkDocs overlook its own warnings.)

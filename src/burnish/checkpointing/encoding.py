@@ -1,7 +1,8 @@
 """Training state on disk without pickle: tensors in one safetensors file, everything else in one JSON file.
 
-What comes back equals what went in: dtypes and shapes of tensors, ints as dictionary keys, tuples, floats to the last
-bit (also nan and the infinities), bytes, numpy arrays. Tensors come back on the CPU. Anything else is refused by name.
+Reading gives back exactly what was written: dtypes and shapes of tensors, ints as dictionary keys, tuples, floats to
+the last bit (including nan and infinities), bytes and numpy arrays. Tensors are read to the CPU. A value of any other
+type is refused by name.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from torch import Tensor
 
 from burnish.errors import CheckpointError
 from burnish.reading import UnreadableError, read_json, reading
+from burnish.types import Json
 
 
-def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
-    """Write `name.json` and `name.safetensors`. Raises CheckpointError for a value that has no exact form on disk."""
+def write_state(folder: Path, name: str, state: Mapping[str, object]) -> None:
+    """Write `name.json` and `name.safetensors`. CheckpointError for a value that cannot be stored exactly."""
     tensors: dict[str, Tensor] = {}
     plain = _encode(state, name, tensors)
     save_file(tensors, folder / f"{name}.safetensors")
@@ -34,7 +36,7 @@ def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path, name: str) -> dict[str, Any]:
-    """What `write_state` wrote. Raises CheckpointError when the files are absent or damaged."""
+    """What `write_state` wrote. Raises CheckpointError if the files are missing or damaged."""
     try:
         plain = read_json(folder / f"{name}.json")
         tensors = load_file(folder / f"{name}.safetensors")
@@ -51,20 +53,23 @@ def read_state(folder: Path, name: str) -> dict[str, Any]:
 
 @contextmanager
 def restoring(folder: Path) -> Iterator[None]:
-    """Around putting a run where a checkpoint left off. A checkpoint whose files are whole and yet hold something else
-    than this version wrote there is named."""
-    remedy = "go on with the version that made it, or remove that folder; the run resumes from the one before it"
-    with reading(f"{folder}: taking up what it holds", CheckpointError, remedy=remedy):
+    """Around restoring a run from a checkpoint: errors name the checkpoint.
+
+    Its files may be undamaged and still not contain what this version expects.
+    """
+    remedy = "use the version that made it, or remove that folder; then the run resumes from the one before it"
+    with reading(f"{folder}: restoring the run from it", CheckpointError, remedy=remedy):
         yield
 
 
-def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def _encode(value: object, where: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(value, Tensor):
-        return {"$tensor": _keep(value.detach(), tensors)}
+        return {"$tensor": _store_tensor(value.detach(), tensors)}
     if isinstance(value, numpy.ndarray):
-        return {"$array": _keep(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
+        return {"$array": _store_tensor(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
+    # `type` instead of `isinstance` from here on: a subclass would be read back as its base class.
     if type(value) is list:
         return [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
     if type(value) is tuple:
@@ -72,34 +77,36 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     return _encode_scalar(value, where)
 
 
-def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _encode_mapping(value: Mapping[object, object], where: str, tensors: dict[str, Tensor]) -> Json:
     items = [(key, _encode(item, f"{where}[{key!r}]", tensors)) for key, item in value.items()]
-    if all(type(key) is str and not key.startswith("$") for key in value):
-        return dict(items)
+    named = {key: item for key, item in items if isinstance(key, str) and type(key) is str and not key.startswith("$")}
+    if len(named) == len(items):
+        return named
     return {"$dict": [[_encode(key, f"key of {where}", tensors), item] for key, item in items]}
 
 
-def _encode_scalar(value: Any, where: str) -> Any:
+def _encode_scalar(value: object, where: str) -> Json:
     if type(value) is float and not math.isfinite(value):
         return {"$float": str(value)}
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or (isinstance(value, (bool, int, float, str)) and type(value) in (bool, int, float, str)):
         return value
     if type(value) is bytes:
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     raise CheckpointError(
-        f"cannot save {where}: a {type(value).__module__}.{type(value).__qualname__} has no exact form in a checkpoint",
-        remedy="hand over tensors, numpy arrays, numbers, texts, bytes, lists, tuples and dictionaries only",
+        f"cannot save {where}: a checkpoint cannot hold a {type(value).__module__}.{type(value).__qualname__} exactly",
+        remedy="use only tensors, numpy arrays, numbers, strings, bytes, lists, tuples and dictionaries",
     )
 
 
-def _keep(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """Store under a fresh number; cloned, because safetensors refuses tensors that share memory."""
+def _store_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Add the tensor to `tensors` and return its name."""
     name = str(len(tensors))
+    # Cloned, because safetensors refuses tensors that share memory.
     tensors[name] = tensor.cpu().contiguous().clone()
     return name
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: object, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):

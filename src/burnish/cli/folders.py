@@ -1,4 +1,4 @@
-"""Run folders on the command line: moving an old run aside, finding what to evaluate in one."""
+"""Run folders on the command line: move an old run aside, load the configuration of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def move_aside(output: str, console: Console) -> None:
-    """Rename an earlier run's folder, so that a new run can start and nothing is lost; never that of a live run."""
+    """Rename the folder of an earlier run, so that a new run can start. CheckpointError if that run is still active."""
     from burnish.checkpointing.moving import move_run_aside
 
     aside = move_run_aside(Path(output))
@@ -22,9 +22,9 @@ def move_aside(output: str, console: Console) -> None:
 
 
 def load_run(folder: Path, overrides: list[str]) -> LoadedConfig:
-    """The configuration that a run of any kind was started with. Its `output` is where the folder lies now.
+    """The configuration of a run of any kind, with `output` set to where its folder is now.
 
-    Overrides that name held-out comparisons take the place of the part that `held_out_fraction` held out.
+    Overrides that name held-out comparisons replace the part that `held_out_fraction` held out.
     """
     from burnish.checkpointing.run import RunDirectory
     from burnish.config.kinds import kind_of_data
@@ -33,7 +33,7 @@ def load_run(folder: Path, overrides: list[str]) -> LoadedConfig:
     if not run.begun():
         raise CheckpointError(
             f"{folder} is not a run: it has no {run.config_file.name}",
-            remedy="give a run file, or the folder that `output` of a run file names",
+            remedy="give a run file, or the `output` of a run file",
         )
     data = {**run.read_config(), "output": str(folder)}
     kind = kind_of_data(data)

@@ -14,21 +14,20 @@ from burnish.config.loading import LoadedConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.schema import RlConfig, RunConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
+    from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
     from burnish.planning.model_facts import ModelFacts
     from burnish.planning.plan import Plan
 
-All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, defaults too.")]
+All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
 
 
 def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = False) -> None:
     """Show what a run will do, without doing it.
 
-    Prompts, rollouts, minibatches, optimizer steps, models and memory, and where
-    each value came from. Nothing is downloaded and no weights are loaded: sizes
-    come from the model's config.json. Local data and rewards are read, and what
-    burnish rl, sft or rm would refuse is refused here too.
+    Shows prompts, rollouts, minibatches, optimizer steps, models and memory, and
+    where each value comes from. Nothing is downloaded and no weights are loaded:
+    sizes come from the model's config.json. Local data and rewards are read, and
+    what burnish rl, sft or rm would refuse is refused here too.
 
     [bold]Examples[/bold]
     burnish plan run.yaml
@@ -52,8 +51,7 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
 
 def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     from burnish.checkpointing.output import check_output
-    from burnish.config.schema import RlConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
+    from burnish.config.schema import RlConfig, RmConfig, SftConfig
     from burnish.planning.model_facts import read_model_facts
     from burnish.trainers.chaining import pinned
 
@@ -62,8 +60,10 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     notes.extend(chained)
     facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
     if facts is None:
-        notes.append(f"model.path {config.model.path!r} is no local model folder, so its sizes and memory are unknown")
-    notes.extend(_slow_number_type(config))
+        notes.append(
+            f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
+        )
+    notes.extend(_emulation_notes(config))
     if isinstance(config, RlConfig):
         return _rl_plan(config, facts, notes)
     if isinstance(config, RmConfig):
@@ -73,8 +73,8 @@ def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
     raise TypeError(f"no plan for {type(config).__name__}")
 
 
-def _slow_number_type(config: RunConfig) -> Iterator[str]:
-    """A note where the processor that the run would use only emulates its number type."""
+def _emulation_notes(config: RunConfig) -> Iterator[str]:
+    """A note if the processor that the run would use only emulates the run's dtype."""
     from burnish.processor import emulation_note
 
     if config.model.dtype != "bfloat16" or config.model.device not in ("auto", "cpu"):
@@ -89,7 +89,7 @@ def _slow_number_type(config: RunConfig) -> Iterator[str]:
 
 
 def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """Refuses what `burnish rl` would refuse, as far as that can be known without weights and downloads."""
+    """Raises the errors of `burnish rl`, as far as they can be found without weights and downloads."""
     from burnish.planning.plan import plan_rl
     from burnish.trainers.rl.preflight import check_fit, preview
 
@@ -97,13 +97,13 @@ def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
         check_fit(config, facts.context_tokens, facts.vocabulary_size)
     num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
     if num_prompts is None:
-        notes.append("data.train names a data set of the hub, so the number of prompts is unknown")
+        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
     notes.extend(further)
     return plan_rl(config, num_prompts=num_prompts, facts=facts)
 
 
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """With a local model its tokenizer tells how many comparisons fit, and so how many steps there will be."""
+    """The plan of `burnish rm`. A local model's tokenizer shows how many comparisons fit, and so how many steps."""
     from burnish.planning.plan_rm import plan_rm
     from burnish.trainers.preview import preview_rm
 
@@ -113,7 +113,7 @@ def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
 
 
 def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """With a local model its tokenizer tells how long the examples are, and so how many steps there will be."""
+    """The plan of `burnish sft`. A local model's tokenizer shows how long the examples are, and so how many steps."""
     from burnish.planning.plan import plan_sft
     from burnish.trainers.preview import preview_sft
 
@@ -145,7 +145,8 @@ def _show_models(plan: Plan, loaded: LoadedConfig, console: Console) -> None:
     memory = Table("memory (estimate)", "size", "from", title="memory", title_justify="left")
     for item in plan.memory:
         memory.add_row(item.name, bytes_in_words(item.num_bytes), item.formula)
-    memory.add_row("together, at most", bytes_in_words(plan.memory_bytes), "cache and activations are not held at once")
+    because = "cache and activations are not needed at the same time"
+    memory.add_row("together, at most", bytes_in_words(plan.memory_bytes), because)
     console.print(memory)
 
 

@@ -1,22 +1,21 @@
-"""Sources to prompts: `load_prompts` is what `burnish rl`, `eval` and `check` read."""
+"""Load prompts from data sources, for `burnish rl`, `eval` and `check` (`load_prompts`)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.data.chat import AUTO, encode_prompt, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
+from burnish.data.loaded_sources import LoadedSource, OverLong, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
 from burnish.data.queries import cut_query
-from burnish.data.rows import Row, describe, reading_row, value_at
+from burnish.data.rows import Row, reading_row, value_at
 from burnish.data.samplers import PromptSampler
-from burnish.data.schemas import Purpose, Reading, recognise
-from burnish.data.sources import Table, default_domain, read_table, source_names
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
@@ -25,17 +24,17 @@ from burnish.types import Message, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-OverLong = Literal["drop", "truncate", "error"]
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
-_SHARED = "comparisons asked by what chosen and rejected both begin with"
+_COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of all sources behind each other, with their tokens.
+    """Prompts of all sources, concatenated, with their tokens.
 
-    Source i holds `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`."""
+    Source i has `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`.
+    """
 
     prompts: tuple[Prompt, ...]
     prompt_tokens: tuple[tuple[int, ...], ...]
@@ -51,100 +50,12 @@ class PromptSet:
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def asked(self) -> list[Asked]:
-        """What each prompt asks, as the policy is given it."""
+        """Each prompt's id and tokens, to find duplicates."""
         return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.prompt_tokens, strict=True)]
 
     def lines(self) -> list[str]:
-        """What was understood, for the command line to print."""
+        """How the data were read, for the command line to print."""
         return [line for understanding in self.understandings for line in understanding.lines()]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedSource:
-    """Rows of one source and how they are read. `name` begins the ids of its rows, `own_domain` is the domain of those
-    that name none."""
-
-    source: DataSource
-    name: str
-    table: Table
-    reading: Reading
-    share: float | None
-    own_domain: str
-
-    def understanding(self, *, kept: int, skipped: Counter[str], changed: Counter[str]) -> Understanding:
-        return Understanding(
-            path=self.source.path,
-            name=self.name,
-            rows=len(self.table.rows),
-            kept=kept,
-            schema=self.reading.schema,
-            roles=self.reading.roles,
-            domain=self.fixed_domain(),
-            prompt_template=self.source.prompt_template,
-            system_prompt=self.source.system_prompt,
-            limit=self.source.limit,
-            share=self.share,
-            skipped=dict(skipped),
-            changed=dict(changed),
-            columns_left_out=self.table.unreadable_columns,
-        )
-
-    def fixed_domain(self) -> str | None:
-        """The domain of all rows, or None where each row names its own."""
-        if self.source.domain is not None:
-            return self.source.domain
-        return None if "domain" in self.reading.roles else self.own_domain
-
-    def domain_of(self, row: Row) -> str:
-        fixed = self.fixed_domain()
-        if fixed is not None:
-            return fixed
-        value = value_at(row, self.reading.roles["domain"], role="domain")
-        if isinstance(value, (Sequence, dict)) and not isinstance(value, str):
-            raise DataError(
-                f"{row.where}: column {self.reading.roles['domain']!r} (domain) holds {describe(value)}, not a name",
-                remedy="set domain for the source, or columns: {domain: ...}",
-            )
-        return self.own_domain if value is None or value == "" else str(value)
-
-    def id_of(self, row: Row) -> str:
-        """`<source name>:<row number>`, or the id column's value in place of the number."""
-        if "id" not in self.reading.roles:
-            return f"{self.name}:{row.number}"
-        value = value_at(row, self.reading.roles["id"], role="id")
-        if not isinstance(value, (str, int)) or value == "":
-            raise DataError(
-                f"{row.where}: column {self.reading.roles['id']!r} (id) holds {describe(value)}, not text or a number",
-                remedy="name a column of unique ids, or none (row numbers are used then)",
-            )
-        return f"{self.name}:{value}"
-
-    def rows_with_ids(self) -> Iterator[tuple[str, Row]]:
-        """Each row with its id. DataError for an id that comes twice."""
-        seen: dict[str, str] = {}
-        for row in self.table.rows:
-            row_id = self.id_of(row)
-            if row_id in seen:
-                raise DataError(
-                    f"{row.where}: id {row_id.removeprefix(self.name + ':')!r} was given already at {seen[row_id]}",
-                    remedy="make ids unique, or remove columns.id (row numbers are used then)",
-                )
-            seen[row_id] = row.where
-            yield row_id, row
-
-
-def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[LoadedSource]:
-    """Rows and layouts of all sources. DataError for none, and for any that cannot be read or understood."""
-    if not sources:
-        raise DataError("no data set is named", remedy="set data.train (or data.eval) to a path")
-    total = sum(source.weight for source in sources)
-    loaded = []
-    for source, name in zip(sources, source_names(sources), strict=True):
-        table = read_table(source)
-        reading = recognise(table.rows, source, purpose)
-        share = source.weight / total if len(sources) > 1 else None
-        loaded.append(LoadedSource(source, name, table, reading, share, default_domain(source)))
-    return loaded
 
 
 def load_prompts(
@@ -159,10 +70,10 @@ def load_prompts(
 ) -> PromptSet:
     """Prompts of all sources, encoded.
 
-    max_prompt_tokens: longest prompt; longer ones are dropped, truncated (the end stays, and a leading BOS) or an
-    error, as `over_long` says, and counted. context_tokens: length of the model's context; a prompt that leaves no
-    room for a response is an error whatever `over_long` says. query: cut a query from each row of layout `text`; rows
-    without one are left out and counted.
+    max_prompt_tokens: limit on prompts. Longer ones are dropped, truncated (keeping the end and a leading BOS) or an
+    error, depending on `over_long`, and counted.
+    context_tokens: length of the model's context. A prompt that leaves no room for a response is always an error.
+    query: cut a query from each row of layout `text`. Rows without one are left out and counted.
     """
     parts = [
         _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query)
@@ -196,30 +107,30 @@ def _source_prompts(
     for row_id, row in loaded.rows_with_ids():
         prompt = _prompt(loaded, row_id, row, changed, chat)
         if cuts is not None:
-            cut = _query(prompt, cuts, tokenizer, max_prompt_tokens, chat)
+            cut = _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
             if cut is None:
-                skipped[_without_query(cuts, max_prompt_tokens)] += 1
+                skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
                 continue
             prompt = cut
         tokens: tuple[int, ...] | None
         with reading_row(row.where):
             tokens = encode_prompt(prompt, tokenizer, chat)
         if max_prompt_tokens is not None and len(tokens or ()) > max_prompt_tokens:
-            tokens = _shortened(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
+            tokens = _shorten(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
             counter = skipped if tokens is None else changed
             counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
         if tokens is None:
             continue
-        _check_context(tokens, context_tokens, row)
+        _check_context(tokens, context_tokens, row)  # after truncation, which may have made the prompt fit
         if uses_template(prompt, chat):
             changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
         kept.append((prompt, tokens))
     require_rows(kept, loaded, skipped)
     understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
-    return kept, understanding if cuts is None else replace(understanding, query=_between(cuts))
+    return kept, understanding if cuts is None else replace(understanding, query=_cut_description(cuts))
 
 
-def _query(
+def _cut_prompt(
     prompt: Prompt, query: QueryConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None, chat: ChatFormat
 ) -> Prompt | None:
     def fits(text: str) -> bool:
@@ -227,19 +138,19 @@ def _query(
 
     if prompt.text is None:
         raise DataError(
-            f"prompt {prompt.id!r} is a conversation, from which no query can be cut",
+            f"prompt {prompt.id!r} is a conversation, but a query can only be cut from text",
             remedy="remove data.query, or the system_prompt of this source",
         )
     text = cut_query(prompt.text, start_text=query.start_text, end_text=query.end_text, fits=fits)
     return None if text is None else replace(prompt, text=text)
 
 
-def _without_query(query: QueryConfig, limit: int | None) -> str:
+def _no_query_reason(query: QueryConfig, limit: int | None) -> str:
     within = "" if limit is None else f" within max_prompt_tokens ({limit:,})"
-    return f"documents without a query {_between(query)}{within}"
+    return f"documents without a query {_cut_description(query)}{within}"
 
 
-def _between(query: QueryConfig) -> str:
+def _cut_description(query: QueryConfig) -> str:
     start = "the beginning" if query.start_text is None else repr(query.start_text)
     return f"between {start} and {query.end_text!r}"
 
@@ -251,30 +162,32 @@ def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], 
 
 def _read_prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
     roles = loaded.reading.roles
-    asked = _asked(loaded, row, changed, chat)
+    asked = _prompt_of_row(loaded, row, changed, chat)
     answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
     domain, tools = loaded.domain_of(row), tools_at(row, roles)
     if isinstance(asked, str):
         return Prompt(row_id, text=asked, answer=answer, domain=domain, columns=row.values, tools=tools)
     messages = without_last_answer(asked)
     if not any(message.role != "system" for message in messages):
-        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user's turn")
+        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user turn")
     if len(messages) != len(asked):
         changed[_ANSWER_CUT] += 1
     return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values, tools=tools)
 
 
-def _asked(loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat) -> str | tuple[Message, ...]:
-    """What the row asks; of a comparison what `burnish rm` takes for its prompt, as turns where that does."""
+def _prompt_of_row(
+    loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat
+) -> str | tuple[Message, ...]:
+    """The prompt in a row. For a comparison it is the prompt that `burnish rm` would use, in the same form."""
     source = loaded.source
     if loaded.reading.schema != "preference":
         return prompt_of(row, loaded.reading.roles, template=source.prompt_template, system_prompt=source.system_prompt)
     try:
         asked = shared_prompt(loaded, row)
     except BadRow as error:
-        raise DataError(error.message, remedy="mend or remove the row") from error
+        raise DataError(error.message, remedy="fix or remove the row") from error
     if "prompt" not in loaded.reading.roles and source.prompt_template is None:
-        changed[_SHARED] += 1
+        changed[_COMMON_BEGINNING] += 1
     return (
         transcript_messages(asked)
         if chat.chat == "always" and isinstance(asked, str) and is_transcript(asked)
@@ -286,7 +199,7 @@ def _cut_note(over_long: OverLong) -> str:
     return ", cut at the beginning" if over_long == "truncate" else ""
 
 
-def _shortened(
+def _shorten(
     tokens: tuple[int, ...], limit: int, over_long: OverLong, row: Row, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...] | None:
     if over_long == "drop":
@@ -297,7 +210,7 @@ def _shortened(
             remedy="raise rollout.max_prompt_tokens, or set data.over_long to drop or truncate",
         )
     if tokens[0] == tokenizer.bos_token_id and limit > 1:
-        # A model that begins every text with BOS has never seen one without it.
+        # The model was trained with BOS at the beginning of every text, so a text without it is out of distribution.
         return (tokens[0], *tokens[len(tokens) - limit + 1 :])
     return tokens[len(tokens) - limit :]
 
@@ -305,24 +218,14 @@ def _shortened(
 def _check_context(tokens: Sequence[int], context_tokens: int | None, row: Row) -> None:
     if context_tokens is not None and len(tokens) >= context_tokens:
         raise DataError(
-            f"{row.where}: the prompt has {len(tokens):,} tokens, the model's context is {context_tokens:,}: no room "
-            "for a response",
+            f"{row.where}: the prompt has {len(tokens):,} tokens, but the model's context is {context_tokens:,}, which "
+            "leaves no room for a response",
             remedy="lower rollout.max_prompt_tokens, or use a model with a longer context",
         )
 
 
-def require_rows(kept: Sequence[Any], loaded: LoadedSource, skipped: Counter[str]) -> None:
-    """DataError when every row of a source was left out."""
-    if not kept:
-        reasons = "; ".join(f"{count:,} {reason}" for reason, count in skipped.items())
-        raise DataError(
-            f"{loaded.source.path}: no row is left of {len(loaded.table.rows):,}: {reasons}",
-            remedy="raise the limit on tokens, or set data.over_long: truncate",
-        )
-
-
 def read_prompts(sources: Sequence[DataSource]) -> tuple[list[Prompt], list[Understanding]]:
-    """Prompts of all sources as they stand, and how each source was understood. No tokenizer, so none is left out."""
+    """All prompts of all sources, and how each source was read. No tokenizer is used, so no length limit applies."""
     prompts: list[Prompt] = []
     understandings = []
     for loaded in load_sources(sources, "prompts"):

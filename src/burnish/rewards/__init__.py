@@ -1,4 +1,4 @@
-"""Rewards: plain functions by parameter name, run where they can be killed. No torch: workers import this."""
+"""Rewards: plain functions with named parameters, run in killable processes. No torch, because workers import this."""
 
 from burnish.rewards.gold import GoldFailure, GoldReport, check_gold, gold_response
 from burnish.rewards.protocol import RewardScorer

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from burnish.checkpointing.output import check_output
-from burnish.config.schema import RlConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig
 from burnish.errors import ConfigError
 
 BASE = {"model": "owner/model", "data": {"train": "owner/data"}, "rewards": "math"}
@@ -39,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 )
 def test_what_an_rl_run_reads_may_not_lie_where_it_writes(run: Path, field: str, given: dict[str, Any]) -> None:
     config = RlConfig.model_validate(BASE | {"output": str(run)} | _with_run(given, run))
-    with pytest.raises(ConfigError, match=rf"is or holds .*, which {field}( |\.)"):
+    with pytest.raises(ConfigError, match=rf"is or contains .*, which {field}( |\.)"):
         check_output(config)
     check_output(config.model_copy(update={"output": str(run.parent / "other")}))
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.aggregation import aggregate
-from burnish.algorithms.kl import k3, kl_loss
-from burnish.algorithms.mismatch import correction_weights, ratio_deviation
-from burnish.algorithms.ratios import log_ratio, ratio
-from burnish.forward.batch import Batch
+from burnish.algorithms.kl import kl_loss
+from burnish.algorithms.masking import fill_masked
+from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
+from burnish.algorithms.policy_losses import PolicyLoss
+from burnish.forward.batch import Batch, present
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
 from burnish.types import Metric, Reduction
@@ -37,8 +37,8 @@ class PolicyObjective:
     old log-probabilities in the batch the step is the first since sampling and the fresh ones, detached, are the old.
     """
 
-    policy_loss: Callable[..., Any]
-    numbers: Mapping[str, Any]
+    policy_loss: Callable[..., PolicyLoss]
+    numbers: Mapping[str, object]
     aggregation: str
     length: int
     kl_coef: float = 0.0
@@ -47,7 +47,11 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     correction: Correction | None = None
     takes_selection: bool = False
-    needs_entropy: bool = field(default=True)
+    needs_entropy: bool = True  # a chart and an alarm watch it, and it costs nothing but the forward walk
+
+    def with_kl_coef(self, kl_coef: float) -> PolicyObjective:
+        """The same with another coefficient: an adaptive one changes from step to step."""
+        return dataclasses.replace(self, kl_coef=kl_coef)
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         mask, logprobs = batch.loss_mask, scores.logprobs_BT
@@ -59,7 +63,7 @@ class PolicyObjective:
         if self.kl_coef > 0:
             penalty = kl_loss(
                 logprobs,
-                _present(batch.ref_logprobs),
+                present(batch.ref_logprobs, "ref_logprobs"),
                 mask,
                 estimator=self.kl_estimator,
                 old_logprobs_BT=old if self.kl_times_ratio else None,
@@ -78,7 +82,7 @@ class PolicyObjective:
         )
         return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch), signals)
 
-    def _numbers(self, batch: Batch) -> dict[str, Any]:
+    def _numbers(self, batch: Batch) -> dict[str, object]:
         return {**self.numbers, "selection_BT": batch.selection} if self.takes_selection else dict(self.numbers)
 
     def _weighted(self, per_token: Tensor, old: Tensor, batch: Batch) -> Tensor:
@@ -86,7 +90,7 @@ class PolicyObjective:
             c = self.correction
             weights = correction_weights(
                 old,
-                _present(batch.rollout_logprobs),
+                present(batch.rollout_logprobs, "rollout_logprobs"),
                 batch.loss_mask,
                 level=c.level,
                 mode=c.mode,
@@ -125,25 +129,15 @@ class LikelihoodObjective:
 
 
 def _mismatch(trainer_logprobs: Tensor, batch: Batch) -> dict[str, Metric]:
-    """Sampler against trainer on the same tokens, as sums, so that micro-batches merge into the numbers of the step."""
+    """Nothing for responses that came without the sampler's log-probabilities."""
     if batch.rollout_logprobs is None:
         return {}
-    mask, rollout = batch.loss_mask, batch.rollout_logprobs
-    distance = log_ratio(trainer_logprobs, rollout, mask)
-    weights = torch.where(mask, ratio(trainer_logprobs, rollout, mask), torch.zeros_like(distance)).double()
-    count = mask.sum()
-    per_token = k3(rollout, trainer_logprobs.detach(), mask=mask)
-    return {
-        "rollout/logprob_diff_mean": Metric(Reduction.MEAN, distance.abs().sum(), count),
-        "rollout/logprob_diff_max": Metric(Reduction.MAX, distance.abs().max(), count),
-        "rollout/logprob_k3": Metric(Reduction.MEAN, per_token.double().sum(), count),
-        "rollout/weight_mean": Metric(Reduction.MEAN, weights.sum(), count),
-        "rollout/weight_square_mean": Metric(Reduction.MEAN, weights.square().sum(), count),
-    }
+    metrics = mismatch_metrics(trainer_logprobs, batch.rollout_logprobs, batch.loss_mask)
+    return {f"rollout/{name}": metric for name, metric in metrics.items()}
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Metric:
-    kept = torch.where(mask_BT, values_BT.detach(), torch.zeros_like(values_BT))
+    kept = fill_masked(values_BT.detach(), mask_BT)
     return Metric(Reduction.MEAN, kept.sum(), mask_BT.sum())
 
 
@@ -151,9 +145,3 @@ def share(term: Tensor, mask_BT: Tensor, denominators: Denominators) -> Metric:
     """Shares of micro-batches add up to the value of an optimizer step: their weights add up to 1, and the mean over
     several steps is the mean of their values."""
     return Metric(Reduction.MEAN, term.detach(), mask_BT.sum() / max(denominators.num_tokens, 1))
-
-
-def _present(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ValueError("the batch lacks log-probabilities that this objective needs")
-    return tensor
