@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
+from burnish import processor
 from burnish.forward.copied_prompts import CopiedPrompts
 from burnish.forward.flex_attention import FlexAttention
 from burnish.forward.float32 import usual_float32
@@ -43,11 +44,12 @@ WAYS: dict[str, _Build] = {
 
 
 def ways_on(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """The ways worth trying there, the plainest last."""
+    """The ways worth trying there, the plainest last. `BURNISH_WITHOUT` leaves some out (`burnish.processor`)."""
     if device.type == "cpu":
         return ("merged",)
-    fused = ("varlen",) if dtype in (torch.bfloat16, torch.float16) else ()
-    return (*fused, "flex", "copied")
+    has_varlen = dtype in (torch.bfloat16, torch.float16) and processor.allows("varlen_attention")
+    has_flex = processor.allows("flex_attention")
+    return (*(["varlen"] if has_varlen else []), *(["flex"] if has_flex else []), "copied")
 
 
 def packing_way(config: PretrainedConfig) -> str | None:

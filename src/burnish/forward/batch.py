@@ -134,7 +134,7 @@ class Batch:
         replaced = dataclasses.replace(self, **fields)  # type: ignore[arg-type]
         return replaced if fields.keys() & _ON_HOST else replaced._with_host(self.host)
 
-    def select(self, rows: Tensor | Sequence[int]) -> Batch:
+    def select(self, rows: Tensor | Sequence[int] | Ints) -> Batch:
         """The rows in this order, without the padding columns that none of them needs."""
         chosen: Ints = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, dtype=np.int64)
         host, index = self.host.select(chosen), upload(chosen, self.device)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from burnish.errors import KernelError
-from burnish.forward.attention import packs_rows, set_packed_attention, ways_on
-from burnish.forward.batch import Batch
+from burnish.forward.attention import WAYS, packs_rows, set_packed_attention, ways_on
+from burnish.forward.batch import Batch, HostRows
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
 from burnish.forward.few_layers import few_layers, num_weights, tokens_for
 from burnish.forward.float32 import fast_float32
@@ -25,8 +26,9 @@ from burnish.forward.kernel_layers import (
     unset_layer_kernels,
     uses_layer_kernels,
 )
+from burnish.forward.packing import Packing
 from burnish.forward.race import Way
-from burnish.forward.scoring import ResponsePositions, TrunkRunner
+from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,25 +67,34 @@ def use_packed_rows(model: PreTrainedModel, paths: FastPaths | None = None) -> b
 
 
 def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastPaths) -> str:
-    """Timed on rows of the size of a micro-batch. A CPU has one way, and nothing to choose."""
-    if len(ways_on(model.device, model.dtype)) == 1:
+    """Attention alone, forwards and backwards, over a micro-batch of two prompts with eight responses each."""
+    if len(ways) == 1:
         return ways[0]
-    longest = max(4, model.config.max_position_embeddings // 2)
-    batch = _rows(
-        model, (min(longest, 1024), min(longest, 64)), tuple(min(longest, n) for n in (256, 192, 256, 64, 128))
-    )
+    device, settings = model.device, model.config.get_text_config().to_dict()
+    rows = np.arange(16)
+    lengths = (np.full(16, 512), np.full(16, 257))
+    packing = Packing.of(HostRows(*lengths, rows // 8, np.ones((16, 257), dtype=np.bool_)))
+    heads = int(model.config.get_text_config().num_attention_heads)
+    key_heads = int(settings.get("num_key_value_heads") or heads)
+    width = int(settings.get("head_dim") or hidden_width(model) // heads)
+    shapes = ((packing.size, count, width) for count in (heads, key_heads, key_heads))
+    inputs = [torch.ones(shape, device=device, dtype=model.dtype, requires_grad=True) for shape in shapes]
 
     def one_pass(way: str) -> Callable[[], object]:
+        attention = WAYS[way](packing, device, model.dtype)
+
         def run() -> object:
-            set_packed_attention(model, way)
-            with few_layers(model, 2):
-                found = _states_and_gradient(model, batch)
-            torch.cuda.synchronize(model.device)
-            return found
+            with torch.enable_grad():
+                output_SHD = attention.attend(inputs[0], inputs[1], inputs[2], None)
+            gradients = torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return gradients
 
         return run
 
-    shape = f"{shape_of(model)}, {torch.cuda.get_device_name(model.device)}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    shape = f"{shape_of(model)}, {where}"
     return paths.choose(ATTENTION, shape, [Way(way, one_pass(way)) for way in ways])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from burnish.forward import varlen_attention
-from burnish.forward.attention import WAYS, ways_on
+from burnish.forward.attention import WAYS, packing_way, ways_on
 from burnish.forward.batch import HostRows
+from burnish.forward.fast_paths import FastPaths
 from burnish.forward.flex_attention import BLOCK, FlexAttention
 from burnish.forward.packing import Packing
+from burnish.forward.probe import use_packed_rows
+from burnish.forward.race import Outcome, Way
 from burnish.forward.varlen_attention import SequenceEnds, VarlenAttention
+from burnish.forward.verdicts import VerdictCache
 
 CPU = torch.device("cpu")
 
@@ -95,9 +101,16 @@ def plain_backward(
 
 @pytest.fixture(scope="module", autouse=True)
 def no_gpu_needed():
+    """On a CPU the kernel is replaced; on a GPU it is itself."""
+    kernels = {name: getattr(varlen_attention, name) for name in ("varlen_forward", "varlen_backward")}
+    by_definition = {"varlen_forward": plain_forward, "varlen_backward": plain_backward}
+
+    def on_any_device(name: str):
+        return lambda first, *others: (kernels if first.is_cuda else by_definition)[name](first, *others)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(varlen_attention, "varlen_forward", plain_forward)
-        patch.setattr(varlen_attention, "varlen_backward", plain_backward)
+        for name in kernels:
+            patch.setattr(varlen_attention, name, on_any_device(name))
         yield
 
 
@@ -192,8 +205,61 @@ def test_flex_attention_visits_exactly_the_blocks_that_are_seen(lengths: list[tu
     assert torch.equal(mask.mask_mod(None, None, slots[:, None], slots), sees)
 
 
-def test_which_ways_are_tried_where() -> None:
+def test_which_ways_are_tried_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BURNISH_WITHOUT", raising=False)
     cuda = torch.device("cuda")
     assert ways_on(CPU, torch.bfloat16) == ("merged",)
     assert ways_on(cuda, torch.bfloat16) == ("varlen", "flex", "copied")
     assert ways_on(cuda, torch.float32) == ("flex", "copied")
+    monkeypatch.setenv("BURNISH_WITHOUT", "varlen_attention")
+    assert ways_on(cuda, torch.bfloat16) == ("flex", "copied")
+    monkeypatch.setenv("BURNISH_WITHOUT", "flex_attention, varlen_attention")
+    assert ways_on(cuda, torch.bfloat16) == ("copied",)
+
+
+@pytest.mark.parametrize("winner", ["copied", "merged"])
+def test_of_the_ways_that_pass_the_fastest_is_taken(load, monkeypatch: pytest.MonkeyPatch, winner: str) -> None:
+    """Both run on a CPU, so that the trial and the timing are the real ones."""
+    monkeypatch.setattr("burnish.forward.probe.ways_on", lambda device, dtype: ("flex", "copied", "merged"))
+    raced: list[str] = []
+
+    def race(ways: Sequence[Way]) -> Outcome:
+        raced.extend(way.name for way in ways)
+        return Outcome(winner, {way.name: 1.0 for way in ways})
+
+    paths = FastPaths(cache=VerdictCache(None), timed=True, run_race=race)
+    model = load(plain=True).model
+    broken = FlexAttention.attend
+    monkeypatch.setattr(FlexAttention, "attend", lambda *given: broken(*given) * 1.01)  # a way whose numbers are off
+    assert use_packed_rows(model, paths)
+    assert raced == ["copied", "merged"]
+    assert packing_way(model.config) == winner
+    assert list(paths.record().values()) == [winner]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device (docs/gpu.md)")
+@pytest.mark.parametrize(
+    ("way", "dtype", "tolerance"),
+    [
+        ("varlen", torch.bfloat16, 2e-2),
+        ("flex", torch.float32, 1e-4),
+        ("flex", torch.bfloat16, 2e-2),
+        ("copied", torch.float32, 1e-4),
+        ("copied", torch.bfloat16, 2e-2),
+    ],
+)
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_ways_on_a_real_gpu(way: str, dtype: torch.dtype, tolerance: float, key_heads: int) -> None:
+    """Against dense attention in float64; and twice, for the same bits."""
+    packing, cuda = packing_of([0, 0, 1, 2, 2], [130, 5, 40], [140, 30, 90, 1, 1]), torch.device("cuda")
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(packing.size, heads, 64) for heads in (4, key_heads, key_heads, 4)]
+    inputs = [torch.randn(shape, generator=generator).to(cuda, dtype) for shape in shapes]
+    attention, sees = WAYS[way](packing, cuda, dtype), visible(packing).to(cuda)
+    found, again = (outputs_and_gradients(lambda q, k, v: attention.attend(q, k, v, 0.125), inputs) for _ in range(2))
+    exact = outputs_and_gradients(
+        lambda q, k, v: dense(q, k, v, sees, 0.125)[0], [tensor.double() for tensor in inputs]
+    )
+    for tensor, repeated, wanted in zip(found, again, exact, strict=True):
+        assert torch.equal(tensor, repeated)
+        assert (tensor.double() - wanted).norm() <= tolerance * wanted.norm()

@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from burnish.algorithms.policy_losses import POLICY_LOSSES
-from burnish.forward.attention import WAYS, packing_way, set_packed_attention
+from burnish.config.schema_data import ModelConfig
+from burnish.forward.attention import WAYS, packing_way, set_packed_attention, ways_on
 from burnish.forward.batch import Batch
 from burnish.forward.gathering import deterministic, gather_rows
 from burnish.forward.scoring import ResponseScorer
+from burnish.models.accumulation import count_denominators
+from burnish.models.loading import load_model
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective
 from burnish.models.value_head import ValueHead, ValueScorer
 from burnish.trainers.rl.objective import LikelihoodObjective, PolicyObjective
@@ -126,6 +131,19 @@ def test_a_packed_micro_batch_waits_for_nothing(load, batch, gpu, family, way, d
         assert weight.grad is not None, name
 
 
+def test_a_policy_accumulates_without_waiting(load, batch, gpu) -> None:
+    """All micro-batches of a minibatch, up to the step itself."""
+    loaded = load("llama", kernels="off", dtype="bfloat16")
+    set_packed_attention(loaded.model, "varlen")
+    policy = LocalPolicy(loaded, OptimizerSettings(1e-3, 10), tokens_per_microbatch=40)
+    loaded.model.to(META)
+    objective = policy_objective("ppo_clip")
+    with gpu:
+        minibatch = shared_prompts(batch).to(META)
+        policy.accumulate(minibatch, objective, count_denominators(minibatch))
+    assert "torch_attn::_varlen_attn_backward" in gpu.seen
+
+
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
     scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)
@@ -206,4 +224,29 @@ def test_picked_rows_have_the_gradient_of_index_select() -> None:
         rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
         pick(rows, index).backward(outer)
         gradients.append(rows.grad)
-    assert torch.equal(*gradients)
+    first, second = gradients
+    assert torch.equal(first, second)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device (docs/gpu.md)")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_on_a_real_gpu(model_folder, batch, dtype) -> None:
+    """Loading chooses a way; a micro-batch never waits, gives the same bits twice, and a CPU's numbers."""
+    gradients = []
+    for device in ("cuda", "cuda", "cpu"):
+        loaded = load_model(ModelConfig(path=str(model_folder("llama")), device=device, dtype=dtype, kernels="off"))
+        assert packing_way(loaded.model.config) in ways_on(loaded.model.device, loaded.model.dtype)
+        scorer, whole = ResponseScorer(loaded.model), shared_prompts(batch).to(loaded.model.device)
+        micro_batch(scorer, whole, policy_objective("ppo_clip"))  # compiles, and fetches memory
+        scorer.model.zero_grad()
+        try:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("error")
+            micro_batch(scorer, whole, policy_objective("ppo_clip"))
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        gradients.append(torch.cat([weight.grad.flatten().float().cpu() for weight in scorer.model.parameters()]))
+    first, again, on_cpu = gradients
+    assert torch.equal(first, again)
+    assert (first - on_cpu).norm() <= (1e-4 if dtype == "float32" else 0.1) * on_cpu.norm()

@@ -15,10 +15,9 @@ def steer_kl(batch: Batch, controller: KLController, algorithm: AlgorithmConfig)
     The batch holds `ref_logprobs`, and log-probabilities of the weights that sampled it.
     """
     mask = batch.loss_mask
-    policy, reference = (
-        present(_sampling_logprobs(batch), "log-probabilities"),
-        present(batch.ref_logprobs, "ref_logprobs"),
-    )
+    # Before the first update: the trainer's log-probabilities where it computed them, otherwise the sampler's own.
+    sampled_with = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    policy, reference = present(sampled_with, "rollout_logprobs"), present(batch.ref_logprobs, "ref_logprobs")
     per_response = k1(policy, reference, mask=mask).sum(dim=1)
     num_sequences = int(mask.any(dim=1).sum())
     used = controller.coef
