@@ -53,6 +53,10 @@ class RewardConfig(Section):
     """Names of environment variables that this reward sees as well as the harmless ones that all rewards see, for
     example `[JUDGE_API_KEY]` (docs/rewards.md describes the others). Their values are written nowhere."""
 
+    def weighted(self, weight: float) -> RewardConfig:
+        """The same reward with another weight in the sum."""
+        return RewardConfig.model_validate({**self.model_dump(), "weight": weight})
+
 
 Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from burnish.errors import RewardError
 from burnish.plugins import holding_back_stop_signals
+from burnish.rewards.forking import ForkedProcess, fork_supervisor
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, read_answer
 from burnish.rewards.wire import FrameReader, UnsendableError, decode_answer, encode_request
@@ -31,13 +32,15 @@ _GONE = -signal.SIGKILL
 
 class WorkerProcess:
     """A fresh interpreter with an environment of its own, below a supervisor that ends all that it starts. Nothing of
-    the parent's `__main__` is imported into it, and nothing that it says is unpickled."""
+    the parent's `__main__` is imported into it, and nothing that it says is unpickled.
+
+    For functions in memory it is a fork of this process instead, with the same environment and supervisor."""
 
     def __init__(self, rewards: Sequence[tuple[int, RewardSpec]], environment: Mapping[str, str]) -> None:
         """`rewards` are what it loads, with their numbers. RewardError when it cannot be started."""
         first = _request([(index, asdict(spec)) for index, spec in rewards])
         try:
-            self._start(environment)
+            self._start(environment, forked=any(spec.is_in_memory for _, spec in rewards))
         except OSError as error:
             raise RewardError(
                 f"cannot start a reward worker: {error.strerror or error}",
@@ -52,7 +55,7 @@ class WorkerProcess:
         self.ended = False  # whether the worker has closed its end
         self._send(first)
 
-    def _start(self, environment: Mapping[str, str]) -> None:
+    def _start(self, environment: Mapping[str, str], *, forked: bool) -> None:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self._control, control = socket.socketpair()
             ours.callback(self._control.close)  # unless the process starts
@@ -60,19 +63,9 @@ class WorkerProcess:
             self._channel, channel = socket.socketpair()
             ours.callback(self._channel.close)
             theirs.callback(channel.close)
-            program = _PROGRAM.format(
-                path=sys.path, control=control.fileno(), channel=channel.fileno(), trainer=os.getpid()
-            )
+            start = fork_supervisor if forked else _start_interpreter
             with holding_back_stop_signals():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # what a reward prints must not mix with our standard output
-                    stderr=2,  # by name: it is handed on even where it was opened for this process alone
-                    pass_fds=(control.fileno(), channel.fileno()),
-                    start_new_session=True,
-                    env=dict(environment),
-                )
+                self._process = start(control.fileno(), channel.fileno(), environment)
             ours.pop_all()
 
     def fileno(self) -> int:
@@ -185,6 +178,21 @@ class WorkerProcess:
     def _close(self) -> None:
         self._control.close()
         self._channel.close()
+
+
+def _start_interpreter(
+    control: int, channel: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    program = _PROGRAM.format(path=sys.path, control=control, channel=channel, trainer=os.getpid())
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what a reward prints must not mix with our standard output
+        stderr=2,  # by name: it is handed on even where it was opened for this process alone
+        pass_fds=(control, channel),
+        start_new_session=True,
+        env=dict(environment),
+    )
 
 
 def _request(message: Any) -> bytes:

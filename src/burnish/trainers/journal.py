@@ -15,6 +15,7 @@ from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenVa
 from burnish.observability.sinks import Sinks
 from burnish.trainers.rl.batching import scored
 from burnish.trainers.rl.collection import Collected
+from burnish.trainers.watching import Watcher
 from burnish.trainers.workplace import Workplace
 from burnish.types import RolloutGroup
 
@@ -29,6 +30,8 @@ class Journal:
     display: Display
     place: Workplace | None = None
     """The folder that all of it lies in; None where nothing is written to a run's folder."""
+    watchers: tuple[Watcher, ...] = ()
+    """Functions of the program that trains, told of each line of metrics."""
 
     def check_place(self) -> None:
         """Call it before writing to the folder: CheckpointError when it is not ours any more."""
@@ -52,9 +55,11 @@ class Journal:
             self.recorder.record_evaluation(step, groups, values)
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        """One line of metrics; alarms that this line sets off are said once."""
+        """One line of metrics; alarms that this line sets off are said once. Raises what a watcher raises."""
         self.check_place()
         broken = self.sinks.write(step, row)
+        for watch in self.watchers:  # before the alarms: a run that a watcher ends writes this line again on resuming
+            watch(step, row)
         self.display.update(step, row)
         for alarm in (*broken, *self.alarms.check(step, row)):
             self.display.alarm(alarm)

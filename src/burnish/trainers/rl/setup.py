@@ -56,6 +56,7 @@ from burnish.trainers.rl.loop import Progress, RlRun, TokenSelection
 from burnish.trainers.rl.objective import Correction, PolicyObjective
 from burnish.trainers.rl.preflight import check_fit, check_settings
 from burnish.trainers.rl.returned import CheckedLoss
+from burnish.trainers.watching import present_watch
 from burnish.trainers.workplace import Workplace, open_workplace
 from burnish.types import Rollout
 
@@ -325,6 +326,7 @@ def open_journal(
                 alarms=AlarmBell(),
                 display=display,
                 place=workplace,
+                watchers=present_watch().watchers,
             )
         finally:
             for alarm in sinks.close():
