@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,9 +13,6 @@ from burnish.config.loading import LoadedConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.schema import RlConfig, RunConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
-    from burnish.planning.model_facts import ModelFacts
     from burnish.planning.plan import Plan
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, defaults too.")]
@@ -37,89 +33,18 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
     """
     from rich.console import Console
 
+    from burnish.api.planning import plan_of
     from burnish.cli.run_files import load_any_run_file
 
     loaded = load_any_run_file(file, overrides or ())
     console = Console()
     notes: list[str] = []
-    plan = _plan(loaded, notes)
+    plan = plan_of(loaded, notes)
     _show_lines(plan, console)
     _show_models(plan, loaded, console)
     _show_values(loaded, console, all_values)
     for warning in (*plan.warnings, *notes):
         console.print(f"[yellow]note[/] {_escaped(warning)}", soft_wrap=True)
-
-
-def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
-    from burnish.checkpointing.output import check_output
-    from burnish.config.schema import RlConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
-    from burnish.planning.model_facts import read_model_facts
-    from burnish.trainers.chaining import pinned
-
-    check_output(loaded.config)
-    config, chained = pinned(loaded.config)
-    notes.extend(chained)
-    facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
-    if facts is None:
-        notes.append(f"model.path {config.model.path!r} is no local model folder, so its sizes and memory are unknown")
-    notes.extend(_slow_number_type(config))
-    if isinstance(config, RlConfig):
-        return _rl_plan(config, facts, notes)
-    if isinstance(config, RmConfig):
-        return _rm_plan(config, facts, notes)
-    if isinstance(config, SftConfig):
-        return _sft_plan(config, facts, notes)
-    raise TypeError(f"no plan for {type(config).__name__}")
-
-
-def _slow_number_type(config: RunConfig) -> Iterator[str]:
-    """A note where the processor that the run would use only emulates its number type."""
-    from burnish.processor import emulation_note
-
-    if config.model.dtype != "bfloat16" or config.model.device not in ("auto", "cpu"):
-        return
-    note = emulation_note()
-    if note is None:
-        return
-    import torch
-
-    if config.model.device == "cpu" or not torch.cuda.is_available():
-        yield f"model.dtype is bfloat16: {note}"
-
-
-def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """Refuses what `burnish rl` would refuse, as far as that can be known without weights and downloads."""
-    from burnish.planning.plan import plan_rl
-    from burnish.trainers.rl.preflight import check_fit, preview
-
-    if facts is not None:
-        check_fit(config, facts.context_tokens, facts.vocabulary_size)
-    num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
-    if num_prompts is None:
-        notes.append("data.train names a data set of the hub, so the number of prompts is unknown")
-    notes.extend(further)
-    return plan_rl(config, num_prompts=num_prompts, facts=facts)
-
-
-def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """With a local model its tokenizer tells how many comparisons fit, and so how many steps there will be."""
-    from burnish.planning.plan_rm import plan_rm
-    from burnish.trainers.preview import preview_rm
-
-    found = preview_rm(config, None if facts is None else facts.context_tokens)
-    notes.extend(found.notes)
-    return plan_rm(config, num_comparisons=found.rows, num_tokens=found.tokens, facts=facts)
-
-
-def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """With a local model its tokenizer tells how long the examples are, and so how many steps there will be."""
-    from burnish.planning.plan import plan_sft
-    from burnish.trainers.preview import preview_sft
-
-    found = preview_sft(config, None if facts is None else facts.context_tokens)
-    notes.extend(found.notes)
-    return plan_sft(config, num_examples=found.rows, num_tokens=found.tokens, num_steps=found.steps, facts=facts)
 
 
 def _show_lines(plan: Plan, console: Console) -> None:
