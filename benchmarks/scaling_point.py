@@ -34,7 +34,7 @@ from run_burnish import build_config
 from workloads import MODELS, ModelShape, Workload
 
 from burnish.config.schema import RlConfig
-from burnish.trainers.rl.loop import RlRun, train_step
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
 
 PHASES = ("generate", "logprobs", "update", "step")
@@ -105,13 +105,13 @@ def prepare(folder: Path, workload: Workload, steps: int) -> RlConfig:
 
 def measure(run: RlRun, steps: int) -> dict[str, Any]:
     """A step to warm up, and `steps` steps on two clocks."""
-    train_step(run)
+    run.train_step()
     cpu: dict[str, list[float]] = {name: [] for name in PHASES}
     wall: dict[str, list[float]] = {name: [] for name in PHASES}
     for _ in range(steps):
         meter = attach(run, PhaseMeter(time.process_time, lambda started: time.process_time() - started))
         started = time.process_time()
-        row = train_step(run)
+        row = run.train_step()
         meter.found["step"] = time.process_time() - started
         for name in PHASES:
             cpu[name].append(meter.found[name])
@@ -134,7 +134,7 @@ def phase_bytes(run: RlRun) -> dict[str, float]:
         return floor
 
     meter = attach(run, PhaseMeter(begin, lambda floor: peak_resident_bytes() - floor))
-    train_step(run)
+    run.train_step()
     found = {name: value for name, value in meter.found.items() if name in PHASES}
     return found | {"step": max(found.values())}
 

@@ -15,7 +15,7 @@ from workloads import KL_COEF, LEARNING_RATE, Workload
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.trainers.rl.collection import Collected, Collector
-from burnish.trainers.rl.loop import RlRun, train_step
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
@@ -80,7 +80,7 @@ def measure(run: RlRun, warmup: int, steps: int) -> dict[str, Any]:
     watched = WatchedCollector(run.collector)
     run.collector = watched  # type: ignore[assignment]
     for _ in range(warmup):
-        train_step(run)
+        run.train_step()
     watched.seen.clear()
     before = run.policy.version
     rows = [timed_step(run) for _ in range(steps)]
@@ -96,7 +96,7 @@ def measure(run: RlRun, warmup: int, steps: int) -> dict[str, Any]:
 def timed_step(run: RlRun) -> dict[str, float]:
     """Seconds by phase as the loop's own stopwatch tells them."""
     started = time.process_time()
-    row = train_step(run)
+    row = run.train_step()
     names = ("generate", "reward", "logprobs", "values", "update", "record", "step")
     seconds = {name: row[f"time/{name}_seconds"] for name in names if f"time/{name}_seconds" in row}
     return seconds | {"cpu": time.process_time() - started}

@@ -61,7 +61,7 @@ def test_an_update_learns_and_never_moves_the_policy(pair, batch):
     policy, critic = pair
     before, policy_before = error(critic, batch), weights_of(policy)
     for _ in range(5):
-        metrics = critic.update(batch, LOSS)
+        metrics = critic.update(batch, LOSS).metrics
     assert {"critic/loss", "critic/grad_norm", "critic/learning_rate", "critic/clip_fraction"} <= metrics.keys()
     assert error(critic, batch) < before
     assert all(torch.equal(value, policy_before[name]) for name, value in weights_of(policy).items())
@@ -104,7 +104,7 @@ def test_a_batch_without_trained_tokens_moves_nothing(pair, batch):
     _, critic = pair
     critic.update(batch, LOSS)
     values = critic.values(batch)
-    metrics = critic.update(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)), LOSS)
+    metrics = critic.update(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)), LOSS).metrics
     assert metrics["critic/empty_updates"].result() == 1
     assert torch.equal(critic.values(batch), values)
 

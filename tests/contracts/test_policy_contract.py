@@ -61,7 +61,7 @@ def test_scoring_changes_nothing(policy, batch):
 
 def test_update_counts_and_learns(policy, batch):
     before = policy.logprobs(batch).logprobs_BT.sum()
-    metrics = policy.update(batch, Likelihood())
+    metrics = policy.update(batch, Likelihood()).metrics
     policy.update(batch, Likelihood())
     assert policy.version == 2
     assert {"policy/grad_norm", "policy/learning_rate"} <= metrics.keys()

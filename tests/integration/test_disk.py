@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError, DivergenceError
 from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.rl.loop import run_loop
+from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.sft import train_sft

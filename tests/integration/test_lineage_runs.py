@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.trainers.rl.loop import train_step
 from burnish.trainers.rl.setup import open_rl_run
 
 QUIET = Console(quiet=True)
@@ -52,7 +51,7 @@ def test_a_step_of_fixed_length_scored_up_to_a_token(
         rewards=[lengths],
     )
     with open_rl_run(config, QUIET) as run:
-        row = train_step(run)
+        row = run.train_step()
     lines = recorded(config)
     assert {len(line["response_tokens"]) for line in lines} == {4}
     for line in lines:
@@ -69,7 +68,7 @@ def test_a_step_of_fixed_length_scored_up_to_a_token(
 def test_the_eos_trick(tiny_run: Callable[..., RlConfig], lengths: dict[str, Any]) -> None:
     config = tiny_run(scoring={"workers": 1, "incomplete_score": -1.0}, rewards=[lengths])
     with open_rl_run(config, QUIET) as run:
-        row = train_step(run)
+        row = run.train_step()
     lines = recorded(config)
     for line in lines:
         assert line["reward"] == (-1.0 if line["finish_reason"] == "length" else len(line["response_tokens"]))

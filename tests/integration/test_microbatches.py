@@ -30,7 +30,7 @@ from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import build_batch, build_outcome, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
-from burnish.trainers.rl.loop import RlRun, update
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.preflight import resolve_algorithm
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
@@ -149,7 +149,7 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "_optimizer", catcher)
         patch.setattr(policy, "_tokens_per_microbatch", budget)
-        update(dataclasses.replace(run, objective=lambda coef: counted), batch, 1, metrics)
+        dataclasses.replace(run, objective=lambda coef: counted).update(batch, 1, metrics)
     return Step(torch.cat([g.flatten() for g in catcher.caught]), metrics.row(), counted.calls)
 
 

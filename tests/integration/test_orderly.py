@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 import burnish.trainers.rl.loop as rl
-import burnish.trainers.sft as sft
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import BurnishError, CheckpointError, DivergenceError, RewardError, RolloutError
 from burnish.models.policy import LocalPolicy
 from burnish.rollouts.local.engine import LocalEngine
+from burnish.trainers.journal import Journal
 from burnish.trainers.rl.run import train_rl
-from burnish.trainers.sft import train_sft
+from burnish.trainers.sft import SftRun, train_sft
 
 ReadTrace = Callable[[Path], Any]
 WriteRunFile = Callable[[RunConfig], str]
@@ -143,11 +143,11 @@ def fail_once(patch: pytest.MonkeyPatch, where: str, error: BaseException) -> No
     if where == "before the update":
         patch.setattr(rl, "assign_advantages", wrap(rl.assign_advantages, 3))
     elif where == "in the evaluation":
-        patch.setattr(rl, "evaluate", wrap(rl.evaluate, 2))
+        patch.setattr(rl.RlRun, "evaluate", wrap(rl.RlRun.evaluate, 2))
     elif where == "in the engine's sync":
         patch.setattr(LocalEngine, "sync", wrap(LocalEngine.sync, 3))
     else:
-        patch.setattr(rl.Journal, "record", wrap(rl.Journal.record, 3))
+        patch.setattr(Journal, "record", wrap(Journal.record, 3))
 
 
 def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(
@@ -178,17 +178,15 @@ def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_run(**BUSY)
-    real, calls = LocalPolicy._backward, [0]
+    real = LocalPolicy.accumulate
 
-    def backward(policy: LocalPolicy, *arguments: Any) -> Any:
-        value = real(policy, *arguments)
-        calls[0] += policy.version == 2 * 4
-        if calls[0]:
+    def accumulate(policy: LocalPolicy, *arguments: Any) -> None:
+        real(policy, *arguments)
+        if policy.version == 2 * 4:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-        return value
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalPolicy, "_backward", backward)
+        patch.setattr(LocalPolicy, "accumulate", accumulate)
         said = stop_by(Exception, config)
     assert "step 2 is saved" in said
     folder, _ = train(config)
@@ -215,7 +213,7 @@ def test_supervised_fine_tuning_saves_as_well(
 ) -> None:
     fields = {"checkpoint": {"every_steps": None}, "evaluation": {"every_steps": 4}}
     calls = [0]
-    real_update, real_evaluate = LocalPolicy.update, sft.evaluate_sft
+    real_update, real_evaluate = LocalPolicy.update, SftRun.evaluate
 
     def update(policy: LocalPolicy, *arguments: Any, **named: Any) -> Any:
         calls[0] += 1
@@ -223,14 +221,14 @@ def test_supervised_fine_tuning_saves_as_well(
             raise DivergenceError("nan")
         return real_update(policy, *arguments, **named)
 
-    def evaluate(run: sft.SftRun) -> dict[str, float]:
-        if where == "evaluation" and run.step == 4:
+    def evaluate(run: SftRun) -> dict[str, float]:
+        if where == "evaluation" and run.progress.step == 4:
             raise MemoryError
         return real_evaluate(run)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalPolicy, "update", update)
-        patch.setattr(sft, "evaluate_sft", evaluate)
+        patch.setattr(SftRun, "evaluate", evaluate)
         said = stop_by(BaseException, tiny_sft(**fields))
     assert "step 4 is saved" in said
     pending = tmp_path / "run" / "checkpoints" / "step-000004" / "pending.json"

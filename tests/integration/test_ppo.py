@@ -16,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from burnish.config.schema import RlConfig
 from burnish.report.report import write_report
 from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.rl.loop import RlRun, run_loop, train_step
+from burnish.trainers.outer_loop import run_loop
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import open_rl_run
 
@@ -80,7 +81,7 @@ def test_the_coefficient_reacts_after_the_step_that_used_it(tiny_run: Callable[.
     """16 responses a step of a horizon of 100; the first step has no KL yet, so the error is bounded at -.2."""
     config = tiny_run("steps=2", algorithm={**PPO, "kl_coef": 0.1, "kl_target": 1.0, "kl_horizon": 100})
     with open_rl_run(config, QUIET) as run:
-        rows = [train_step(run), train_step(run)]
+        rows = [run.train_step(), run.train_step()]
     assert rows[0]["kl/coef"] == 0.1
     assert rows[0]["kl/reference"] == pytest.approx(0.0, abs=1e-4)
     responses = config.rollout.prompts_per_step * config.rollout.group_size
@@ -95,7 +96,7 @@ def test_real_optimizer_steps(tiny_run: Callable[..., RlConfig], optimizer_steps
         before = [p.detach().clone() for p in run.policy.model.parameters()]  # type: ignore[attr-defined]
         weights = len(before)
         while run.progress.step < 3:
-            row = train_step(run)
+            row = run.train_step()
             if run.progress.step == 1:
                 after = list(run.policy.model.parameters())  # type: ignore[attr-defined]
                 assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
@@ -171,7 +172,7 @@ def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
             optimization={**FAST, "tokens_per_microbatch": budget},
         )
         with open_rl_run(config, QUIET) as run:
-            rows[over, budget] = [train_step(run), train_step(run)]
+            rows[over, budget] = [run.train_step(), run.train_step()]
     names = ("policy/loss", "policy/grad_norm", "critic/loss", "critic/return_mean", "advantage/raw_std",
              "critic/explained_variance", "reward/token_std")  # fmt: skip
     for small, whole, step in zip(*rows.values(), strict=True):

@@ -30,7 +30,8 @@ from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
-from burnish.trainers.rl.loop import RlRun, learn
+from burnish.trainers.rl.kl import steer_kl
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.preflight import resolve_algorithm
 from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
@@ -114,7 +115,11 @@ def step_changes_weights(run: RlRun, collected: Collected, algorithm: AlgorithmC
     model = run.policy.model  # type: ignore[attr-defined]
     before = [p.detach().clone() for p in model.parameters()]
     metrics = MetricStore()
-    batch = learn(one, collected, 1, Stopwatch(), metrics)
+    batch = one.prepare(collected, Stopwatch(), metrics)
+    assert batch is not None
+    one.update(batch, 1, metrics)
+    if batch.ref_logprobs is not None:
+        metrics.merge(steer_kl(batch, one.kl, algorithm))
     row = metrics.row()
     moved = any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     with torch.no_grad():

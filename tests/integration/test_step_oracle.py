@@ -24,7 +24,7 @@ from torch import Tensor
 from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.loop import RlRun, train_step
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.minibatches import epoch_rows
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup
@@ -69,8 +69,7 @@ class Spy:
 
     def phase(self, name: str) -> None: ...
 
-    def record(self, step: int, collected: Collected, batch: Batch | None) -> None:
-        self.collected, self.batch = collected, batch
+    def record(self, *_: object) -> None: ...
 
 
 @contextmanager
@@ -81,9 +80,16 @@ def opened(config: RlConfig) -> Iterator[tuple[RlRun, Spy]]:
         with torch.no_grad():
             for parameter in run.policy.model.parameters():  # type: ignore[attr-defined]
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=noise))
-        spy = Spy()
+        spy, prepare = Spy(), RlRun.prepare
+
+        def prepare_seen(run: RlRun, collected: Collected, *arguments: Any) -> Batch | None:
+            spy.collected, spy.batch = collected, prepare(run, collected, *arguments)
+            return spy.batch
+
         collector = dataclasses.replace(run.collector, scorer=HashScorer())
-        yield dataclasses.replace(run, collector=collector, journal=spy), spy  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RlRun, "prepare", prepare_seen)
+            yield dataclasses.replace(run, collector=collector, journal=spy), spy  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------- the oracle
@@ -478,7 +484,7 @@ def test_a_step_is_what_the_formulas_say(tiny_run: Callable[..., RlConfig], case
         oracle = copy.deepcopy(model).double()
         reference = None if run.reference is None else copy.deepcopy(run.reference.model).double()  # type: ignore[attr-defined]
         kl_coef = run.kl.coef
-        row = train_step(run)
+        row = run.train_step()
         assert spy.collected is not None
         expected = expected_row(config, spy.collected.sampled, oracle, reference, kl_coef)
         for name, value in expected.items():
@@ -516,7 +522,7 @@ def test_one_update_reports_the_kl_of_the_policy_not_of_the_sampler(
     with opened(config) as (run, spy):
         oracle = copy.deepcopy(run.policy.model).double()  # type: ignore[attr-defined]
         reference = copy.deepcopy(run.reference.model).double()  # type: ignore[union-attr]
-        row = train_step(run)
+        row = run.train_step()
         assert spy.collected is not None
         rows = rows_of(config, spy.collected.sampled)
         with torch.no_grad():

@@ -19,12 +19,12 @@ from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.policy import LocalPolicy, copy_weights, count_denominators, merge_into
+from burnish.models.policy import LocalPolicy, copy_weights
 from burnish.models.reward_model import load_reward_model
-from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
+from burnish.models.roles import Denominators, Update, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
-from burnish.types import Metric
+from burnish.models.value_steps import ValueSteps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,9 @@ class SeparateCritic:
         self._tokens_per_microbatch = tokens_per_microbatch
         self._scorer = ValueScorer(trunk, head, plain=plain)
         self._optimizer = CriticOptimizer(_named(trunk, head), settings)
+        self._steps = ValueSteps(
+            self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=True
+        )
 
     @staticmethod
     def copy_of(
@@ -116,18 +119,19 @@ class SeparateCritic:
         """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
 
-    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> dict[str, Metric]:
+    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
+        """Add the gradient of a part of a step to that of the parts before; see `roles.Critic`."""
+        with recomputing(self.trunk, on=self._gradient_checkpointing):
+            self._steps.accumulate(batch, objective, denominators)
+
+    def settle(self, planned_step: int | None = None) -> Update:
+        """Make the step of all parts; see `roles.Critic`."""
+        return self._steps.settle(planned_step)
+
+    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
         """One optimizer step; denominators are those of the whole batch, rows without a trained token cost nothing."""
         with recomputing(self.trunk, on=self._gradient_checkpointing):
-            return _step(
-                self._scorer,
-                self._optimizer,
-                batch,
-                objective,
-                self._tokens_per_microbatch,
-                planned_step=planned_step,
-                train_trunk=True,
-            )
+            return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
         """Write the trunk as `AutoModel.from_pretrained` loads it, and the head beside it."""
@@ -167,6 +171,9 @@ class SharedCritic:
         self._tokens_per_microbatch = tokens_per_microbatch
         self._scorer = ValueScorer(trunk, self.head, plain=policy.loaded.plain)
         self._optimizer = CriticOptimizer(list(self.head.named_parameters()), settings)
+        self._steps = ValueSteps(
+            self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=False
+        )
         policy.share_trunk(self.head, self._optimizer)
 
     @property
@@ -178,17 +185,17 @@ class SharedCritic:
         """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
 
-    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> dict[str, Metric]:
+    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
+        """Add the gradient of a part of a step of the head alone; see `roles.Critic`."""
+        self._steps.accumulate(batch, objective, denominators)
+
+    def settle(self, planned_step: int | None = None) -> Update:
+        """Make the step of all parts; see `roles.Critic`."""
+        return self._steps.settle(planned_step)
+
+    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
         """One optimizer step of the head alone; the trunk, and with it the policy, stays as it is."""
-        return _step(
-            self._scorer,
-            self._optimizer,
-            batch,
-            objective,
-            self._tokens_per_microbatch,
-            planned_step=planned_step,
-            train_trunk=False,
-        )
+        return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
         """Write the head; the trunk is the policy's."""
@@ -206,35 +213,6 @@ class SharedCritic:
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The opposite of `training_state`; load the weights first."""
         self._optimizer.load_state(state)
-
-
-def _step(
-    scorer: ValueScorer,
-    optimizer: CriticOptimizer,
-    batch: Batch,
-    objective: ValueObjective,
-    tokens_per_microbatch: int,
-    *,
-    planned_step: int | None,
-    train_trunk: bool,
-) -> dict[str, Metric]:
-    denominators = count_denominators(batch)
-    if denominators.num_tokens == 0:
-        return optimizer.skip()
-    trained = batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
-    metrics: dict[str, Metric] = {}
-    optimizer.clear()
-    for _, part in scorer.split(trained, tokens_per_microbatch):
-        part = part.to(scorer.head.weight.device)
-        values_BT = scorer.score(part, positions_BT=part.loss_mask, train_trunk=train_trunk)
-        merge_into(metrics, _backward(objective(values_BT, part, denominators), optimizer, denominators))
-    return metrics | optimizer.step(optimizer.checked_norm(), planned_step)
-
-
-def _backward(value: ObjectiveValue, optimizer: CriticOptimizer, denominators: Denominators) -> Mapping[str, Metric]:
-    optimizer.check_finite(f"loss over {denominators.num_tokens} tokens", float(value.loss.detach()))
-    value.loss.backward()
-    return value.metrics
 
 
 def _named(trunk: PreTrainedModel, head: ValueHead) -> list[tuple[str, nn.Parameter]]:

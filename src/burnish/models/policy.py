@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ from burnish.forward.batch import Batch
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.forward.token_scores import TokenScores
+from burnish.models.accumulation import Accumulation, count_denominators, opened, trained_rows
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
-from burnish.models.roles import Denominators, Objective, Reference
+from burnish.models.roles import Denominators, Objective, Reference, Update
 from burnish.models.value_head import CriticOptimizer, ValueHead
 from burnish.types import Metric, Reduction
 
@@ -56,6 +58,7 @@ class LocalPolicy:
         self._optimizer = WeightOptimizer(self.trainable_parameters(), settings)
         self._value_head: ValueHead | None = None
         self._head_optimizer: CriticOptimizer | None = None
+        self._accumulation: Accumulation | None = None
         self._version = 0
 
     @property
@@ -98,7 +101,7 @@ class LocalPolicy:
         *,
         denominators: Denominators | None = None,
         planned_step: int | None = None,
-    ) -> dict[str, Metric]:
+    ) -> Update:
         """One optimizer step. Adds policy/grad_norm (before clipping) and policy/learning_rate to the metrics.
 
         Denominators are counted over the whole batch first; rows without a trained token cost no forward pass, and
@@ -110,40 +113,82 @@ class LocalPolicy:
         left with no row at all makes a step with a gradient of 0, which still moves weights by momentum and decay.
         `planned_step` sets the learning rate of the policy, and of a head that shares its trunk.
         """
-        denominators = denominators or count_denominators(batch)
-        if denominators.num_tokens == 0:
+        self._accumulation = None
+        self.accumulate(batch, objective, denominators or count_denominators(batch))
+        return self.settle(planned_step)
+
+    def accumulate(self, batch: Batch, objective: Objective, denominators: Denominators) -> None:
+        """Add the gradient of a part of the step to that of the parts before; see `roles.Policy`."""
+        if self._accumulation is None:
+            self._drop()  # gradients that somebody else has left here are not this step's
+        self._accumulation = accumulation = opened(self._accumulation, denominators)
+        try:
+            with recomputing(self.model, on=self.loaded.gradient_checkpointing):
+                for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
+                    part = part.to(self.model.device)
+                    scores = self._scorer.score(
+                        part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
+                    )
+                    value = objective(scores, part, denominators)
+                    loss = value.loss
+                    if scores.router_loss is not None:
+                        share = part.loss_mask.sum() / denominators.num_tokens
+                        loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
+                        aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
+                        value = replace(value, metrics={**value.metrics, "policy/router_aux_loss": aux})
+                    if loss.requires_grad:
+                        loss.backward()
+                    accumulation.add(value, loss)
+        except BaseException:
+            self._drop()  # half a gradient must not become a step
+            raise
+
+    def settle(self, planned_step: int | None = None) -> Update:
+        """Step with the gradients there are, once losses and gradients have proved finite; see `roles.Policy`."""
+        accumulation = self._accumulation
+        if accumulation is None:
+            raise ValueError("settle() ends a step that accumulate() has begun, and there is none")
+        if accumulation.denominators.num_tokens == 0:
+            self._drop()
             self._version += 1
             skipped = {} if self._head_optimizer is None else self._head_optimizer.skip()
-            return {"policy/empty_updates": Metric(Reduction.SUM, 1.0)} | skipped
-        trained = batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
-        metrics: dict[str, Metric] = {}
-        self._clear_gradients()
-        with recomputing(self.model, on=self.loaded.gradient_checkpointing):
-            for _, part in self._scorer.split(trained, self._tokens_per_microbatch):
-                merge_into(metrics, self._backward(part.to(self.model.device), objective, denominators))
-        if not len(trained):
+            return Update({"policy/empty_updates": Metric(Reduction.SUM, 1.0)} | skipped)
+        if accumulation.is_empty:
             self._optimizer.zero()
-        return metrics | self._step(planned_step)
-
-    def _step(self, planned_step: int | None) -> dict[str, Metric]:
-        """Step with the gradients there are, once all of them have proved finite."""
-        grad_norm = self._optimizer.grad_norm()
-        self._check_finite("gradient norm", float(grad_norm))
-        head_norm = None if self._head_optimizer is None else self._head_optimizer.checked_norm()
+        try:
+            self._check_finite("loss", accumulation.odd_loss())
+            grad_norm = self._optimizer.grad_norm()
+            norm = float(grad_norm)
+            self._check_finite("gradient norm", norm)
+            head_norm = None if self._head_optimizer is None else self._head_optimizer.checked_norm()
+        except DivergenceError:
+            self._drop()
+            raise
         self._version += 1  # before the weights move: with the old number they are certainly the old ones
         rate = self._optimizer.step(self.settings.own_step(planned_step, self._version - 1), grad_norm)
-        metrics = {
-            "policy/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
+        metrics = accumulation.metrics | {
+            "policy/grad_norm": Metric(Reduction.MEAN, norm),
             "policy/learning_rate": Metric(Reduction.LAST, rate),
         }
         if self._head_optimizer is not None and head_norm is not None:
             metrics |= self._head_optimizer.step(head_norm, planned_step)
-        return metrics
+        self._accumulation = None
+        return Update(metrics, accumulation.signals)
 
-    def _clear_gradients(self) -> None:
+    def _drop(self) -> None:
+        """Forget the parts of a step that has not been made, and their gradients."""
+        self._accumulation = None
         self._optimizer.clear()
         if self._head_optimizer is not None:
             self._head_optimizer.clear()
+
+    def _check_finite(self, what: str, number: float | None) -> None:
+        if number is None or math.isfinite(number):
+            return
+        raise DivergenceError(
+            f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
+            remedy="lower optimization.learning_rate, check rewards and advantages for extremes, or use float32",
+        )
 
     def save_weights(self, folder: Path) -> None:
         """Write model (adapter merged in), tokenizer and config; with LoRA also the adapter in `folder/adapter`."""
@@ -174,41 +219,6 @@ class LocalPolicy:
         """The opposite of `training_state`; load the weights first."""
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])
-
-    def _backward(self, part: Batch, objective: Objective, denominators: Denominators) -> Mapping[str, Metric]:
-        scores = self._scorer.score(
-            part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
-        )
-        value = objective(scores, part, denominators)
-        loss, metrics = value.loss, value.metrics
-        if scores.router_loss is not None:
-            share = part.loss_mask.sum() / denominators.num_tokens
-            loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
-            aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
-            metrics = {**metrics, "policy/router_aux_loss": aux}
-        self._check_finite("loss", float(loss.detach()))
-        if loss.requires_grad:
-            loss.backward()
-        return metrics
-
-    def _check_finite(self, what: str, number: float) -> None:
-        if math.isfinite(number):
-            return
-        self._clear_gradients()
-        raise DivergenceError(
-            f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
-            remedy="lower optimization.learning_rate, check rewards and advantages for extremes, or use float32",
-        )
-
-
-def count_denominators(batch: Batch) -> Denominators:
-    """Trained tokens, and sequences with at least one, of the whole batch."""
-    return Denominators(int(batch.loss_mask.sum()), int(batch.loss_mask.any(dim=1).sum()))
-
-
-def merge_into(metrics: dict[str, Metric], new: Mapping[str, Metric]) -> None:
-    for name, metric in new.items():
-        metrics[name] = metrics[name].merge(metric) if name in metrics else metric
 
 
 @torch.no_grad()

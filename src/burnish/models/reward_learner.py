@@ -119,6 +119,10 @@ class RewardLearner:
         self.model.normalise(measured, scale=scale, measured_on=measured_on)
         self._optimizer.refresh()
 
+    def save_weights(self, folder: Path) -> None:
+        """Write a folder that `from_pretrained` loads as a sequence classifier, with its read-out and normalisation."""
+        self.model.save(folder)
+
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
         """Take over what `RewardModel.save` wrote, bit for bit. Raises CheckpointError if it does not fit."""

@@ -83,12 +83,17 @@ class ValueScorer:
         self.head = head
         self._runner = TrunkRunner(trunk, plain=plain)
 
+    @property
+    def device(self) -> torch.device:
+        """Where trunk and head live."""
+        return self.head.weight.device
+
     def score(self, batch: Batch, *, positions_BT: Tensor | None = None, train_trunk: bool = True) -> Tensor:
         """(B, T) float32 at `positions_BT` (default: every response token), 0 elsewhere; differentiable.
 
         With `train_trunk` False the gradient reaches the head only.
         """
-        rows = ResponseRows.of(batch.to(self.head.weight.device), positions_BT)
+        rows = ResponseRows.of(batch.to(self.device), positions_BT)
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
             hidden_N = self._runner.hidden(rows)
         return rows.scatter(self.head(hidden_N))
@@ -141,9 +146,9 @@ class CriticOptimizer:
         self.check_finite("gradient norm", float(norm))
         return norm
 
-    def check_finite(self, what: str, number: float) -> None:
-        """Raise DivergenceError, with the gradients cleared, unless `number` is finite."""
-        if math.isfinite(number):
+    def check_finite(self, what: str, number: float | None) -> None:
+        """Raise DivergenceError, with the gradients cleared, for a number that is not finite."""
+        if number is None or math.isfinite(number):
             return
         self.clear()
         raise DivergenceError(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
-import torch
-from torch import Tensor
+from rich.console import Console
 
-from burnish.forward.batch import Batch
+from burnish.checkpointing.run import RunDirectory
+from burnish.config.schema import RunConfig
+from burnish.config.secrets import masked
+from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
-from burnish.observability.sinks import Sinks
-from burnish.trainers.rl.batching import scored
-from burnish.trainers.rl.collection import Collected
-from burnish.trainers.watching import Watcher
+from burnish.observability.sinks import Sinks, build_sinks
+from burnish.trainers.watching import Watcher, present_watch
 from burnish.trainers.workplace import Workplace
 from burnish.types import RolloutGroup
 
@@ -42,11 +44,11 @@ class Journal:
         """Whether somebody has removed the newest checkpoint, so that a new one is due."""
         return self.place is not None and self.place.lacks_checkpoint(saved_step)
 
-    def record(self, step: int, collected: Collected, batch: Batch | None) -> None:
-        """Every rollout of the step, with its advantage where it entered the update."""
+    def record(self, step: int, groups: Sequence[RolloutGroup], notes: Mapping[tuple[int, int], RolloutNote]) -> None:
+        """Every rollout of the step, with what the trainer knows about it by (group, sample)."""
         self.check_place()
         if self.recorder is not None:
-            self.recorder.record(step, collected.sampled, rollout_notes(collected, batch))
+            self.recorder.record(step, groups, notes)
 
     def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> None:
         """Every rollout of an evaluation, with the critic's values where there is one."""
@@ -65,61 +67,59 @@ class Journal:
             self.display.alarm(alarm)
 
 
-def rollout_notes(collected: Collected, batch: Batch | None) -> dict[tuple[int, int], RolloutNote]:
-    """(group, sample) to what the trainer knows about the rollout; groups that a filter left out are named as such."""
-    kept_ids = {group.group_id for group in collected.groups}
-    notes = {
-        (rollout.group_id, rollout.sample_index): RolloutNote(kept=False, dropped_because=_why_left_out(group))
-        for group in collected.sampled
-        if group.group_id not in kept_ids
-        for rollout in group.rollouts
-        if rollout.reward is not None
-    }
-    if batch is not None:
-        rows = [rollout for _, rollout in scored(collected.groups)]
-        notes |= {(r.group_id, r.sample_index): note for r, note in zip(rows, _notes(batch.to("cpu")), strict=True)}
-    return notes
+@contextmanager
+def open_journal(
+    config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
+) -> Iterator[Journal]:
+    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from.
 
-
-def _why_left_out(group: RolloutGroup) -> str:
-    greedy_failed = group.greedy is not None and group.greedy.reward is None
-    return "greedy response without a score" if greedy_failed else "group without signal"
-
-
-def _notes(batch: Batch) -> Iterator[RolloutNote]:
-    """One note a row. Whole tensors become lists at once: row by row would take longer than a small model's update."""
-    lengths = batch.response_lengths.tolist()
-    trained_B = batch.loss_mask.sum(dim=1)
-    advantages = _rows(batch.advantages, lengths)
-    means = [None] * len(batch) if batch.advantages is None else _means(batch.advantages, batch.loss_mask, trained_B)
-    columns = zip(
-        trained_B.tolist(),
-        means,
-        advantages,
-        *(_rows(values, lengths) for values in (batch.old_logprobs, batch.ref_logprobs, batch.values, batch.returns)),
-        strict=True,
-    )
-    for trained, mean, token_advantages, old_logprobs, ref_logprobs, token_values, token_returns in columns:
-        yield RolloutNote(
-            kept=trained > 0,
-            dropped_because="" if trained else "truncated",
-            advantage=mean if trained else None,
-            token_advantages=token_advantages,
-            old_logprobs=old_logprobs,
-            ref_logprobs=ref_logprobs,
-            token_values=token_values,
-            token_returns=token_returns,
+    The run's configuration is written here, where it is known whether there are steps to make: what a finished run
+    was made with stays on record.
+    """
+    resume_step = workplace.resume_step
+    if workplace.has_steps_to_make(total_steps):
+        RunDirectory(workplace.path).begin(config, accepted=workplace.accepted)
+    else:
+        console.print(
+            f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
+            "raise `steps` to go on",
+            markup=False,
+            soft_wrap=True,
         )
+    recorder = RolloutRecorder(workplace.path / "rollouts", token_texts(loaded))
+    recorder.discard_after(-1 if resume_step is None else resume_step)
+    sinks = build_sinks(
+        config.logging.sinks,
+        workplace.path,
+        project=config.logging.project,
+        config=masked(config.model_dump(mode="json")),
+        resume_step=workplace.written_step,
+    )
+    plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
+    with Display(
+        console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
+    ) as display:
+        for alarm in sinks.alarms:
+            display.alarm(alarm)
+        try:
+            yield Journal(
+                recorder=recorder if config.logging.record_rollouts else None,
+                sinks=sinks,
+                alarms=AlarmBell(),
+                display=display,
+                place=workplace,
+                watchers=present_watch().watchers,
+            )
+        finally:
+            for alarm in sinks.close():
+                display.alarm(alarm)
 
 
-def _means(values_BT: Tensor, mask_BT: Tensor, counts_B: Tensor) -> list[float]:
-    sums_B = torch.where(mask_BT, values_BT, 0.0).sum(dim=1)
-    means: list[float] = (sums_B / counts_B.clamp(min=1)).tolist()
-    return means
+def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:
+    """Token ids to one text each; a token that is only part of a character shows the tokenizer's own sign for that."""
 
+    @cache
+    def text(token: int) -> str:
+        return str(loaded.tokenizer.decode([token]))
 
-def _rows(values_BT: Tensor | None, lengths: Sequence[int]) -> list[tuple[float, ...] | None]:
-    """What stands at the response's tokens, row by row."""
-    if values_BT is None:
-        return [None] * len(lengths)
-    return [tuple(row[:length]) for row, length in zip(values_BT.tolist(), lengths, strict=True)]
+    return lambda tokens: [text(token) for token in tokens]

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from burnish.checkpointing.encoding import read_state, restoring, write_state
-from burnish.checkpointing.pending import Pending, read_pending, write_pending
-from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import SftConfig
 from burnish.data.batching import next_batch
 from burnish.data.overlap import find_overlap
@@ -34,13 +31,11 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
 from burnish.trainers.divergence import keeping_batch
-from burnish.trainers.interrupt import StopRequest, graceful_stop
-from burnish.trainers.journal import Journal
-from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
+from burnish.trainers.journal import open_journal
+from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.objective import LikelihoodObjective
-from burnish.trainers.rl.setup import STATE_NAME, open_journal
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Metric, Reduction
@@ -76,8 +71,8 @@ class Schedule:
         return steps
 
 
-@dataclass(slots=True)
-class SftRun:
+@dataclass(slots=True, kw_only=True)
+class SftRun(Training):
     """The parts of a supervised run."""
 
     config: SftConfig
@@ -85,99 +80,48 @@ class SftRun:
     train: SftSet
     heldout: SftSet | None
     schedule: Schedule
-    total_steps: int
     pad_token_id: int
-    journal: Journal
-    store: CheckpointStore
     last_position: int | None
     """Draws after which the run ends (a number of passes); None when it ends after a number of steps."""
-    step: int = 0
-    position: int = 0
-    """Examples drawn so far."""
-    saved_step: int | None = None
-    """Step of the newest checkpoint; None before the first."""
-    pending: Pending | None = None
-    """What is still to be done about the step: it has its weights, but no held-out loss and no line of metrics yet."""
-    version: int = 0
-    """Optimizer steps that the weights of `step` have seen."""
     objective: LikelihoodObjective = field(default_factory=LikelihoodObjective)
+
+    @property
+    def settings(self) -> SftConfig:
+        return self.config
+
+    def learners(self) -> dict[str, Learner]:
+        return {WEIGHTS_FOLDER: self.policy}
+
+    def train_step(self) -> dict[str, float]:
+        """One optimizer step on whole examples."""
+        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
+        examples, position = self.schedule.batch_at(progress.position, self.last_position)
+        batch = build_sft_batch([self.train.examples[i] for i in examples], pad_token_id=self.pad_token_id)
+        with stopwatch.phase("update"), keeping_batch(Path(self.config.output), progress.step + 1, batch):
+            metrics.merge(self.policy.update(batch, self.objective).metrics)
+        tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
+        metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
+        metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
+        metrics.merge(stopwatch.metrics())
+        row = with_throughput(metrics.row(), tokens, stopwatch)
+        progress.advance(position, row)
+        return row
+
+    def evaluate(self) -> dict[str, float]:
+        """What `held_out_loss` says of the policy as it is now, and how long it took."""
+        if self.heldout is None:
+            return {}
+        stopwatch = Stopwatch()
+        examples = heldout_examples(self.heldout, self.config.evaluation.max_prompts, seed=self.config.seed)
+        with stopwatch.phase("evaluate"):
+            row = held_out_loss(partial(self.policy.logprobs, correct=True), examples, pad_token_id=self.pad_token_id)
+        return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
 
 def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
     """Fine-tune and return where the run and its last checkpoint lie. `accept_changes`: go on although files or
     versions that the run depends on have changed."""
-    with (
-        naming_memory_errors(),
-        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
-        open_sft_run(config, console, accept_changes=accept_changes) as run,
-    ):
-        run_sft_loop(run, stop)
-        return RunResult.of(Path(config.output), run.step, stopped=run.step < run.total_steps)
-
-
-def run_sft_loop(run: SftRun, stop: StopRequest) -> None:
-    """Train to the last step, or until asked to stop; always leaves a checkpoint."""
-    with saving_finished_steps(partial(finished_sft, run), run.journal.display.note):
-        _run_steps(run, stop)
-
-
-def _run_steps(run: SftRun, stop: StopRequest) -> None:
-    # A run stopped before its first step has a checkpoint of step 0, and its evaluation is written.
-    if run.saved_step is None and run.config.evaluation.begins and run.heldout is not None:
-        run.journal.write(0, evaluate_sft(run))
-    if run.pending is not None:  # an error stopped the run after its last update
-        close_sft_step(run, run.pending.row)
-    while run.step < run.total_steps and not stop:
-        close_sft_step(run, sft_step(run))
-    if run.saved_step != run.step:
-        save_sft(run)
-
-
-def close_sft_step(run: SftRun, row: dict[str, float]) -> None:
-    """What follows an optimizer step: held-out loss, the line of metrics, a checkpoint."""
-    config, last = run.config, run.step == run.total_steps
-    if config.evaluation.due(run.step, last=last):
-        row = row | evaluate_sft(run)
-    run.journal.write(run.step, row)
-    run.pending = None
-    if config.checkpoint.due(run.step, last=last) or run.journal.lacks_checkpoint(run.saved_step):
-        save_sft(run)
-
-
-def finished_sft(run: SftRun) -> Finished:
-    """How far the run has come, as it can be saved when something ends the loop."""
-    moved = run.policy.version != run.version
-    return Finished(run.step, run.saved_step, moved, run.pending, partial(save_sft, run))
-
-
-def sft_step(run: SftRun) -> dict[str, float]:
-    """One optimizer step on whole examples."""
-    stopwatch, metrics = Stopwatch(run.journal.display.phase), MetricStore()
-    run.version = run.policy.version
-    examples, position = run.schedule.batch_at(run.position, run.last_position)
-    batch = build_sft_batch([run.train.examples[i] for i in examples], pad_token_id=run.pad_token_id)
-    with stopwatch.phase("update"), keeping_batch(Path(run.config.output), run.step + 1, batch):
-        metrics.merge(run.policy.update(batch.to(run.policy.model.device), run.objective))
-    run.step, run.position, run.version = run.step + 1, position, run.policy.version
-    tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
-    metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
-    metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
-    metrics.merge(stopwatch.metrics())
-    row = metrics.row()
-    row["throughput/tokens_per_second"] = tokens / max(stopwatch.seconds("update"), 1e-9)
-    run.pending = Pending(row)
-    return row
-
-
-def evaluate_sft(run: SftRun) -> dict[str, float]:
-    """What `held_out_loss` says of the policy as it is now, and how long it took."""
-    if run.heldout is None:
-        return {}
-    stopwatch = Stopwatch()
-    examples = heldout_examples(run.heldout, run.config.evaluation.max_prompts, seed=run.config.seed)
-    with stopwatch.phase("evaluate"):
-        row = held_out_loss(partial(run.policy.logprobs, correct=True), examples, pad_token_id=run.pad_token_id)
-    return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+    return train_to_end(open_sft_run(config, console, accept_changes=accept_changes), console)
 
 
 def held_out_loss(
@@ -280,38 +224,8 @@ def open_sft_run(config: SftConfig, console: Console, *, accept_changes: bool = 
         )
         record_paths(workplace.path, paths)
         if workplace.checkpoint is not None:
-            restore_sft(run, workplace.checkpoint)
+            restore(run, workplace.checkpoint)
         yield run
-
-
-def save_sft(run: SftRun) -> None:
-    """Weights, optimizer and step."""
-
-    def write(folder: Path) -> None:
-        run.policy.save_weights(folder / WEIGHTS_FOLDER)
-        state = {
-            "step": run.step,
-            "position": run.position,
-            "alarms": run.journal.alarms.state(),
-            "policy": run.policy.training_state(),
-        }
-        write_state(folder, STATE_NAME, state)
-        write_pending(folder, run.pending)
-
-    run.journal.check_place()
-    run.store.save(run.step, write)
-    run.saved_step = run.step
-
-
-def restore_sft(run: SftRun, checkpoint: Checkpoint) -> None:
-    """Put a fresh run where the checkpoint left off."""
-    with restoring(checkpoint.folder):
-        state = read_state(checkpoint.folder, STATE_NAME)
-        run.policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
-        run.policy.load_training_state(state["policy"])
-        run.journal.alarms.load_state(state["alarms"])
-        run.step, run.position, run.saved_step = state["step"], state["position"], state["step"]
-        run.version, run.pending = run.policy.version, read_pending(checkpoint.folder)
 
 
 def load_examples(

@@ -43,12 +43,12 @@ def policy_of(folder: Path, coef: float, *, budget: int = 10_000, **fields: Any)
 def gradients(policy: LocalPolicy, batch: Batch, monkeypatch: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     found: dict[str, torch.Tensor] = {}
 
-    def keep(planned_step: int | None) -> dict[str, Any]:
+    def keep(step: int, grad_norm: torch.Tensor) -> float:
         found.update({name: weight.grad.clone() for name, weight in policy.trainable_parameters()})
-        return {}
+        return 0.0
 
-    monkeypatch.setattr(policy, "_step", keep)
-    return found, policy.update(batch, LikelihoodObjective())
+    monkeypatch.setattr(policy._optimizer, "step", keep)
+    return found, dict(policy.update(batch, LikelihoodObjective()).metrics)
 
 
 def own_loss(policy: LocalPolicy, batch: Batch) -> torch.Tensor:

@@ -8,9 +8,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import CheckpointError, DivergenceError, ModelError
+from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.policy import LocalPolicy, count_denominators
+from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, ObjectiveValue
 from burnish.types import Metric, Reduction
 
@@ -92,8 +93,8 @@ def test_bfloat16_gradients_are_summed_in_float32(load, batch, monkeypatch):
     sums = {name: torch.zeros_like(gradient) for name, gradient in together.items()}
     policy = _policy(load(dtype="bfloat16"))
     for row in range(7):
-        policy._clear_gradients()
-        policy._backward(batch.select([row]), LikelihoodObjective(), count_denominators(batch))
+        policy._drop()
+        policy.accumulate(batch.select([row]), LikelihoodObjective(), count_denominators(batch))
         for name, parameter in policy.trainable_parameters():
             sums[name] += parameter.grad.float()
     for name, gradient in together.items():
@@ -111,7 +112,7 @@ def test_gradient_checkpointing_changes_no_gradient(load, batch, monkeypatch):
 def test_update_learns_and_reports(load, batch):
     policy = _policy(load())
     before = policy.logprobs(batch).logprobs_BT
-    metrics = policy.update(batch, LikelihoodObjective())
+    metrics = policy.update(batch, LikelihoodObjective()).metrics
     assert policy.version == 1
     assert metrics["policy/learning_rate"].result() == pytest.approx(5e-3)
     assert metrics["policy/grad_norm"].result() > 0
@@ -142,7 +143,7 @@ def test_nothing_to_train_on_moves_no_weight(load, batch):
     policy = _policy(load())
     before = policy.model.lm_head.weight.clone()
     nothing = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    metrics = policy.update(nothing, LikelihoodObjective())
+    metrics = policy.update(nothing, LikelihoodObjective()).metrics
     assert metrics["policy/empty_updates"].result() == 1
     assert policy.version == 1
     assert torch.equal(policy.model.lm_head.weight, before)
@@ -187,7 +188,7 @@ def test_resumed_training_is_bit_for_bit_the_same(load, batch, tmp_path, lora, d
     for _ in range(2):
         straight = policy.update(batch, LikelihoodObjective())
         again = resumed.update(batch, LikelihoodObjective())
-        assert {n: m.result() for n, m in straight.items()} == {n: m.result() for n, m in again.items()}
+        assert {n: m.result() for n, m in straight.metrics.items()} == {n: m.result() for n, m in again.metrics.items()}
     for (name, one), other in zip(policy.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
@@ -248,7 +249,7 @@ def test_the_first_ratio_is_one(load, batch):
             value = super().__call__(scores, part, denominators)
             return ObjectiveValue(value.loss, {"gap": Metric(Reduction.MAX, float(gap))})
 
-    metrics = policy.update(batch.replace(old_logprobs=old), Compare())
+    metrics = policy.update(batch.replace(old_logprobs=old), Compare()).metrics
     assert metrics["gap"].result() < 1e-5
 
 

@@ -11,9 +11,10 @@ import torch
 
 from burnish.observability.alarms import Alarm, AlarmBell
 from burnish.observability.recorder import RolloutRecorder, read_rollouts
-from burnish.trainers.journal import Journal, rollout_notes
+from burnish.trainers.journal import Journal
 from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.collection import Collected
+from burnish.trainers.rl.rollout_notes import rollout_notes
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 
@@ -113,7 +114,7 @@ def test_every_rollout_is_recorded_whatever_became_of_it(tmp_path: Path) -> None
     book, _ = journal(RolloutRecorder(tmp_path))
     kept = group_of(rollout(0, 0), rollout(0, 1, reward=None), greedy=rollout(0, -1))
     collected, batch = learned(kept, left_out=(group_of(rollout(1, 0), rollout(1, 1)),))
-    book.record(3, collected, batch)
+    book.record(3, collected.sampled, rollout_notes(collected, batch))
     lines = read_rollouts(tmp_path / "step-000003.jsonl")
     assert [(line["group_id"], line["sample_index"]) for line in lines] == [(0, 0), (0, 1), (0, -1), (1, 0), (1, 1)]
     reasons = [line.get("dropped_because") for line in lines]
@@ -122,7 +123,7 @@ def test_every_rollout_is_recorded_whatever_became_of_it(tmp_path: Path) -> None
 
 def test_without_a_recorder_nothing_is_recorded() -> None:
     book, _ = journal(None)
-    book.record(1, *learned(group_of(rollout(0, 0))))
+    book.record(1, [group_of(rollout(0, 0))], {})
     book.record_evaluation(1, [])
 
 

@@ -6,15 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from burnish.checkpointing.encoding import read_state, restoring, write_state
-from burnish.checkpointing.pending import Pending, read_pending, write_pending
-from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.checkpointing.pending import Pending
 from burnish.config.schema_data import Sources
 from burnish.config.schema_rm import RmConfig
 from burnish.data.overlap import find_overlap
@@ -35,15 +33,13 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
-from burnish.trainers.interrupt import StopRequest, graceful_stop
-from burnish.trainers.journal import Journal
-from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
+from burnish.trainers.journal import open_journal
+from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.reward_model.preference_objective import PreferenceLoss
-from burnish.trainers.rl.setup import STATE_NAME, open_journal
 from burnish.trainers.stopwatch import Stopwatch
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Metric, Reduction
@@ -52,8 +48,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(slots=True)
-class RmRun:
+@dataclass(slots=True, kw_only=True)
+class RmRun(Training):
     """The parts of a reward model's run."""
 
     config: RmConfig
@@ -64,20 +60,61 @@ class RmRun:
     objective: PreferenceLoss
     length_rule: LengthRule
     measure: Measure | None
-    total_steps: int
     last_position: int | None
     """Draws after which the run ends (a number of passes); None when it ends after a number of steps."""
-    journal: Journal
-    store: CheckpointStore
-    step: int = 0
-    position: int = 0
-    """Comparisons drawn so far."""
-    saved_step: int | None = None
-    """Step of the newest checkpoint; None before the first."""
-    pending: Pending | None = None
-    """What is still to be done about the step: it has its weights, but no evaluation and no line of metrics yet."""
-    version: int = 0
-    """Optimizer steps that the weights of `step` have seen."""
+
+    @property
+    def settings(self) -> RmConfig:
+        return self.config
+
+    def learners(self) -> dict[str, Learner]:
+        return {WEIGHTS_FOLDER: self.learner}
+
+    def before_first_step(self) -> None:
+        """Normalise the scores of the untrained head, where the run file asks for it."""
+        if self.measure is not None and self.measure.settings.before:
+            self.normalise(self.measure)
+
+    def train_step(self) -> dict[str, float]:
+        """One optimizer step on whole comparisons."""
+        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
+        count = self.config.optimization.comparisons_per_batch
+        if self.last_position is not None:
+            count = min(count, self.last_position - progress.position)
+        batch = [self.train[index] for index in self.sampler.take(count, progress.position)]
+        with stopwatch.phase("update"):
+            metrics.merge(self.learner.update(batch, self.objective))
+        tokens = sum(len(prompt) + len(response) for comparison in batch for prompt, response in comparison.pairs())
+        metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
+        metrics.add("train/comparisons", Metric(Reduction.SUM, count))
+        metrics.merge(stopwatch.metrics())
+        row = with_throughput(metrics.row(), tokens, stopwatch)
+        progress.advance(progress.position + count, row)
+        return row
+
+    def after_last_step(self, pending: Pending) -> None:
+        """Normalise the scores of the trained model, once."""
+        if self.measure is not None and self.measure.settings.after and not pending.normalised:
+            self.normalise(self.measure)
+        pending.normalised = True
+
+    def normalise(self, measure: Measure) -> None:
+        """Shift (and with `gain_bias` scale) the scores by those of the pairs that the run file names."""
+        measured = self.learner.score(measure.pairs())
+        self.learner.normalise(measured, scale=measure.settings.kind == "gain_bias", measured_on=measure.name)
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy with its interval, calibration, and what length alone explains, on the held-out comparisons; the
+        histogram of their scores goes to `score_histogram.json` in the run's folder."""
+        if not self.heldout:
+            return {}
+        stopwatch = Stopwatch()
+        with stopwatch.phase("evaluate"):
+            scores = self.learner.compare([_comparison(example) for example in self.heldout])
+        scored = scored_comparisons(self.heldout, scores)
+        content = {"step": self.progress.step, **histogram(scored)}
+        write_text_atomically(Path(self.config.output) / HISTOGRAM_FILE, json.dumps(content) + "\n")
+        return describe(scored, self.length_rule) | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
@@ -86,91 +123,7 @@ def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bo
     `accept_changes`: go on although files or versions that the run depends on have changed.
     Raises BurnishError for everything that a user can put right.
     """
-    with (
-        naming_memory_errors(),
-        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
-        open_rm_run(config, console, accept_changes=accept_changes) as run,
-    ):
-        run_rm_loop(run, stop)
-        return RunResult.of(Path(config.output), run.step, stopped=run.step < run.total_steps)
-
-
-def run_rm_loop(run: RmRun, stop: StopRequest) -> None:
-    """Normalise, train to the last step or until asked to stop, normalise again; always leaves a checkpoint."""
-    with saving_finished_steps(partial(finished_rm, run), run.journal.display.note):
-        _run_steps(run, stop)
-
-
-def _run_steps(run: RmRun, stop: StopRequest) -> None:
-    # A run stopped before its first step has a checkpoint of step 0, and what comes before the first step is done.
-    if run.saved_step is None:
-        _normalise(run, before=True)
-        if run.config.evaluation.begins and run.heldout:
-            run.journal.write(0, evaluate_rm(run))
-    close_rm_step(run)  # where an error stopped the run after its last update
-    while run.step < run.total_steps and not stop:
-        rm_step(run)
-        close_rm_step(run)
-    if run.saved_step != run.step:
-        save_rm(run)
-
-
-def close_rm_step(run: RmRun) -> None:
-    """What follows an optimizer step: after the last one the normalisation; evaluation, metrics, a checkpoint."""
-    pending = run.pending
-    if pending is None:
-        return
-    config, row, last = run.config, pending.row, run.step == run.total_steps
-    if last and not pending.normalised:
-        _normalise(run, before=False)
-        pending.normalised = True
-    if config.evaluation.due(run.step, last=last):
-        row = row | evaluate_rm(run)
-    run.journal.write(run.step, row)
-    run.pending = None
-    if config.checkpoint.due(run.step, last=last) or run.journal.lacks_checkpoint(run.saved_step):
-        save_rm(run)
-
-
-def finished_rm(run: RmRun) -> Finished:
-    """How far the run has come, as it can be saved when something ends the loop."""
-    moved = run.learner.version != run.version
-    return Finished(run.step, run.saved_step, moved, run.pending, partial(save_rm, run))
-
-
-def rm_step(run: RmRun) -> dict[str, float]:
-    """One optimizer step on whole comparisons."""
-    stopwatch, metrics = Stopwatch(run.journal.display.phase), MetricStore()
-    count = run.config.optimization.comparisons_per_batch
-    if run.last_position is not None:
-        count = min(count, run.last_position - run.position)
-    batch = [run.train[index] for index in run.sampler.take(count, run.position)]
-    run.version = run.learner.version
-    with stopwatch.phase("update"):
-        metrics.merge(run.learner.update(batch, run.objective))
-    run.step, run.position, run.version = run.step + 1, run.position + count, run.learner.version
-    tokens = sum(len(prompt) + len(response) for comparison in batch for prompt, response in comparison.pairs())
-    metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
-    metrics.add("train/comparisons", Metric(Reduction.SUM, count))
-    metrics.merge(stopwatch.metrics())
-    row = metrics.row()
-    row["throughput/tokens_per_second"] = tokens / max(stopwatch.seconds("update"), 1e-9)
-    run.pending = Pending(row)
-    return row
-
-
-def evaluate_rm(run: RmRun) -> dict[str, float]:
-    """Accuracy with its interval, calibration, and what length alone explains, on the held-out comparisons; the
-    histogram of their scores goes to `score_histogram.json` in the run's folder."""
-    if not run.heldout:
-        return {}
-    stopwatch = Stopwatch()
-    with stopwatch.phase("evaluate"):
-        scores = run.learner.compare([_comparison(example) for example in run.heldout])
-    scored = scored_comparisons(run.heldout, scores)
-    content = {"step": run.step, **histogram(scored)}
-    write_text_atomically(Path(run.config.output) / HISTOGRAM_FILE, json.dumps(content) + "\n")
-    return describe(scored, run.length_rule) | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+    return train_to_end(open_rm_run(config, console, accept_changes=accept_changes), console)
 
 
 def scored_comparisons(
@@ -230,7 +183,7 @@ def open_rm_run(config: RmConfig, console: Console, *, accept_changes: bool = Fa
         )
         record_paths(workplace.path, paths)
         if workplace.checkpoint is not None:
-            restore_rm(run, workplace.checkpoint)
+            restore(run, workplace.checkpoint)
         yield run
 
 
@@ -316,42 +269,3 @@ def _measure(config: RmConfig, loaded: LoadedModel, train: PreferenceSet, consol
     if config.normalization.kind == "none":
         return None
     return Measure(config.normalization, cache(lambda: measured_pairs(config, loaded, train, console)))
-
-
-def _normalise(run: RmRun, *, before: bool) -> None:
-    measure = run.measure
-    if measure is None or not (measure.settings.before if before else measure.settings.after):
-        return
-    measured = run.learner.score(measure.pairs())
-    run.learner.normalise(measured, scale=measure.settings.kind == "gain_bias", measured_on=measure.name)
-
-
-def save_rm(run: RmRun) -> None:
-    """Weights with their normalisation, optimizer and step."""
-
-    def write(folder: Path) -> None:
-        run.learner.model.save(folder / WEIGHTS_FOLDER)
-        state = {
-            "step": run.step,
-            "position": run.position,
-            "alarms": run.journal.alarms.state(),
-            "learner": run.learner.training_state(),
-        }
-        write_state(folder, STATE_NAME, state)
-        write_pending(folder, run.pending)
-
-    run.journal.check_place()
-    run.store.save(run.step, write)
-    run.saved_step = run.step
-
-
-def restore_rm(run: RmRun, checkpoint: Checkpoint) -> None:
-    """Put a fresh run where the checkpoint left off."""
-    with restoring(checkpoint.folder):
-        state = read_state(checkpoint.folder, STATE_NAME)
-        run.learner.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
-        run.learner.load_training_state(state["learner"])
-        run.journal.alarms.load_state(state["alarms"])
-        run.step, run.position = state["step"], state["position"]
-        run.saved_step = run.step
-        run.version, run.pending = run.learner.version, read_pending(checkpoint.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,10 +25,6 @@ class Outcome:
     greedy_scores_B: Tensor | None = None
     parts_BC: Tensor | None = None
     weights_C: Tensor | None = None
-
-    def to(self, device: torch.device) -> Outcome:
-        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
-        return dataclasses.replace(self, **{name: value.to(device) for name, value in fields if value is not None})
 
 
 def scored(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:

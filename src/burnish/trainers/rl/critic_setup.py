@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.forward.batch import Batch
 from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Denominators, Objective, ObjectiveValue, ValueObjective
+from burnish.models.roles import Objective, ValueObjective
 from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
 from burnish.models.value_head import HEAD_FILE, init_value_head
 from burnish.trainers.result import WEIGHTS_FOLDER
-from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective
+from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective, WeightedValueObjective
 
 
 def build_value_objective(config: RlConfig) -> ValueObjective:
     """What an optimizer step of a critic by itself minimises."""
     objective = _value_objective(config)
     weight = 1.0 if config.critic.kind == "shared" else config.critic.loss_weight
-    return objective if weight == 1.0 else _weighted(objective, weight)
+    return objective if weight == 1.0 else WeightedValueObjective(objective, weight)
 
 
 def _value_objective(config: RlConfig) -> ClippedValueObjective:
@@ -35,16 +32,6 @@ def _value_objective(config: RlConfig) -> ClippedValueObjective:
         aggregation=config.algorithm.aggregation,
         length=config.rollout.max_response_tokens,
     )
-
-
-def _weighted(objective: ValueObjective, weight: float) -> ValueObjective:
-    """The loss times a constant; what is logged stays the loss itself."""
-
-    def weighted(values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
-        value = objective(values_BT, batch, denominators)
-        return ObjectiveValue(weight * value.loss, value.metrics)
-
-    return weighted
 
 
 def build_separate_critic(config: RlConfig, loaded: LoadedModel) -> SeparateCritic | None:

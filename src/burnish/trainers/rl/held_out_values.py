@@ -14,7 +14,7 @@ from burnish.types import Metric, Reduction, Rollout, RolloutGroup
 
 
 def held_out_values(
-    critic: Critic, groups: Sequence[RolloutGroup], *, pad_token_id: int, device: torch.device
+    critic: Critic, groups: Sequence[RolloutGroup], *, pad_token_id: int
 ) -> tuple[dict[str, Metric], TokenValues]:
     """Metrics `eval/...`, and the values of every response, greedy ones too.
 
@@ -25,7 +25,7 @@ def held_out_values(
     rollouts = [r for g in groups for r in (*g.rollouts, g.greedy) if r is not None and r.response_tokens]
     if not rollouts:
         return {}, {}
-    batch = build_batch(rollouts, pad_token_id=pad_token_id, mask_truncated=False).to(device)
+    batch = build_batch(rollouts, pad_token_id=pad_token_id, mask_truncated=False)
     rows = critic.values(batch).tolist()
     values = {
         (r.group_id, r.sample_index): tuple(row[: len(r.response_tokens)])

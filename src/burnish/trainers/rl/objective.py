@@ -15,7 +15,7 @@ from burnish.algorithms.mismatch import correction_weights, ratio_deviation
 from burnish.algorithms.ratios import log_ratio, ratio
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
-from burnish.models.roles import Denominators, ObjectiveValue
+from burnish.models.roles import Denominators, ObjectiveValue, Signals
 from burnish.types import Metric, Reduction
 
 
@@ -72,9 +72,11 @@ class PolicyObjective:
             if self.entropy_coef > 0:
                 loss = loss - self.entropy_coef * self._aggregate(scores.entropy_BT, mask, denominators)
         metrics["loss"] = share(loss, mask, denominators)
-        if batch.old_logprobs is not None:
-            metrics["ratio_deviation"] = ratio_deviation(logprobs, old, mask)
-        return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch))
+        signals = Signals(
+            ratio_deviation=None if batch.old_logprobs is None else ratio_deviation(logprobs, old, mask),
+            approx_kl=result.metrics.get("approx_kl"),  # a loss from outside need not measure it
+        )
+        return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch), signals)
 
     def _numbers(self, batch: Batch) -> dict[str, Any]:
         return {**self.numbers, "selection_BT": batch.selection} if self.takes_selection else dict(self.numbers)

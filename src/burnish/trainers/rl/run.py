@@ -14,12 +14,12 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.chaining import pinned, with_weights
-from burnish.trainers.interrupt import graceful_stop
+from burnish.trainers.journal import token_texts
 from burnish.trainers.orderly import naming_memory_errors
+from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
-from burnish.trainers.rl.loop import run_loop
-from burnish.trainers.rl.setup import build_evaluator, open_model, open_rl_engine, open_rl_run, open_scorer, token_texts
+from burnish.trainers.rl.setup import build_evaluator, open_model, open_rl_engine, open_rl_run, open_scorer
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
@@ -28,13 +28,7 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
     The first Ctrl-C finishes the step and saves. `accept_changes`: go on although files or versions that the run
     depends on have changed. Raises BurnishError for everything that a user can put right.
     """
-    with (
-        naming_memory_errors(),
-        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
-        open_rl_run(config, console, accept_changes=accept_changes) as run,
-    ):
-        run_loop(run, stop)
-        return RunResult.of(Path(config.output), run.progress.step, stopped=run.progress.step < config.steps)
+    return train_to_end(open_rl_run(config, console, accept_changes=accept_changes), console)
 
 
 def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = None) -> EvalReport:

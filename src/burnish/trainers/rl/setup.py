@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,12 +13,7 @@ from rich.console import Console
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
 from burnish.algorithms.policy_losses import PolicyLossSpec
-from burnish.checkpointing.encoding import read_state, restoring, write_state
-from burnish.checkpointing.pending import read_pending, write_pending
-from burnish.checkpointing.run import RunDirectory
-from burnish.checkpointing.store import Checkpoint, CheckpointStore
-from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig
-from burnish.config.secrets import masked
+from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import PromptSet
 from burnish.forward.allocator import keep_freed_memory
@@ -28,10 +23,7 @@ from burnish.models.loading import LoadedModel, load_model, num_embeddings
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Objective
-from burnish.observability.alarms import AlarmBell
-from burnish.observability.console import Display, say
-from burnish.observability.recorder import RolloutRecorder
-from burnish.observability.sinks import build_sinks
+from burnish.observability.console import say
 from burnish.plugins import is_outside
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of, why_not_measured
@@ -40,9 +32,9 @@ from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.chaining import pinned
-from burnish.trainers.journal import Journal
+from burnish.trainers.journal import open_journal
+from burnish.trainers.outer_loop import restore
 from burnish.trainers.path_record import record_paths, recorded_paths
-from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.collection import Collector
 from burnish.trainers.rl.critic_setup import (
     build_separate_critic,
@@ -52,18 +44,16 @@ from burnish.trainers.rl.critic_setup import (
 )
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.feeds import SampledPrompts, evaluation_prompts, load_prompt_set, shared_columns
-from burnish.trainers.rl.loop import Progress, RlRun, TokenSelection
+from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective import Correction, PolicyObjective
 from burnish.trainers.rl.preflight import check_fit, check_settings
 from burnish.trainers.rl.returned import CheckedLoss
-from burnish.trainers.watching import present_watch
-from burnish.trainers.workplace import Workplace, open_workplace
+from burnish.trainers.workplace import open_workplace
 from burnish.types import Rollout
 
 if TYPE_CHECKING:
     from burnish.rollouts.local.engine import LocalEngine
 
-STATE_NAME = "training_state"
 ENGINE_LOG = "vllm.log"
 
 
@@ -118,14 +108,15 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
             kl=build_kl(config.algorithm),
             reward_weights=dict(zip(scorer.labels, (reward.weight for reward in config.rewards), strict=True)),
             pad_token_id=loaded.pad_token_id,
-            device=policy.model.device,
             journal=journal,
-            save=partial(save_checkpoint, workplace.store),
+            store=workplace.store,
+            total_steps=config.steps,
             critic=critic,
             value_objective=None if critic is None else build_value_objective(config),
         )
         if workplace.checkpoint is not None:
-            restore(run, policy, workplace.checkpoint)
+            restore(run, workplace.checkpoint)
+            engine.sync(policy)  # it was built on the weights that the run began with
         yield run
 
 
@@ -283,105 +274,6 @@ def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
         yield scorer
     finally:
         scorer.close()
-
-
-@contextmanager
-def open_journal(
-    config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
-) -> Iterator[Journal]:
-    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from.
-
-    The run's configuration is written here, where it is known whether there are steps to make: what a finished run
-    was made with stays on record.
-    """
-    resume_step = workplace.resume_step
-    if workplace.has_steps_to_make(total_steps):
-        RunDirectory(workplace.path).begin(config, accepted=workplace.accepted)
-    else:
-        console.print(
-            f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
-            "raise `steps` to go on",
-            markup=False,
-            soft_wrap=True,
-        )
-    recorder = RolloutRecorder(workplace.path / "rollouts", token_texts(loaded))
-    recorder.discard_after(-1 if resume_step is None else resume_step)
-    sinks = build_sinks(
-        config.logging.sinks,
-        workplace.path,
-        project=config.logging.project,
-        config=masked(config.model_dump(mode="json")),
-        resume_step=workplace.written_step,
-    )
-    plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
-    with Display(
-        console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
-    ) as display:
-        for alarm in sinks.alarms:
-            display.alarm(alarm)
-        try:
-            yield Journal(
-                recorder=recorder if config.logging.record_rollouts else None,
-                sinks=sinks,
-                alarms=AlarmBell(),
-                display=display,
-                place=workplace,
-                watchers=present_watch().watchers,
-            )
-        finally:
-            for alarm in sinks.close():
-                display.alarm(alarm)
-
-
-def save_checkpoint(store: CheckpointStore, run: RlRun) -> None:
-    """Weights that `from_pretrained` loads, and beside them all that an undisturbed run would remember."""
-
-    def write(folder: Path) -> None:
-        run.policy.save_weights(folder / WEIGHTS_FOLDER)
-        state = {
-            "step": run.progress.step,
-            "position": run.progress.position,
-            "kl": run.kl.state_dict(),
-            "alarms": run.journal.alarms.state(),
-            "policy": run.policy.training_state(),
-        }
-        if run.critic is not None:
-            run.critic.save_weights(folder / CRITIC_FOLDER)
-            state["critic"] = run.critic.training_state()
-        write_state(folder, STATE_NAME, state)
-        write_pending(folder, run.progress.pending)
-
-    store.save(run.progress.step, write)
-
-
-def restore(run: RlRun, policy: LocalPolicy, checkpoint: Checkpoint) -> None:
-    """Put a fresh run where the checkpoint left off."""
-    with restoring(checkpoint.folder):
-        state = read_state(checkpoint.folder, STATE_NAME)
-        policy.load_weights(checkpoint.folder / WEIGHTS_FOLDER)
-        policy.load_training_state(state["policy"])
-        if run.critic is not None:
-            run.critic.load_weights(checkpoint.folder / CRITIC_FOLDER)
-            run.critic.load_training_state(state["critic"])
-        run.kl.load_state_dict(state["kl"])
-        run.journal.alarms.load_state(state["alarms"])
-        run.progress = Progress(
-            step=state["step"],
-            position=state["position"],
-            saved_step=state["step"],
-            pending=read_pending(checkpoint.folder),
-        )
-    run.engine.sync(policy)
-
-
-def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:
-    """Token ids to one text each; a token that is only part of a character shows the tokenizer's own sign for that."""
-
-    @cache
-    def text(token: int) -> str:
-        return str(loaded.tokenizer.decode([token]))
-
-    return lambda tokens: [text(token) for token in tokens]
 
 
 def _correction(algorithm: AlgorithmConfig) -> Correction | None:

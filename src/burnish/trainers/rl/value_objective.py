@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,6 @@ from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, ValueObjective
-from burnish.observability.metrics import variance_of
 from burnish.trainers.rl.objective import aggregate_step, share
 from burnish.types import Metric, Reduction
 
@@ -37,6 +35,18 @@ class ClippedValueObjective:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightedValueObjective:
+    """A value loss times a constant. What is logged stays the loss itself."""
+
+    objective: ValueObjective
+    weight: float
+
+    def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        value = self.objective(values_BT, batch, denominators)
+        return ObjectiveValue(self.weight * value.loss, value.metrics)
+
+
+@dataclass(frozen=True, slots=True)
 class ActorCriticObjective:
     """Policy loss + coef * value loss, for a critic that shares the policy's trunk."""
 
@@ -53,7 +63,8 @@ class ActorCriticObjective:
             raise ValueError("the policy gives no values; a critic has to share its trunk first")
         policy = self.policy(scores, batch, denominators)
         value = self.value(scores.values_BT, batch, denominators)
-        return ObjectiveValue(policy.loss + self.coef * value.loss, {**policy.metrics, **value.metrics})
+        loss = policy.loss + self.coef * value.loss
+        return ObjectiveValue(loss, {**policy.metrics, **value.metrics}, policy.signals)
 
 
 def describe_values(batch: Batch) -> dict[str, Metric]:
@@ -70,19 +81,3 @@ def describe_values(batch: Batch) -> dict[str, Metric]:
         "critic/residual_square_mean": (returns - values).square(),
     }
     return {name: Metric(Reduction.MEAN, torch.sum(of), mask.sum()) for name, of in moments.items()}
-
-
-def derive_values(row: Mapping[str, float]) -> dict[str, float]:
-    """The row with its moments replaced by return_std and explained_variance = 1 - Var(R - V) / Var(R).
-
-    1 is a perfect critic, 0 one no better than a constant, below 0 worse. It is left out where all returns are equal.
-    """
-    row = dict(row)
-    if "critic/return_square_mean" not in row:
-        return row
-    variance = variance_of(row.pop("critic/return_square_mean"), row["critic/return_mean"])
-    residual = variance_of(row.pop("critic/residual_square_mean"), row.pop("critic/residual_mean"))
-    row["critic/return_std"] = variance**0.5
-    if variance > 1e-12:
-        row["critic/explained_variance"] = 1 - residual / variance
-    return row

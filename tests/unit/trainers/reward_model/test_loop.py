@@ -20,8 +20,8 @@ from burnish.errors import BurnishError, ConfigError
 from burnish.models.reward_model import load_reward_model
 from burnish.report.report import write_report
 from burnish.trainers.interrupt import StopRequest
-from burnish.trainers.reward_model import loop as trainer
-from burnish.trainers.reward_model.loop import open_rm_run, run_rm_loop, train_reward_model
+from burnish.trainers.outer_loop import run_loop
+from burnish.trainers.reward_model.loop import RmRun, open_rm_run, train_reward_model
 
 QUIET = Console(quiet=True)
 
@@ -108,18 +108,18 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}")
     whole = train_reward_model(undisturbed, console=QUIET)
     config = rm_run(*words)
-    stop, plain_step = StopRequest(), trainer.rm_step
+    stop, plain_step = StopRequest(), RmRun.train_step
 
-    def step_and_stop(run: trainer.RmRun) -> dict[str, float]:
+    def step_and_stop(run: RmRun) -> dict[str, float]:
         row = plain_step(run)
-        stop.requested = run.step == 3
+        stop.requested = run.progress.step == 3
         return row
 
-    monkeypatch.setattr(trainer, "rm_step", step_and_stop)
+    monkeypatch.setattr(RmRun, "train_step", step_and_stop)
     with open_rm_run(config, QUIET) as run:
-        run_rm_loop(run, stop)
-        assert run.step == 3
-    monkeypatch.setattr(trainer, "rm_step", plain_step)
+        run_loop(run, stop)
+        assert run.progress.step == 3
+    monkeypatch.setattr(RmRun, "train_step", plain_step)
     again = train_reward_model(config, console=QUIET)
     assert rows_of(config) == rows_of(undisturbed)
     first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
@@ -137,7 +137,7 @@ def test_normalisation_ends_at_mean_0(on: str, rm_run: Callable[..., RmConfig]) 
         "normalization.max_response_tokens=6",
     )
     with open_rm_run(config, QUIET) as run:
-        run_rm_loop(run, StopRequest())
+        run_loop(run, StopRequest())
         assert run.measure is not None
         scores = run.learner.score(run.measure.pairs())
         assert len(scores) == 32
@@ -219,15 +219,15 @@ def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
     words = ("normalization.kind=gain_bias", "normalization.responses=8", "normalization.max_response_tokens=6")
     undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}", **fields)
     whole = train_reward_model(undisturbed, console=QUIET)
-    config, real = rm_run(*words, **fields), trainer.evaluate_rm
+    config, real = rm_run(*words, **fields), RmRun.evaluate
 
-    def evaluate(run: trainer.RmRun) -> dict[str, float]:
-        if run.step == stopped_at:
+    def evaluate(run: RmRun) -> dict[str, float]:
+        if run.progress.step == stopped_at:
             raise BurnishError("the evaluation fails")
         return real(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "evaluate_rm", evaluate)
+        patch.setattr(RmRun, "evaluate", evaluate)
         with pytest.raises(BurnishError, match="the evaluation fails"):
             train_reward_model(config, console=QUIET)
     (saved,) = (Path(config.output) / "checkpoints").iterdir()
@@ -245,7 +245,7 @@ def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig
     config, stop = rm_run(), StopRequest()
     stop.requested = True
     with open_rm_run(config, QUIET) as run:
-        run_rm_loop(run, stop)
-        assert run.step == 0
+        run_loop(run, stop)
+        assert run.progress.step == 0
     train_reward_model(config, console=QUIET)
     assert rows_of(config) == rows_of(undisturbed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from burnish.trainers.rl.batching import build_batch, build_outcome, scored
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
@@ -109,14 +108,6 @@ def test_parts_follow_the_order_of_the_weights() -> None:
 def test_a_missing_part_leaves_no_parts_rather_than_a_zero() -> None:
     rows = [rollout(0, 0, 1, reward_parts={"a": 1.0}), rollout(0, 1, 1, reward_parts={})]
     assert outcome_of(*rows, weights={"a": 1.0}).parts_BC is None
-
-
-def test_an_outcome_moves_whole() -> None:
-    moved = outcome_of(rollout(0, 0, 1), greedy=rollout(0, -1, 1)).to(torch.device("meta"))
-    assert moved.scores_B.device.type == "meta"
-    assert moved.greedy_scores_B is not None
-    assert moved.greedy_scores_B.device.type == "meta"
-    assert moved.parts_BC is None
 
 
 def test_scores_keep_their_value() -> None:

@@ -9,8 +9,6 @@ from burnish.forward.batch import Batch
 from burnish.trainers.rl.held_out_values import held_out_values
 from burnish.types import FinishReason, Metric, Prompt, Rollout, RolloutGroup
 
-CPU = torch.device("cpu")
-
 
 class Tokens:
     """A critic whose value before a token is a tenth of the token."""
@@ -28,7 +26,7 @@ def response(group: int, sample: int, first: int, reward: float | None) -> Rollo
 
 
 def described(*groups: RolloutGroup) -> tuple[dict[str, float | None], dict[tuple[int, int], tuple[float, ...]]]:
-    metrics, values = held_out_values(Tokens(), groups, pad_token_id=0, device=CPU)  # type: ignore[arg-type]
+    metrics, values = held_out_values(Tokens(), groups, pad_token_id=0)  # type: ignore[arg-type]
     assert all(isinstance(metric, Metric) for metric in metrics.values())
     return {name: metric.result() for name, metric in metrics.items()}, dict(values)  # type: ignore[arg-type]
 

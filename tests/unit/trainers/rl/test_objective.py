@@ -15,10 +15,10 @@ from burnish.algorithms.mismatch import mismatch_metrics
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
-from burnish.models.policy import count_denominators
+from burnish.models.accumulation import count_denominators
 from burnish.models.roles import ObjectiveValue
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.loop import derive
+from burnish.trainers.rl.derived import derive
 from burnish.trainers.rl.objective import Correction, LikelihoodObjective, PolicyObjective
 
 LN2 = math.log(2.0)
@@ -71,7 +71,7 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_that_of_reinforc
     torch.testing.assert_close(fresh.grad, torch.tensor([[-1 / 3, -1 / 3], [2 / 3, 0.0]]))
     row = numbers(value)
     assert row["policy/ratio_mean"] == 1.0
-    assert "policy/ratio_deviation" not in row
+    assert value.signals.ratio_deviation is None
     assert "rollout/logprob_diff_mean" not in row
 
 
@@ -83,7 +83,10 @@ def test_the_clip_is_that_of_the_numbers_and_the_largest_deviation_is_told() -> 
     assert value.loss.item() == pytest.approx((-1.2 - 1.0 + 1.6) / 3)
     row = numbers(value)
     assert row["policy/clip_fraction"] == pytest.approx(2 / 3)
-    assert row["policy/ratio_deviation"] == pytest.approx(1.0)
+    assert value.signals.ratio_deviation is not None
+    assert value.signals.ratio_deviation.result() == pytest.approx(1.0)
+    assert value.signals.approx_kl is not None
+    assert value.signals.approx_kl.result() == row["policy/approx_kl"] > 0
 
 
 @pytest.mark.parametrize(

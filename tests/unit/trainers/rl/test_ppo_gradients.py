@@ -17,11 +17,11 @@ from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
 from burnish.observability.metrics import MetricStore
+from burnish.trainers.rl.derived import derive_values
 from burnish.trainers.rl.objective import PolicyObjective
 from burnish.trainers.rl.value_objective import (
     ActorCriticObjective,
     ClippedValueObjective,
-    derive_values,
     describe_values,
 )
 
@@ -95,10 +95,10 @@ def gradients(
     value_loss = ClippedValueObjective(0.2, aggregation, 9)
     store = MetricStore()
     if kind == "separate":
-        store.merge(policy.update(batch, loss))
-        store.merge(critic.update(batch, value_loss))
+        store.merge(policy.update(batch, loss).metrics)
+        store.merge(critic.update(batch, value_loss).metrics)
     else:
-        store.merge(policy.update(batch, ActorCriticObjective(loss, value_loss, 0.5)))
+        store.merge(policy.update(batch, ActorCriticObjective(loss, value_loss, 0.5)).metrics)
     return caught, store.row()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,10 @@ from burnish.algorithms.kl import FixedKL
 from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
+from burnish.models.roles import Signals, Update
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.loop import add_logprobs, steer_kl, update
+from burnish.trainers.rl.kl import steer_kl
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.minibatches import epoch_rows
 from burnish.types import Metric, Reduction
 
@@ -33,16 +36,13 @@ class Policy:
 
     def update(
         self, batch: Batch, objective: object, *, denominators: object = None, planned_step: int | None = None
-    ) -> dict[str, Metric]:
+    ) -> Update:
         self.planned.append(planned_step)
         if not batch.loss_mask.any():
-            return {"policy/empty_updates": Metric(Reduction.SUM, 1.0)}
+            return Update({"policy/empty_updates": Metric(Reduction.SUM, 1.0)})
         self.seen.append(batch)
-        return {
-            "policy/ratio_deviation": Metric(Reduction.MAX, len(self.seen) / 10, 1),
-            "policy/approx_kl": Metric(Reduction.MEAN, 0.5, 1),
-            "policy/loss": Metric(Reduction.MEAN, 0.0, 1),
-        }
+        deviation, kl = Metric(Reduction.MAX, len(self.seen) / 10, 1), Metric(Reduction.MEAN, 0.5, 1)
+        return Update({"policy/loss": Metric(Reduction.MEAN, 0.0, 1)}, Signals(deviation, kl))
 
 
 def four_rows(trained: list[bool]) -> Batch:
@@ -59,11 +59,9 @@ def four_rows(trained: list[bool]) -> Batch:
 
 def run_of(tmp_path: object = "out", *, reference: object = None, **sections: Any) -> Any:
     config = RlConfig(output=str(tmp_path), model="m", rewards="exact", **sections)
-    return SimpleNamespace(
-        config=config, policy=Policy(), reference=reference, select_tokens=None,
-        critic=None,
-        objective=lambda coef: None, kl=SimpleNamespace(coef=0.0),
-    )  # fmt: skip
+    unused: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(RlRun))
+    parts = {"config": config, "policy": Policy(), "reference": reference, "kl": SimpleNamespace(coef=0.0)}
+    return RlRun(**unused | parts | {"objective": lambda coef: None})
 
 
 TWO = {"optimization": {"minibatches": 2, "epochs": 2}}
@@ -74,7 +72,7 @@ def test_the_first_deviation_is_that_of_the_first_minibatch_with_a_trained_token
     order = epoch_rows(torch.arange(4), minibatches=2, shuffle="prompts", seed=run.config.seed, step=1, epoch=0)
     empty = order[0].tolist()
     metrics = MetricStore()
-    update(run, four_rows([row not in empty for row in range(4)]), 1, metrics)
+    run.update(four_rows([row not in empty for row in range(4)]), 1, metrics)
     row = metrics.row()
     assert row["policy/first_ratio_deviation"] == pytest.approx(0.1)
     assert row["policy/optimizer_steps"] == 4
@@ -84,7 +82,7 @@ def test_the_first_deviation_is_that_of_the_first_minibatch_with_a_trained_token
 
 def test_each_minibatch_of_each_epoch_is_an_update() -> None:
     run = run_of(**TWO)
-    update(run, four_rows([True] * 4), 1, MetricStore())
+    run.update(four_rows([True] * 4), 1, MetricStore())
     groups = [sorted(batch.group_ids.tolist()) for batch in run.policy.seen]
     assert sorted(groups[0] + groups[1]) == sorted(groups[2] + groups[3]) == [0, 1, 2, 3]
 
@@ -105,7 +103,7 @@ def test_each_update_knows_its_place_in_the_plan_of_the_run(
     """Learning rates follow the plan: steps that were skipped before do not hold them back."""
     run = run_of(algorithm=algorithm, **TWO)
     advantages = torch.tensor([1.0, 0.0, 0.0, 0.0])[:, None].expand(4, 2)
-    update(run, four_rows(trained).replace(advantages=advantages), 3, MetricStore())
+    run.update(four_rows(trained).replace(advantages=advantages), 3, MetricStore())
     assert run.policy.planned == planned
 
 
@@ -117,7 +115,7 @@ def test_minibatches_are_whitened_by_themselves_where_asked_for(over: str) -> No
     run.estimator = resolve_estimator("dr_grpo")
     raw = torch.tensor([0.0, 1.0, 3.0, 8.0])[:, None].expand(4, 2)
     metrics = MetricStore()
-    update(run, four_rows([True] * 4).replace(advantages=raw), 1, metrics)
+    run.update(four_rows([True] * 4).replace(advantages=raw), 1, metrics)
     seen = [sorted(batch.advantages[:, 0].tolist()) for batch in run.policy.seen]
     row = metrics.row()
     if over == "step":  # that has been done before
@@ -132,7 +130,7 @@ def test_minibatches_are_whitened_by_themselves_where_asked_for(over: str) -> No
 
 def test_fewer_rows_than_minibatches_leave_gaps_in_the_plan() -> None:
     run = run_of(optimization={"minibatches": 3, "epochs": 2})
-    update(run, four_rows([True] * 4).select([0, 1]), 2, MetricStore())
+    run.update(four_rows([True] * 4).select([0, 1]), 2, MetricStore())
     assert run.policy.planned == [6, 7, 9, 10]
 
 
@@ -159,7 +157,7 @@ def test_old_logprobs_are_recomputed_only_where_they_are_needed(
 ) -> None:
     reference = SimpleNamespace(logprobs=lambda batch: torch.full(batch.response_tokens.shape, -2.0))
     run = run_of(reference=reference if with_reference else None, **sections)
-    batch = add_logprobs(run, four_rows([True] * 4))
+    batch = run.add_logprobs(four_rows([True] * 4))
     assert (batch.old_logprobs is not None) is recomputed
     assert run.policy.scored == int(recomputed)
     assert (batch.ref_logprobs is not None) is with_reference
@@ -185,7 +183,9 @@ def test_tokens_too_far_from_the_reference_for_k3_are_counted(kl_in: str, estima
     mask = batch.loss_mask.clone()
     mask[1, 1] = False
     old = torch.full((4, 2), -1.0)
-    metrics = steer_kl(run, batch.replace(loss_mask=mask, old_logprobs=old, ref_logprobs=old - d))
+    metrics = steer_kl(
+        batch.replace(loss_mask=mask, old_logprobs=old, ref_logprobs=old - d), run.kl, run.config.algorithm
+    )
     assert ("kl/clamped_fraction" in metrics) is (share is not None)
     if share is not None:
         assert metrics["kl/clamped_fraction"].result() == pytest.approx(share)

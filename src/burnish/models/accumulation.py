@@ -1,0 +1,68 @@
+"""What the micro-batches of one optimizer step leave until the step is made: metrics, signals and losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from burnish.forward.batch import Batch
+from burnish.models.roles import Denominators, ObjectiveValue, Signals
+from burnish.types import Metric
+
+
+class Accumulation:
+    """An optimizer step that has begun: every micro-batch adds to it, and `settle` of the role ends it.
+
+    Losses stay on their device. Reading each one would make the host wait for every micro-batch, so whether they are
+    finite is asked once, before the step.
+    """
+
+    def __init__(self, denominators: Denominators) -> None:
+        self.denominators = denominators
+        self.metrics: dict[str, Metric] = {}
+        self.signals = Signals()
+        self._losses: list[Tensor] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no micro-batch has been added."""
+        return not self._losses
+
+    def add(self, value: ObjectiveValue, loss: Tensor) -> None:
+        """Add a micro-batch: what its objective reported, and the loss that its gradient is of."""
+        merge_into(self.metrics, value.metrics)
+        self.signals = self.signals.merge(value.signals)
+        self._losses.append(loss.detach())
+
+    def odd_loss(self) -> float | None:
+        """The first loss that is not finite, None where all of them are. Waits for the device, once for all losses."""
+        numbers = torch.stack([loss.double() for loss in self._losses]).tolist() if self._losses else []
+        return next((number for number in numbers if not math.isfinite(number)), None)
+
+
+def opened(accumulation: Accumulation | None, denominators: Denominators) -> Accumulation:
+    """The step that this part belongs to, which begins with its first part. ValueError for a part of another step."""
+    if accumulation is None:
+        return Accumulation(denominators)
+    if accumulation.denominators != denominators:
+        raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
+    return accumulation
+
+
+def trained_rows(batch: Batch) -> Batch:
+    """The rows with at least one trained token; the others cost no forward pass."""
+    return batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
+
+
+def count_denominators(batch: Batch) -> Denominators:
+    """Trained tokens, and sequences with at least one, of the whole batch."""
+    return Denominators(int(batch.loss_mask.sum()), int(batch.loss_mask.any(dim=1).sum()))
+
+
+def merge_into(metrics: dict[str, Metric], new: Mapping[str, Metric]) -> None:
+    """Merge the readings of `new` into `metrics`, name by name."""
+    for name, metric in new.items():
+        metrics[name] = metrics[name].merge(metric) if name in metrics else metric

@@ -1,0 +1,67 @@
+"""Optimizer steps of a critic by itself: the counterpart of what `LocalPolicy` does for a policy."""
+
+from __future__ import annotations
+
+from burnish.errors import DivergenceError
+from burnish.forward.batch import Batch
+from burnish.models.accumulation import Accumulation, count_denominators, opened, trained_rows
+from burnish.models.roles import Denominators, Update, ValueObjective
+from burnish.models.value_head import CriticOptimizer, ValueScorer
+
+
+class ValueSteps:
+    """Accumulates gradients of a value loss and steps with them; with `train_trunk` False, those of the head alone."""
+
+    def __init__(
+        self, scorer: ValueScorer, optimizer: CriticOptimizer, *, tokens_per_microbatch: int, train_trunk: bool
+    ) -> None:
+        self._scorer = scorer
+        self._optimizer = optimizer
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._train_trunk = train_trunk
+        self._accumulation: Accumulation | None = None
+
+    def update(self, batch: Batch, objective: ValueObjective, planned_step: int | None) -> Update:
+        """`accumulate` and `settle`, with the denominators of the batch."""
+        self._accumulation = None
+        self.accumulate(batch, objective, count_denominators(batch))
+        return self.settle(planned_step)
+
+    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
+        """See `roles.Critic`."""
+        if self._accumulation is None:
+            self._optimizer.clear()
+        self._accumulation = accumulation = opened(self._accumulation, denominators)
+        try:
+            for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
+                part = part.to(self._scorer.device)
+                values_BT = self._scorer.score(part, positions_BT=part.loss_mask, train_trunk=self._train_trunk)
+                value = objective(values_BT, part, denominators)
+                value.loss.backward()
+                accumulation.add(value, value.loss)
+        except BaseException:
+            self._drop()  # half a gradient must not become a step
+            raise
+
+    def settle(self, planned_step: int | None) -> Update:
+        """See `roles.Critic`."""
+        accumulation = self._accumulation
+        if accumulation is None:
+            raise ValueError("settle() ends a step that accumulate() has begun, and there is none")
+        if accumulation.denominators.num_tokens == 0:
+            self._drop()
+            return Update(self._optimizer.skip())
+        try:
+            self._optimizer.check_finite(
+                f"loss over {accumulation.denominators.num_tokens} tokens", accumulation.odd_loss()
+            )
+            norm = self._optimizer.checked_norm()
+        except DivergenceError:
+            self._drop()
+            raise
+        self._accumulation = None
+        return Update(accumulation.metrics | self._optimizer.step(norm, planned_step))
+
+    def _drop(self) -> None:
+        self._accumulation = None
+        self._optimizer.clear()

@@ -1,0 +1,211 @@
+"""The loop around every kind of training, and how its state is saved and taken up again.
+
+Supervised fine-tuning, reward models and reinforcement learning differ in what a step and an evaluation are; when they
+evaluate, write, save and stop is said here, once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from burnish.checkpointing.encoding import read_state, restoring, write_state
+from burnish.checkpointing.pending import Pending, read_pending, write_pending
+from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.schema import RunConfig
+from burnish.trainers.interrupt import StopRequest, graceful_stop
+from burnish.trainers.journal import Journal
+from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
+from burnish.trainers.result import RunResult
+from burnish.trainers.stopwatch import Stopwatch
+
+STATE_NAME = "training_state"
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come. Everything random follows from the seed and these numbers."""
+
+    step: int = 0
+    """The last step whose updates are made."""
+    position: int = 0
+    """Prompts, examples or comparisons drawn so far."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint; None before the first."""
+    pending: Pending | None = None
+    """What remains to be done for `step`: its updates are made, but it has no evaluation and no line of metrics yet."""
+    versions: tuple[int, ...] = ()
+    """Optimizer steps of each learner when the step under way began; empty between steps."""
+
+    def advance(self, position: int, row: dict[str, float]) -> None:
+        """The updates of a step are made: whatever ends the run from here on, its numbers are saved with it."""
+        self.step, self.position, self.versions, self.pending = self.step + 1, position, (), Pending(row)
+
+
+class Learner(Protocol):
+    """A model that is trained, as a checkpoint sees it."""
+
+    @property
+    def version(self) -> int: ...
+    def save_weights(self, folder: Path) -> None: ...
+    def load_weights(self, folder: Path) -> None: ...
+    def training_state(self) -> dict[str, Any]: ...
+    def load_training_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Controller(Protocol):
+    """Something small that changes during a run and is saved with it, such as an adaptive KL coefficient."""
+
+    def state_dict(self) -> dict[str, float]: ...
+    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Training(ABC):
+    """A run of one kind, opened: what a step is, what an evaluation is, and which models they train."""
+
+    journal: Journal
+    store: CheckpointStore
+    total_steps: int
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    @abstractmethod
+    def settings(self) -> RunConfig:
+        """The run file; the outer loop reads when to evaluate and to save."""
+
+    @abstractmethod
+    def learners(self) -> Mapping[str, Learner]:
+        """Trained models by the name of their folder in a checkpoint."""
+
+    def controllers(self) -> Mapping[str, Controller]:
+        """Further state of a checkpoint, by name."""
+        return {}
+
+    @abstractmethod
+    def train_step(self) -> dict[str, float]:
+        """Make one step: `progress` is one step further, with the returned numbers pending."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """Numbers on held-out data, `eval/...`; none when the run holds nothing out."""
+
+    def before_first_step(self) -> None:  # noqa: B027  most kinds do nothing here
+        """What a new run does once, before it evaluates or trains."""
+
+    def after_last_step(self, pending: Pending) -> None:  # noqa: B027
+        """What a run does once its last update is made. Notes in `pending` that it has been done."""
+
+
+def train_to_end(opened: AbstractContextManager[Training], console: Console) -> RunResult:
+    """Open a run, train it, and say where it lies. The first Ctrl-C finishes the step under way and saves."""
+    with (
+        naming_memory_errors(),
+        graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
+        opened as training,
+    ):
+        run_loop(training, stop)
+        step = training.progress.step
+        return RunResult.of(Path(training.settings.output), step, stopped=step < training.total_steps)
+
+
+def run_loop(training: Training, stop: StopRequest) -> None:
+    """Train from where `progress` is to the last step, or until asked to stop. Always leaves a checkpoint."""
+    with saving_finished_steps(partial(finished, training), training.journal.display.note):
+        settings, progress = training.settings, training.progress
+        if progress.saved_step is None:
+            # Once there is a checkpoint, even one of step 0, the beginning is done and its evaluation written.
+            training.before_first_step()
+            if settings.evaluation.begins:
+                _write_beginning(training)
+        close_step(training)  # an error may have stopped the run between the updates of its last step and their line
+        while progress.step < training.total_steps and not stop:
+            progress.versions = _versions(training)
+            training.train_step()
+            close_step(training)
+        if progress.saved_step != progress.step:
+            save(training)
+
+
+def close_step(training: Training) -> None:
+    """What follows the updates of a step: evaluation, the line of metrics, a checkpoint. Nothing if that is done."""
+    settings, progress, pending = training.settings, training.progress, training.progress.pending
+    if pending is None:
+        return
+    row, last = pending.row, progress.step == training.total_steps
+    if last:
+        training.after_last_step(pending)
+    if settings.evaluation.due(progress.step, last=last):
+        row = row | training.evaluate()
+    training.journal.write(progress.step, row)
+    progress.pending = None
+    if settings.checkpoint.due(progress.step, last=last) or training.journal.lacks_checkpoint(progress.saved_step):
+        save(training)
+
+
+def save(training: Training) -> None:
+    """Write a checkpoint of the present step: weights that `from_pretrained` loads, and beside them everything that an
+    undisturbed run would remember."""
+    progress, journal = training.progress, training.journal
+
+    def write(folder: Path) -> None:
+        state: dict[str, Any] = {
+            "step": progress.step,
+            "position": progress.position,
+            "alarms": journal.alarms.state(),
+        }
+        for name, learner in training.learners().items():
+            learner.save_weights(folder / name)
+            state[name] = learner.training_state()
+        for name, controller in training.controllers().items():
+            state[name] = controller.state_dict()
+        write_state(folder, STATE_NAME, state)
+        write_pending(folder, progress.pending)
+
+    journal.check_place()
+    training.store.save(progress.step, write)
+    progress.saved_step = progress.step
+
+
+def restore(training: Training, checkpoint: Checkpoint) -> None:
+    """Put a newly opened run where the checkpoint left off."""
+    progress = training.progress
+    with restoring(checkpoint.folder):
+        state = read_state(checkpoint.folder, STATE_NAME)
+        for name, learner in training.learners().items():
+            learner.load_weights(checkpoint.folder / name)
+            learner.load_training_state(state[name])
+        for name, controller in training.controllers().items():
+            controller.load_state_dict(state[name])
+        training.journal.alarms.load_state(state["alarms"])
+        progress.step, progress.position, progress.saved_step = state["step"], state["position"], state["step"]
+        progress.pending = read_pending(checkpoint.folder)
+
+
+def with_throughput(row: dict[str, float], tokens: int, stopwatch: Stopwatch) -> dict[str, float]:
+    """The row with the tokens per second of an update on so many tokens."""
+    return row | {"throughput/tokens_per_second": tokens / max(stopwatch.seconds("update"), 1e-9)}
+
+
+def finished(training: Training) -> Finished:
+    """How far the run has come, as it can be saved when something ends the loop."""
+    progress = training.progress
+    moved = bool(progress.versions) and progress.versions != _versions(training)
+    return Finished(progress.step, progress.saved_step, moved, progress.pending, partial(save, training))
+
+
+def _write_beginning(training: Training) -> None:
+    row = training.evaluate()
+    if row:
+        training.journal.write(0, row)
+
+
+def _versions(training: Training) -> tuple[int, ...]:
+    return tuple(learner.version for learner in training.learners().values())

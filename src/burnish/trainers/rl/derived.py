@@ -1,0 +1,56 @@
+"""Numbers of a step that follow from other numbers of it: spreads from second moments, throughputs from times.
+
+Moments are means, so they merge exactly over micro-batches; spreads do not. Hence the moments travel, and only the
+finished row is turned into what people read. Rows in, rows out: the row given is never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from burnish.observability.metrics import variance_of
+
+SPREADS = {
+    "reward/std": ("reward/mean", "reward/square_mean"),
+    "advantage/std": ("advantage/mean", "advantage/square_mean"),
+    "advantage/raw_std": ("advantage/raw_mean", "advantage/raw_square_mean"),
+}
+"""Standard deviations and the two moments that give them; the second moment leaves the row."""
+
+
+def derive(row: Mapping[str, float]) -> dict[str, float]:
+    """The row with its second moments replaced by spreads, and with the throughputs of the step."""
+    row = derive_values(row)
+    for name, (mean, square_mean) in SPREADS.items():
+        if square_mean in row:
+            row[name] = math.sqrt(variance_of(row.pop(square_mean), row[mean]))
+    if "rollout/weight_square_mean" in row:
+        row["rollout/effective_sample_size"] = row["rollout/weight_mean"] ** 2 / row.pop("rollout/weight_square_mean")
+    return row | throughputs(row)
+
+
+def derive_values(row: Mapping[str, float]) -> dict[str, float]:
+    """The row with a critic's moments replaced by return_std and explained_variance = 1 - Var(R - V) / Var(R).
+
+    1 is a perfect critic, 0 is no better than a constant, below 0 worse. It is left out where all returns are equal.
+    """
+    row = dict(row)
+    if "critic/return_square_mean" not in row:
+        return row
+    variance = variance_of(row.pop("critic/return_square_mean"), row["critic/return_mean"])
+    residual = variance_of(row.pop("critic/residual_square_mean"), row.pop("critic/residual_mean"))
+    row["critic/return_std"] = variance**0.5
+    if variance > 1e-12:
+        row["critic/explained_variance"] = 1 - residual / variance
+    return row
+
+
+def throughputs(row: Mapping[str, float]) -> dict[str, float]:
+    """Response tokens of the step per second of all of it, of generating and of updating."""
+    tokens, rates = row["rollout/response_tokens_sum"], {}
+    for name, phase in (("response", "step"), ("generate", "generate"), ("update", "update")):
+        seconds = row.get(f"time/{phase}_seconds", 0.0)
+        if seconds > 0:
+            rates[f"throughput/{name}_tokens_per_second"] = tokens / seconds
+    return rates

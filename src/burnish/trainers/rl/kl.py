@@ -1,0 +1,48 @@
+"""The KL to the reference as a step logs it, and the controller's answer to it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from burnish.algorithms.kl import KLController, k1, k3
+from burnish.algorithms.ratios import beyond_limit, log_ratio
+from burnish.config.schema import AlgorithmConfig
+from burnish.forward.batch import Batch
+from burnish.types import Metric, Reduction
+
+
+def steer_kl(batch: Batch, controller: KLController, algorithm: AlgorithmConfig) -> dict[str, Metric]:
+    """Let the controller react to the KL of the step's responses to the reference. Returns what to log.
+
+    The batch holds `ref_logprobs`, and log-probabilities of the weights that sampled it.
+    """
+    mask = batch.loss_mask
+    policy, reference = _present(_sampling_logprobs(batch)), _present(batch.ref_logprobs)
+    per_response = k1(policy, reference, mask=mask).sum(dim=1)
+    num_sequences = int(mask.any(dim=1).sum())
+    used = controller.coef
+    if num_sequences:
+        controller.update(float(per_response.sum()) / num_sequences, num_sequences)
+    metrics = {
+        "kl/reference": Metric(Reduction.MEAN, per_response.sum(), num_sequences),
+        "kl/reference_per_token": Metric(Reduction.MEAN, k3(policy, reference, mask=mask).sum(), mask.sum()),
+        "kl/coef": Metric(Reduction.LAST, used),
+    }
+    if algorithm.kl_target is not None:
+        metrics["kl/target"] = Metric(Reduction.LAST, algorithm.kl_target)
+    # Only k3 clamps: where it does, it neither grows nor has a gradient.
+    if algorithm.kl_function == "k3":
+        clamped_BT = beyond_limit(log_ratio(policy, reference, mask))
+        metrics["kl/clamped_fraction"] = Metric(Reduction.MEAN, clamped_BT.sum(), mask.sum())
+    return metrics
+
+
+def _sampling_logprobs(batch: Batch) -> Tensor | None:
+    """Log-probabilities before the first update: the trainer's where it computed them, otherwise the sampler's own."""
+    return batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+
+
+def _present(logprobs_BT: Tensor | None) -> Tensor:
+    if logprobs_BT is None:
+        raise ValueError("the batch lacks log-probabilities of the policy or of the reference")
+    return logprobs_BT

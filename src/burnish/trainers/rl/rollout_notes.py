@@ -1,0 +1,74 @@
+"""What the trainer knows about each rollout of a step, for the files that are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from burnish.forward.batch import Batch
+from burnish.observability.recorder import RolloutNote
+from burnish.trainers.rl.batching import scored
+from burnish.trainers.rl.collection import Collected
+from burnish.types import RolloutGroup
+
+
+def rollout_notes(collected: Collected, batch: Batch | None) -> dict[tuple[int, int], RolloutNote]:
+    """(group, sample) to what the trainer knows about the rollout; groups that a filter left out are named as such."""
+    kept_ids = {group.group_id for group in collected.groups}
+    notes = {
+        (rollout.group_id, rollout.sample_index): RolloutNote(kept=False, dropped_because=_why_left_out(group))
+        for group in collected.sampled
+        if group.group_id not in kept_ids
+        for rollout in group.rollouts
+        if rollout.reward is not None
+    }
+    if batch is not None:
+        rows = [rollout for _, rollout in scored(collected.groups)]
+        notes |= {(r.group_id, r.sample_index): note for r, note in zip(rows, _notes(batch.to("cpu")), strict=True)}
+    return notes
+
+
+def _why_left_out(group: RolloutGroup) -> str:
+    greedy_failed = group.greedy is not None and group.greedy.reward is None
+    return "greedy response without a score" if greedy_failed else "group without signal"
+
+
+def _notes(batch: Batch) -> Iterator[RolloutNote]:
+    """One note a row. Whole tensors become lists at once: row by row would take longer than a small model's update."""
+    lengths = batch.response_lengths.tolist()
+    trained_B = batch.loss_mask.sum(dim=1)
+    advantages = _rows(batch.advantages, lengths)
+    means = [None] * len(batch) if batch.advantages is None else _means(batch.advantages, batch.loss_mask, trained_B)
+    columns = zip(
+        trained_B.tolist(),
+        means,
+        advantages,
+        *(_rows(values, lengths) for values in (batch.old_logprobs, batch.ref_logprobs, batch.values, batch.returns)),
+        strict=True,
+    )
+    for trained, mean, token_advantages, old_logprobs, ref_logprobs, token_values, token_returns in columns:
+        yield RolloutNote(
+            kept=trained > 0,
+            dropped_because="" if trained else "truncated",
+            advantage=mean if trained else None,
+            token_advantages=token_advantages,
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+            token_values=token_values,
+            token_returns=token_returns,
+        )
+
+
+def _means(values_BT: Tensor, mask_BT: Tensor, counts_B: Tensor) -> list[float]:
+    sums_B = torch.where(mask_BT, values_BT, 0.0).sum(dim=1)
+    means: list[float] = (sums_B / counts_B.clamp(min=1)).tolist()
+    return means
+
+
+def _rows(values_BT: Tensor | None, lengths: Sequence[int]) -> list[tuple[float, ...] | None]:
+    """What stands at the response's tokens, row by row."""
+    if values_BT is None:
+        return [None] * len(lengths)
+    return [tuple(row[:length]) for row, length in zip(values_BT.tolist(), lengths, strict=True)]
