@@ -13,6 +13,7 @@ from burnish.api.inputs import Inputs
 from burnish.api.preparing import as_overrides, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
+from burnish.api.silence import without_loading_bars
 from burnish.checkpointing.chaining import find_checkpoint
 from burnish.config.kinds import kind_of_data
 from burnish.config.loading import Kind
@@ -67,6 +68,7 @@ def evaluate(target: Any, data: Any = None, rewards: Any = None, *, quiet: bool 
     if rewards is not None:
         fields["rewards"] = rewards
     with ExitStack() as stack:
+        stack.enter_context(without_loading_bars())
         config, weights, inputs = stack.enter_context(_measurable(target, fields))
         inputs.write(may_change=True)
         stack.enter_context(functions_at_hand(inputs.functions))
@@ -107,7 +109,7 @@ def _measurable(target: Any, fields: dict[str, Any]) -> Iterator[tuple[RunConfig
         held_out = fields.get("data", {}).get("eval")
         # Nothing is trained, so the held-out data may stand for the training data that a run file has to name.
         given, kind = {"model": target, "data": {"train": held_out}}, "rl"
-    with prepared_run(kind, given, fields, "burnish.evaluate") as call:
+    with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as call:
         yield call.loaded.config, None, call.inputs
 
 

@@ -14,7 +14,7 @@ from burnish.observability.console import columns_of
 if TYPE_CHECKING:
     from io import StringIO
 
-    from pandas import DataFrame  # type: ignore[import-untyped]
+    from pandas import DataFrame
 
 _SHOWN_ROWS = 10
 

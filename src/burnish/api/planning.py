@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, next_folder, output_of, prepare
+from burnish.api.silence import without_loading_bars
 from burnish.config.kinds import kind_of_data
 from burnish.config.loading import Kind, LoadedConfig, read_run_text
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
@@ -65,7 +66,7 @@ def plan(config: Given, **fields: Any) -> RunPlan:
     from burnish.rewards.in_memory import functions_at_hand
 
     kind = _kind_of(config, fields)
-    with tempfile.TemporaryDirectory(prefix="burnish-plan-") as made:
+    with tempfile.TemporaryDirectory(prefix="burnish-plan-") as made, without_loading_bars():
         inputs = Inputs(Path(made) / "inputs")
         if output_of(config) is None and "output" not in fields:
             fields["output"] = str(next_folder(kind))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.api.pictures import tinted_html
+from burnish.api.silence import without_loading_bars
 from burnish.config.schema_data import DataConfig, ModelConfig
 from burnish.errors import BurnishError, DataError
 from burnish.observability.atomic import disk_remedy
@@ -127,7 +128,8 @@ class Policy:
             from burnish.models.loading import load_model
             from burnish.trainers.chaining import with_weights
 
-            self._loaded = load_model(with_weights(self._model, str(self.folder)))
+            with without_loading_bars():
+                self._loaded = load_model(with_weights(self._model, str(self.folder)))
         return self._loaded
 
     def _engine_for(self, loaded: LoadedModel, num_tokens: int) -> LocalEngine:

@@ -33,19 +33,22 @@ class Prepared:
 
 
 @contextmanager
-def prepared_run(kind: Kind, given: Given, fields: Mapping[str, Any], caller: str) -> Iterator[Prepared]:
-    """The call as a run. Without an `output` it has a fresh folder, which is removed again where no run has begun in
-    it when the call ends."""
+def prepared_run(
+    kind: Kind, given: Given, fields: Mapping[str, Any], caller: str, *, folder_name: str | None = None
+) -> Iterator[Prepared]:
+    """The call as a run. Without an `output` it has a fresh folder, which is removed again when an error ends the call
+    before a run has begun there."""
     output = fields.get("output", output_of(given))
     if output is not None:
         yield prepare(kind, given, fields, inputs_of(str(output)), caller)
         return
-    fresh = _fresh_folder(kind)
+    fresh = _fresh_folder(folder_name or kind)
     try:
         yield prepare(kind, given, {**fields, "output": str(fresh)}, inputs_of(str(fresh)), caller)
-    finally:
+    except BaseException:
         if not RunDirectory(fresh).begun():
             shutil.rmtree(fresh, ignore_errors=True)
+        raise
 
 
 def prepare(kind: Kind, given: Given, fields: Mapping[str, Any], inputs: Inputs, caller: str) -> Prepared:

@@ -23,7 +23,7 @@ from burnish.observability.history import read_rows
 from burnish.observability.recorder import recorded_files, step_of
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
+    from pandas import DataFrame
 
     from burnish.api.metrics import MetricsTable
     from burnish.trainers.watching import StopRequest

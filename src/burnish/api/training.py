@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, prepared_run
 from burnish.api.run import Run
+from burnish.api.silence import without_loading_bars
 from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.moving import move_run_aside
 from burnish.checkpointing.output import check_output
@@ -97,6 +98,7 @@ def _train(
 
     console, stop = Console(quiet=quiet), StopRequest()
     with ExitStack() as stack:
+        stack.enter_context(without_loading_bars())
         call = stack.enter_context(prepared_run(kind, config, fields, f"burnish.{_NAMES[kind]}"))
         output = Path(call.loaded.config.output)
         check_output(call.loaded.config)

@@ -131,5 +131,6 @@ def _reward(name: str, options: dict[str, Any], settings: Settings) -> RewardCon
     try:
         return RewardConfig.model_validate(data)
     except ValidationError as error:
-        raise_problems(explain(error, RewardConfig, data, {}), source=f"the reward {name}")
+        problems = [replace(p, message=f"{p.field} {p.message}") for p in explain(error, RewardConfig, data, {})]
+        raise_problems(problems, source=f"the reward {name}")
         raise

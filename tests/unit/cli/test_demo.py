@@ -14,6 +14,7 @@ from burnish.checkpointing.lock import RunLock
 from burnish.cli import main
 from burnish.cli.demo import make_room, one_thread
 from burnish.cli.demo_result import Attempt, attempts_table, chosen, counts
+from burnish.config.loading import load_run_file
 from burnish.demo import (
     FORGET_PROBABILITY,
     NUM_HELD_OUT,
@@ -25,7 +26,6 @@ from burnish.demo import (
     write_model,
     write_run_files,
 )
-from burnish.config.loading import load_run_file
 from burnish.errors import CheckpointError, ConfigError
 
 
