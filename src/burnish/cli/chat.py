@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from burnish.errors import BurnishError
+from burnish.types import Message
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
     from burnish.api.policy import Policy, Response
-    from burnish.types import Message
 
 Target = Annotated[
     str,
@@ -61,31 +61,56 @@ def chat(
 
     names = [target] if compare is None else [target, compare]
     console = Console()
-    policies = [policy_named(name) for name in names]
-    talks = [not plain and policy.has_chat_template for policy in policies]
-    if system is not None and not all(talks):
-        raise BurnishError("--system needs a conversation, and so a chat template", remedy="leave it out")
-    start: tuple[Message, ...] = () if system is None else (_message("system", system),)
-    turns = [start for _ in policies]
+    sampling: Sampling = {
+        "max_response_tokens": max_tokens,
+        "temperature": temperature or 1.0,
+        "greedy": temperature == 0,
+        "top_k": top_k,
+        "top_p": top_p,
+    }
+    speakers = [Speaker(policy_named(name), plain=plain, system=system) for name in names]
     for number, said in enumerate(_prompts(console)):
         if said.strip() == "/new":
-            turns = [start for _ in policies]
+            for speaker in speakers:
+                speaker.begin_anew()
             continue
-        answers: list[Response] = []
-        for place, policy in enumerate(policies):
-            turns[place] = (*turns[place], _message("user", said))
-            answer = policy.generate(
-                turns[place] if talks[place] else said,
-                max_response_tokens=max_tokens,
-                temperature=temperature or 1.0,
-                greedy=temperature == 0,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed + number,
-            )
-            turns[place] = (*turns[place], _message("assistant", answer.text))
-            answers.append(answer)
+        answers = [speaker.answer(said, sampling, seed=seed + number) for speaker in speakers]
         console.print(side_by_side(names, answers, tinted=logprobs), soft_wrap=len(answers) == 1, highlight=False)
+
+
+class Sampling(TypedDict):
+    """What `Policy.generate` is told besides the prompt and the seed."""
+
+    max_response_tokens: int
+    temperature: float
+    greedy: bool
+    top_k: int
+    top_p: float
+
+
+class Speaker:
+    """One model, and the conversation with it where it has a chat template."""
+
+    def __init__(self, policy: Policy, *, plain: bool, system: str | None) -> None:
+        self._policy = policy
+        self._converses = not plain and policy.has_chat_template
+        if system is not None and not self._converses:
+            raise BurnishError("--system needs a conversation, and so a chat template", remedy="leave it out")
+        self._start = () if system is None else (Message("system", system),)
+        self._turns: tuple[Message, ...] = self._start
+
+    def begin_anew(self) -> None:
+        """Forget what was said."""
+        self._turns = self._start
+
+    def answer(self, said: str, sampling: Sampling, *, seed: int) -> Response:
+        """Continue the conversation; without a template, the text."""
+        if not self._converses:
+            return self._policy.generate(said, seed=seed, **sampling)
+        asked = (*self._turns, Message("user", said))
+        answer = self._policy.generate(asked, seed=seed, **sampling)
+        self._turns = (*asked, Message("assistant", answer.text))
+        return answer
 
 
 def policy_named(name: str) -> Policy:
@@ -144,9 +169,3 @@ def _prompts(console: Console) -> Iterator[str]:
             return
         if said.strip():
             yield said
-
-
-def _message(role: str, content: str) -> Message:
-    from burnish.types import Message
-
-    return Message(role, content)
