@@ -30,7 +30,6 @@ from burnish.config.loading import load_run_file
 from burnish.config.schema import RlConfig
 from burnish.observability.history import read_history
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.loop import learn
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 
@@ -202,9 +201,11 @@ def two_epochs(given: Sequence[str], output: Path, seed: int, form: str, rate: f
     config: RlConfig = load_run_file(EXAMPLE / "rl.yaml", overrides).rl
     with open_rl_run(config, Console(file=io.StringIO())) as run:
         collected = run.collector.collect(1, 0, Stopwatch())
-        batch = learn(run, collected, 1, Stopwatch(), MetricStore())
+        metrics = MetricStore()
+        batch = run.prepare(collected, Stopwatch(), metrics)
         assert batch is not None
         assert batch.old_logprobs is not None
+        run.update(batch, 1, metrics)
         now = run.policy.logprobs(batch).logprobs_BT
         distance = (now - batch.old_logprobs)[batch.loss_mask].double()
     return {name: float(statistic(distance)) for name, statistic in STATISTICS.items()}

@@ -16,13 +16,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 EXPLANATION = """\
-Exponents are those of `fixed + factor * size ** exponent` (memory meant to be constant: of a plain power; other memory,
-a peak: of that or of `max(fixed, factor * size ** exponent)`, whichever fits better), with the
-interval that the data leave (two standard errors); `fixed` is the fixed part's share of the smallest point.
-`arithmetic` is the exponent of the multiply-adds that cannot be avoided, fitted alike. A bound is broken when the whole
-interval lies above it, unclear when only the exponent does. An interval from a small to a large exponent says that
-little grows at all. Bytes are a phase's peak above what is resident between steps. `python benchmarks/scaling.py
---help` tells what is meant to grow how."""
+Time is fitted with `fixed + factor * size ** exponent`. Memory that should be constant is fitted with a plain power;
+other memory, a peak, with the first form or `max(fixed, factor * size ** exponent)`, whichever fits better. The
+interval is two standard errors; `fixed` is the fixed part's share of the smallest point. `arithmetic` is the exponent
+of the unavoidable multiply-adds, fitted the same way. A bound is broken if the whole interval is above it, unclear if
+only the exponent is. An interval from a small to a large exponent means that little grows at all. Bytes are a phase's
+peak above the memory in use between steps. `python benchmarks/scaling.py --help` says how each quantity should
+grow."""
 
 
 def to_markdown(

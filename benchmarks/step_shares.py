@@ -31,10 +31,10 @@ PEERS = Path(__file__).parent / "peers"
 COLUMNS = ("products", "attention", "kernels", "softmax", "copies", "optimizer", "other")
 EXPLANATION = """\
 Seconds. `floor`: the phase's unavoidable multiply-adds at the best matrix rate measured here. `reading`: the time to
-read the weights once for each token of the longest response, at the rate at which memory is read; sampling cannot be
-faster than that, however few rows are left. `products` to `other`: operations by kind, each without those that it
-calls; `kernels` are norms, rotations and gates in C (`attention` has those of attention); `copies` are conversions,
-gathering and filling; `other` are all other operations, `between` is time in none of them, which is Python's."""
+read the weights once for each token of the longest response at the measured memory rate; sampling cannot be faster,
+however few rows are left. `products` to `other`: operations by kind, each without the operations that it calls.
+`kernels` are norms, rotations and gates in C (attention kernels are in `attention`); `copies` are conversions,
+gathering and filling; `other` is every other operation; `between` is time in no operation, which is Python's."""
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""One file, no trainer: GRPO as a naked loop. Read it to know what `burnish rl` does in a step.
+"""GRPO as a plain loop in one file, without a trainer. Read it to see what `burnish rl` does in a step.
 
     python examples/minimal_loop.py MODEL_FOLDER TRAIN.jsonl [STEPS]
 
 TRAIN.jsonl has rows {"prompt": ..., "answer": ...}; a response scores the share of the answer's characters that it
-has in their place. The numbers are those of `burnish rl` with the same settings (a test holds the two together): the
-same prompts in the same order, the same sampling noise, the same loss. What is missing here is what makes a trainer:
-micro-batches, key-value cache, killable rewards, checkpoints, evaluation, several updates per step.
+has in the right place. The numbers equal those of `burnish rl` with the same settings (a test compares the two): same
+prompts in the same order, same sampling noise, same loss. Not here, but in the trainer: micro-batches, key-value cache,
+killable rewards, checkpoints, evaluation, several updates per step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(model_folder: str, train_file: str, steps: int) -> list[dict[str, float
                 rollouts.append((prompt, response))
                 # 3. rewards
                 said = response[:-1] if response[-1] == tokenizer.eos_token_id else response
-                text = tokenizer.decode(said)  # with all special tokens but the one that ended it
+                text = tokenizer.decode(said)  # with all special tokens except the one that ended it
                 scores.append(reward(text, rows[row]["answer"]))
         # 4. advantages: each score against its own group
         advantages = grpo_advantages(torch.tensor(scores), group_ids)
@@ -105,7 +105,7 @@ def grpo_advantages(scores: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def pad(rollouts: list[tuple[list[int], list[int]]], pad_token_id: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows `prompt|response|padding`; for each response slot the column that predicts it, and whether it is real."""
+    """Rows `prompt|response|padding`; for each response slot the column that predicts it, and if it holds a token."""
     width = max(len(prompt) + len(response) for prompt, response in rollouts)
     longest = max(len(response) for _, response in rollouts)
     tokens = torch.full((len(rollouts), width), pad_token_id)
@@ -119,7 +119,7 @@ def pad(rollouts: list[tuple[list[int], list[int]]], pad_token_id: int) -> tuple
 
 
 def response_logprobs(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Log-probability of each response token. Padding stands at the end, where causal attention never looks."""
+    """Log-probability of each response token. Padding is at the end, where causal attention never looks."""
     logits = model(tokens).logits
     predicted = tokens.gather(1, positions + 1)
     at_response = logits.gather(1, positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
@@ -128,7 +128,7 @@ def response_logprobs(model: PreTrainedModel, tokens: Tensor, positions: Tensor)
 
 def grpo_loss(logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """Clipped surrogate + KL (k3) to the reference: mean over the tokens of a response, then over the responses."""
-    ratio = (logprobs - logprobs.detach()).exp()  # 1 in value: the rollouts are of the present weights
+    ratio = (logprobs - logprobs.detach()).exp()  # 1 in value: the rollouts come from the current weights
     gain = advantages.unsqueeze(1)
     surrogate = torch.maximum(-gain * ratio, -gain * ratio.clamp(1 - CLIP, 1 + CLIP))
     difference = logprobs - ref_logprobs

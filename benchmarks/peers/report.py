@@ -14,17 +14,17 @@ from workloads import WORKLOADS, Workload, response_moments
 PHASES = ("generate", "logprobs", "values", "update", "other")
 GB = 1e9
 EXPLANATION = """\
-Seconds are medians over the steps after the warm-up; `cpu` are the processor's seconds of the training process in a
-step, all threads, which other work on the machine hardly moves. `over floor`: seconds over those of the multiply-adds
-that the step cannot avoid at the best matrix rate of its precision. `ratio`: tokens per second of Burnish as it comes
-over the row's, so above 1 Burnish is faster (`cpu ratio`: the same per processor second of whole steps); rows that only
-sample are compared with Burnish's sampling. Peak memory is that of the training process; Burnish's two reward workers
-have their own. Settings: `allocator` lets glibc keep freed memory, `fast float32` takes the faster matrix product where
-that is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row made the same number of prompts,
-responses and optimizer steps, and response lengths with the same mean within four standard errors. TRL's micro-batch
-was searched only among the sizes that `--trl-microbatches` in the commands above names; where that is a single one, a
+Seconds are medians over the steps after the warm-up. `cpu` is the training process's processor time per step, over all
+threads; other work on the machine hardly changes it. `over floor` is the time divided by that of the unavoidable
+multiply-adds at the best matrix rate of the precision. `ratio` is Burnish's tokens per second `as it comes`, with
+default settings, divided by the row's: above 1 Burnish is faster. `cpu ratio` is the same per processor second of
+whole steps. Rows that only sample are compared with Burnish's sampling. Peak memory is the training process's, without
+Burnish's two reward workers. Settings: `allocator` lets glibc keep freed memory; `fast float32` uses the faster matrix
+product if it is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row has the same number of
+prompts, responses and optimizer steps, and response lengths with the same mean within four standard errors. TRL's
+micro-batch was searched only among the sizes of `--trl-microbatches` in the commands above; with a single size, a
 faster one may exist. TRL pads all responses of a step to the longest one, and without Triton, as on a CPU, its head
-scores every position, prompts included."""
+scores every position, including the prompts."""
 
 
 def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:

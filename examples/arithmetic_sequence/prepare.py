@@ -1,4 +1,4 @@
-"""Make the model folder of this example: the given random-init Llama, with the character tokenizer that it lacks.
+"""Make the model folder of this example: the given random Llama, plus the character tokenizer that it lacks.
 
     python examples/arithmetic_sequence/prepare.py GIVEN_MODEL_FOLDER OUTPUT_FOLDER
 
@@ -20,7 +20,7 @@ SEPARATOR, END, PAD, UNKNOWN = "S", "E", "P", "U"
 
 
 def build_model_folder(given: Path, output: Path) -> None:
-    """Copy configuration and weights, and write the tokenizer beside them."""
+    """Copy configuration and weights, and write the tokenizer next to them."""
     described = json.loads((given / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokenizer = character_tokenizer(
         [chr(number) for number in described["char_ords"]],

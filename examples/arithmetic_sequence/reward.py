@@ -1,7 +1,7 @@
 """The dense reward of the arithmetic-sequence task.
 
 A prompt `a,b:m,n` asks for the next n terms of the sequence a, b, ... modulo m, joined by commas, and then the end of
-the response. Each right token of the answer, its end included, earns something, up to the first wrong one.
+the response. Each right token of the answer, including its end, earns something, up to the first wrong one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ END = "E"
 
 
 def expected(prompt: str) -> str:
-    """The right answer, with its end: `expected("8,3:9,4") == "7,2,6,1E"`."""
+    """The right answer with its end: `expected("8,3:9,4") == "7,2,6,1E"`."""
     start, rest = prompt.split(":")
     first, second = (int(number) for number in start.split(","))
     modulus, count = (int(number) for number in rest.split(","))
@@ -30,9 +30,9 @@ def right_tokens(given: str, wanted: str) -> int:
 def prefix(prompt: str, response_tokens: list[int], per_token: float | None = None) -> Score:
     """Fraction of the answer's tokens that the response gets right before its first mistake: 0 to 1, and 1 is solved.
 
-    With `per_token` every right token earns that much instead, whatever the length of the answer. Parts:
-    `fraction`, as above; `fraction_without_end`, the same shares but none for the end, which is how the setup that
-    this task comes from counts (a perfect answer then earns less than 1, the answer without terms nothing); `solved`.
+    With `per_token` every right token earns that much instead, whatever the length of the answer. Parts: `fraction`, as
+    above; `fraction_without_end`, the same without the share for the end, as in the original setup of this task (a
+    perfect answer then earns less than 1, an answer without terms nothing); `solved`.
     """
     wanted = expected(prompt)
     right = right_tokens("".join(VOCABULARY[token] for token in response_tokens), wanted)

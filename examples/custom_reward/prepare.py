@@ -1,4 +1,4 @@
-"""Make what this lesson needs, with nothing to download: a tiny model with random weights, and a task.
+"""Make the model and data of this example without a download: a tiny model with random weights, and a task.
 
     python examples/custom_reward/prepare.py OUTPUT_FOLDER
 
@@ -21,7 +21,7 @@ NUM_HELD_OUT = 12
 
 
 def write_model(folder: Path) -> None:
-    """A transformer of about 100,000 parameters that has never seen a text; one character is one token."""
+    """A transformer of about 100,000 random parameters; one character is one token."""
     tokenizer = character_tokenizer(LETTERS + ">", eos="$", pad="_", context_length=16)
     model = tiny_llama(
         vocab_size=len(tokenizer),

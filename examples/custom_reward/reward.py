@@ -1,6 +1,6 @@
 """Six rewards for one task (put the letters of the prompt in order), one for each form that a reward may have.
 
-A reward asks for what it wants by the names of its parameters; docs/rewards.md lists them all.
+The parameter names of a reward say what it wants; docs/rewards.md lists them all.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from burnish.types import Score
 
 
 def solved(response: str, answer: str) -> float:
-    """The plain form: one response a call, one number back."""
+    """The plain form: one response per call, one number back."""
     return float(response == answer)
 
 
 def overlap(responses: list[str], answers: list[str]) -> list[float]:
-    """Batched: `responses` instead of `response` makes it one call a step, with one number for each response.
+    """Batched: `responses` instead of `response` makes it one call per step, which returns one number per response.
 
-    The share of the answer's letters that the response has, whatever their order; a letter too many costs as much.
+    The share of the answer's letters that the response has, in any order; an extra letter costs as much as a wrong one.
     """
     return [
         _shared_letters(response, answer) / max(len(response), len(answer))
@@ -28,28 +28,28 @@ def overlap(responses: list[str], answers: list[str]) -> list[float]:
 
 
 async def judged(response: str, answer: str) -> float:
-    """Asynchronous: many are awaited at once, which is what asking a service over the network wants.
+    """Asynchronous: many are awaited at once, which suits calls to a service over the network.
 
-    Here the service is a pause; it finds a response good when its letters never step back.
+    Here the service is a pause; it accepts a response whose letters never step back.
     """
     await asyncio.sleep(0.001)
     return float(len(response) == len(answer) and list(response) == sorted(response))
 
 
 class Brief:
-    """A class: built once in each worker, with the `options` of the run file; then called like a function."""
+    """A class: built once in each worker with the `options` of the run file, then called like a function."""
 
     def __init__(self, longest: int, cost: float = 0.1) -> None:
         self.longest = longest
         self.cost = cost
 
     def __call__(self, num_tokens: int) -> float:
-        """Every token past the longest allowed costs; tokens, because some leave no letter in the text."""
+        """Every token beyond `longest` costs. Tokens, not letters, because some tokens leave no letter in the text."""
         return -self.cost * max(0, num_tokens - self.longest)
 
 
 def prefix(response: str, answer: str, num_tokens: int) -> Score:
-    """Dense: one number for each token of the response, so that credit falls on the letter that earned it.
+    """Dense: one number for each token of the response, so that credit goes to the letter that earned it.
 
     Each right letter earns its share of 1, up to the first wrong one. One character is one token of this model.
     """

@@ -2,8 +2,8 @@
 
     python examples/stories_sentiment/prepare.py STORIES.txt OUTPUT_FOLDER
 
-STORIES.txt is plain text with blank lines between paragraphs. Writes train.jsonl and heldout.jsonl; a paragraph is in
-one of them only, chosen by a hash of its text, so running again gives the same split.
+STORIES.txt is plain text with blank lines between paragraphs. Writes train.jsonl and heldout.jsonl. A hash of its text
+puts each paragraph into one of them, so running again gives the same split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIN_WORDS, PROMPT_WORDS = 24, 10
 
 
 def beginnings(text: str) -> list[str]:
-    """First words of every paragraph that is long enough to have been cut in its middle."""
+    """The first words of every paragraph that is long enough to be cut in the middle."""
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     words = (paragraph.split(" ") for paragraph in dict.fromkeys(paragraphs))
     return [" ".join(row[:PROMPT_WORDS]) for row in words if len(row) >= MIN_WORDS]

@@ -1,12 +1,12 @@
-"""Ask for the best of four continuations of real story beginnings, as the annotators of 2019 were asked.
+"""Label the best of four continuations of real story beginnings, as annotators did in 2019.
 
     python examples/stylistic_continuation/label.py MODEL_FOLDER STORIES.txt OUTPUT_FOLDER [--style descriptiveness]
 
-STORIES.txt is plain text with blank lines between paragraphs. Writes train.txt and heldout.txt (paragraphs; each in one
-of them only, chosen by a hash of its text), and labels.jsonl and heldout_labels.jsonl: token ids in the schema of the
-published labels (`query`, `sample0` .. `sample3`, `best`). A query is what the preset oai_2019 cuts from a
-paragraph, a sample 24 tokens of the untrained model at temperature 0.7, the best one that which the rule in styles.py
-scores highest. Rows in which two share the highest score say nothing and are left out.
+STORIES.txt is plain text with blank lines between paragraphs. Writes train.txt and heldout.txt (a hash of its text puts
+each paragraph into one of them), and labels.jsonl and heldout_labels.jsonl: token ids in the schema of the published
+labels (`query`, `sample0` .. `sample3`, `best`). The preset oai_2019 cuts a query from a paragraph. A sample is 24
+tokens of the untrained model at temperature 0.7. The best sample is the one that the rule in styles.py scores highest.
+Rows in which two share the highest score are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def prepare(model: str, stories: Path, output: Path, *, style: str, labels: int) -> Iterator[str]:
-    """Write the four files; says what is in them."""
+    """Write the four files; yields a line about each pair."""
     output.mkdir(parents=True, exist_ok=True)
     loaded = load_model(ModelConfig(path=model))
     text = stories.read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def read_queries(documents: Path, loaded: LoadedModel) -> tuple[tuple[int, ...],
 
 
 def sample(queries: Sequence[tuple[int, ...]], loaded: LoadedModel, count: int) -> Iterator[tuple[Rollout, ...]]:
-    """`count` sets of continuations, going round the queries with fresh noise each time."""
+    """`count` sets of continuations, cycling through the queries with fresh noise each time."""
     engine = build_engine(
         "local",
         loaded.model,
@@ -102,7 +102,7 @@ def sample(queries: Sequence[tuple[int, ...]], loaded: LoadedModel, count: int) 
 
 
 def label(sets: Iterator[tuple[Rollout, ...]], rule: Callable[[str], float]) -> Iterator[dict[str, object]]:
-    """A row for each set with one best member."""
+    """One row for each set that has a single best member."""
     for rollouts in sets:
         scores = [rule(rollout.response) for rollout in rollouts]
         if scores.count(max(scores)) > 1 or len({rollout.response_tokens for rollout in rollouts}) < CANDIDATES:

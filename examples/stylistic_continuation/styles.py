@@ -1,4 +1,4 @@
-"""The two rules that stand in for annotators, also rewards: `examples/stylistic_continuation/styles.py:sentiment`."""
+"""The two rules that replace annotators, also rewards: `examples/stylistic_continuation/styles.py:sentiment`."""
 
 from __future__ import annotations
 

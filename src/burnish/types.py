@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat, TypeAlias
 
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""Plain data, as JSON and YAML hold it."""
 UseKernels = Literal["auto", "required", "off"]
 """Code in C: where it can be had, or refuse to run without, or not at all."""
 
@@ -25,13 +27,18 @@ class Message:
 
     role: str
     content: str
-    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    tool_calls: tuple[Mapping[str, Json], ...] = field(default=(), hash=False)
     reasoning_content: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def called(self) -> list[str]:
+        """Names of the functions that this turn calls."""
+        functions = [call["function"] for call in self.tool_calls]
+        return [str(function["name"]) for function in functions if isinstance(function, dict)]
+
+    def to_dict(self) -> dict[str, Json]:
         """The turn as templates, records and rewards read it; what it does not carry is left out."""
-        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        turn: dict[str, Json] = {"role": self.role, "content": self.content}
         if self.reasoning_content is not None:
             turn["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
@@ -52,10 +59,10 @@ class Prompt:
     id: str
     text: str | None = None
     messages: tuple[Message, ...] | None = None
-    answer: Any = None
+    answer: Json = None
     domain: str = "default"
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    tools: tuple[Mapping[str, Any], ...] = ()
+    columns: Mapping[str, Json] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Json], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -125,7 +132,7 @@ class Rollout:
     status: RewardStatus = RewardStatus.PENDING
     status_detail: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """A JSON-able dictionary (one line of `rollouts/step-*.jsonl`). Written out: a step makes thousands."""
         return {
             "prompt_id": self.prompt_id,
@@ -180,36 +187,48 @@ class Metric:
     """A reading that knows how it merges with others of its name, so that no mean of means is ever taken.
 
     For MEAN `value` is the *sum* and `weight` the count behind it; for the others `weight` is the number of readings.
-    `value` and `weight` may be 0-d tensors: they are turned into floats only when the step is logged.
+    Both may be 0-d tensors. Merging only notes the other reading in `later`: to look at a tensor's number is to wait
+    for its device, so nothing is added up before `result`, which a step asks for once, when it is logged.
     """
 
     reduction: Reduction
-    value: Any
-    weight: Any = 1.0
+    value: SupportsFloat
+    weight: SupportsFloat = 1.0
+    later: tuple[Metric, ...] = ()
 
     def merge(self, other: Metric) -> Metric:
+        """This reading and then the other. ValueError for one that merges by another rule."""
         if self.reduction is not other.reduction:
             raise ValueError(f"cannot merge a {self.reduction} metric with a {other.reduction} metric")
-        if float(other.weight) == 0.0:
-            return self
-        if float(self.weight) == 0.0:
-            return other
-        weight = self.weight + other.weight
-        match self.reduction:
-            case Reduction.MEAN | Reduction.SUM:
-                value = self.value + other.value
-            case Reduction.MAX:
-                value = max(self.value, other.value)
-            case Reduction.MIN:
-                value = min(self.value, other.value)
-            case Reduction.LAST:
-                value = other.value
-        return Metric(self.reduction, value, weight)
+        return Metric(self.reduction, self.value, self.weight, (*self.later, other))
 
     def result(self) -> float | None:
-        """The number to log, or None when nothing was measured."""
-        if float(self.weight) == 0.0:
+        """The number to log, or None when nothing was measured. Waits for the device of tensors."""
+        value, weight = self._added_up()
+        if float(weight) == 0.0:
             return None
-        if self.reduction is Reduction.MEAN:
-            return float(self.value) / float(self.weight)
-        return float(self.value)
+        return float(value) / float(weight) if self.reduction is Reduction.MEAN else float(value)
+
+    def _added_up(self) -> tuple[Any, Any]:
+        """Value and weight of all readings, in their order and in their own arithmetic (that of tensors for tensors);
+        those that measured nothing are left out."""
+        value: Any = self.value
+        weight: Any = self.weight
+        for reading in self.later:
+            more, count = reading._added_up()
+            if float(count) == 0.0:
+                continue
+            if float(weight) == 0.0:
+                value, weight = more, count
+                continue
+            weight = weight + count
+            match self.reduction:
+                case Reduction.MEAN | Reduction.SUM:
+                    value = value + more
+                case Reduction.MAX:
+                    value = max(value, more)
+                case Reduction.MIN:
+                    value = min(value, more)
+                case Reduction.LAST:
+                    value = more
+        return value, weight

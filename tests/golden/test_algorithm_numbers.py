@@ -140,10 +140,10 @@ def test_adaptive_kl_at_twice_the_target():
 
 
 def test_reward_normalisation():
-    scores = torch.tensor([1.0, 2.0, 3.0, 6.0])  # mean 3, biased variance 3.5
-    gain, bias = shaping.reward_normalisation(scores)
-    close(gain, 3.5**-0.5, atol=1e-6)
-    close(bias, -3.0 * 3.5**-0.5, atol=1e-6)
-    normal = gain * scores + bias
+    rewards = [1.0, 2.0, 3.0, 6.0]  # mean 3, biased variance 3.5
+    gain, mean = shaping.reward_normalisation(rewards)
+    assert (gain, mean) == (pytest.approx(3.5**-0.5), 3.0)
+    normal = gain * (torch.tensor(rewards) - mean)
     close(normal.mean(), 0.0, atol=1e-6)
     close(normal.std(correction=0), 1.0, atol=1e-6)
+    assert shaping.reward_normalisation(rewards, scale=False) == (1.0, 3.0)

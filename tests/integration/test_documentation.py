@@ -18,9 +18,8 @@ import yaml
 from burnish.cli.app import build_app
 from burnish.config import fields
 from burnish.config.fields import annotation_at
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_data import DataSource
-from burnish.config.schema_rm import RmConfig
 from burnish.data.prompts import read_prompts
 
 REPOSITORY = Path(__file__).parents[2]

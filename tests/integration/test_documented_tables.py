@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 from rich.console import Console
 
-from burnish.algorithms.advantages import ESTIMATOR_INPUTS
+from burnish.algorithms.advantages import ESTIMATOR_INPUTS, ESTIMATORS
+from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.checkpointing import fingerprints
 from burnish.checkpointing.run import MAY_DIFFER
 from burnish.config.loading import load_run_data
+from burnish.config.presets import PRESETS
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.schemas import ROLES
@@ -167,3 +170,19 @@ def test_what_a_reward_may_ask_for_is_the_code() -> None:
     assert named == set(ROW_VALUES)
     plurals = {name for row in rows for name in in_backticks(row[2])}
     assert plurals == {plural for name, (plural, _) in ROW_VALUES.items() if plural != name}
+
+
+def test_the_comparison_counts_the_values_of_our_example() -> None:
+    def values(node: Any) -> int:
+        return sum(map(values, node.values())) if isinstance(node, dict) else 1
+
+    example = yaml.safe_load((DOCS.parent / "examples/gsm8k_grpo/run.yaml").read_text(encoding="utf-8"))
+    page = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if "values set" in line]
+    assert f"| {values(example)} in one YAML file" in row
+
+
+def test_the_comparison_counts_our_algorithms() -> None:
+    text = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    counts = (len(ESTIMATORS), len(POLICY_LOSSES), len(PRESETS))
+    assert "{} estimators, {} policy losses, {} presets".format(*counts) in text

@@ -15,8 +15,7 @@ from rich.console import Console
 from burnish.checkpointing.run import dump_config
 from burnish.cli import main
 from burnish.config.loading import load_run_data
-from burnish.config.schema import RlConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.forward import float32
 from burnish.models.reward_model import RewardModel
 from burnish.trainers import held_out

@@ -28,11 +28,11 @@ from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.preflight import resolve_algorithm
 from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.stopwatch import Stopwatch
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from burnish.algorithms.statistics import pass_at_k
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.trainers.rl.evaluation import pass_at_k
 from burnish.trainers.rl.run import evaluate_run, train_rl
 
 TinyRun = Callable[..., RlConfig]

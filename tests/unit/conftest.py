@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from burnish.config.schema_data import ModelConfig
@@ -15,6 +18,7 @@ from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import LoadedModel, load_model
 
 VOCABULARY = 16
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "lift_fresh")
 FAMILIES = ("llama", "qwen2", "gpt2")
 
 
@@ -97,3 +101,22 @@ def batch() -> Batch:
 @pytest.fixture
 def make_batch_of() -> Callable[..., Batch]:
     return make_batch
+
+
+@pytest.fixture(scope="session")
+def waits() -> Callable[[Counter[str]], TorchDispatchMode]:
+    """Counts operations for which the host needs a tensor's numbers, or hands numbers to it: each waits for a GPU."""
+
+    class Counting(TorchDispatchMode):
+        def __init__(self, counted: Counter[str]) -> None:
+            super().__init__()
+            self.counted = counted
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            by_mask = name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1])
+            if by_mask or name in WAITS:
+                self.counted[name] += 1
+            return func(*args, **(kwargs or {}))
+
+    return Counting

@@ -1,4 +1,5 @@
-"""Pure mathematics: tensors in, tensors out. No configuration, I/O, logging, global random numbers or distributed call.
+"""The one home of every formula: tensors or plain numbers in and out. No configuration, I/O, logging, global random
+numbers or distributed call.
 
 Shapes are in the names: B sequences, T response tokens (right-padded), C reward components, K candidates, V
 vocabulary. Masks are True where a token was sampled by the policy and is trained on; what stands in a masked slot never

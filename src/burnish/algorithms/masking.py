@@ -30,7 +30,8 @@ def fill_masked(values: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
 
 def divide(total: Tensor, denominator: Tensor | float, mask: Tensor) -> Tensor:
     """`total / denominator`, and 0 instead of 0/0 when nothing in `mask` is set."""
-    count = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
+    # A number is filled in on the device: to copy it there, as `torch.tensor` does, would wait for the device.
+    count = denominator.to(total) if isinstance(denominator, Tensor) else total.new_full((), denominator)
     nothing = (count == 0) & ~mask.bool().any()
     return total / torch.where(nothing, torch.ones_like(count), count)
 

@@ -23,31 +23,33 @@ LEVELS = ("token", "sequence")
 MODES = ("truncate", "mask")
 
 
-def mismatch_metrics(old_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
-    """`logprob_diff_mean`, `logprob_diff_max` (of |old - rollout|, nats), `k3` and `effective_sample_size` of the step.
+def mismatch_metrics(trainer_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
+    """Sampler against trainer on the same tokens, as sums, so that micro-batches merge into the numbers of the step.
 
-    k3 estimates KL(sampler || trainer), the tokens being the sampler's. The effective sample size is a fraction in
-    (0, 1], 1 when both agree; it is one number for the tensor given, so give the whole step.
+    `logprob_diff_mean` and `logprob_diff_max` are |trainer - rollout| in nats. `logprob_k3` estimates
+    KL(sampler || trainer), the tokens being the sampler's. `weight_mean` and `weight_square_mean` are moments of the
+    ratios trainer / sampler: `effective_sample_size` makes one number of them.
     """
-    old, rollout = old_logprobs_BT.detach(), rollout_logprobs_BT.detach()
-    distance = log_ratio(old, rollout, mask_BT).abs()
-    count = mask_BT.bool().sum()
-    size = effective_sample_size(policy_ratio(old, rollout, mask_BT), mask_BT)
+    trainer, rollout = trainer_logprobs_BT.detach(), rollout_logprobs_BT.detach()
+    distance = log_ratio(trainer, rollout, mask_BT)
+    # float64: squares of ratios near exp(20) would leave few digits of a float32 sum
+    weights = fill_masked(policy_ratio(trainer, rollout, mask_BT), mask_BT).double()
+    count = mask_BT.sum()
     return {
-        "logprob_diff_mean": Metric(Reduction.MEAN, distance.sum(), count),
-        "logprob_diff_max": Metric(Reduction.MAX, distance.max(), count),
-        "k3": Metric(Reduction.MEAN, kl.k3(rollout, old, mask=mask_BT).sum(), count),
-        "effective_sample_size": Metric(Reduction.MEAN, size * count, count),
+        "logprob_diff_mean": Metric(Reduction.MEAN, distance.abs().sum(), count),
+        "logprob_diff_max": Metric(Reduction.MAX, distance.abs().max(), count),
+        "logprob_k3": Metric(Reduction.MEAN, kl.k3(rollout, trainer, mask=mask_BT).double().sum(), count),
+        "weight_mean": Metric(Reduction.MEAN, weights.sum(), count),
+        "weight_square_mean": Metric(Reduction.MEAN, weights.square().sum(), count),
     }
 
 
-def effective_sample_size(weights_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2) over the trained tokens, 0-d: the share of the tokens that carries the weight."""
-    weights = fill_masked(weights_BT, mask_BT)
-    # scaled by the largest weight first: squares of ratios near exp(20) would leave float32
-    scaled = weights / weights.max().clamp(min=torch.finfo(weights.dtype).tiny)
-    count = mask_BT.bool().sum().clamp(min=1)
-    return scaled.sum().square() / (count * scaled.square().sum()).clamp(min=torch.finfo(weights.dtype).tiny)
+def effective_sample_size(weight_mean: float, weight_square_mean: float) -> float:
+    """(sum w)^2 / (n sum w^2) from the moments of the weights: the share of the tokens that carries the weight.
+
+    In (0, 1], and 1 when sampler and trainer agree.
+    """
+    return weight_mean**2 / weight_square_mean
 
 
 def ratio_deviation(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Metric:

@@ -1,4 +1,5 @@
-"""Losses of reward models on human preferences, one per comparison: divide their sum by the comparisons of the step."""
+"""Losses of reward models on human preferences, one per comparison (divide their sum by the comparisons of the step),
+and which comparisons a model gets right."""
 
 from __future__ import annotations
 
@@ -52,3 +53,18 @@ def best_of(scores_BK: Tensor, best_B: Tensor, *, mask_BK: Tensor | None = None)
     if mask_BK is not None:
         scores = torch.where(mask_BK.bool(), scores, torch.full_like(scores, -torch.inf))
     return torch.logsumexp(scores, dim=1) - scores.gather(1, best_B.long().unsqueeze(1)).squeeze(1)
+
+
+def best_lead(scores_BK: Tensor, best_B: Tensor, *, mask_BK: Tensor) -> Tensor:
+    """By how much the best candidate scores more than the best of the others, `[B]`; below 0 where it does not."""
+    scores = scores_BK.masked_fill(~mask_BK.bool(), -torch.inf)
+    column = best_B.long().unsqueeze(1)
+    return scores.gather(1, column).squeeze(1) - scores.scatter(1, column, -torch.inf).max(dim=1).values
+
+
+def share_of_first(scores_BK: Tensor, best_B: Tensor, *, mask_BK: Tensor) -> Tensor:
+    """How right the scores are, `[B]`: 1 where `best_B` alone scores highest, 1/n where n candidates share that score
+    with it, which decides as little as a draw among them, and 0 elsewhere."""
+    scores = scores_BK.masked_fill(~mask_BK.bool(), -torch.inf)
+    first_BK = scores == scores.max(dim=1, keepdim=True).values
+    return first_BK.gather(1, best_B.long().unsqueeze(1)).squeeze(1).float() / first_BK.sum(dim=1)

@@ -7,11 +7,14 @@ log what the step changed.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from burnish.algorithms.masking import as_float, fill_masked, whiten
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, ModelError
 
 
 def clip_scores(scores_B: Tensor, *, low: float | None = None, high: float | None = None) -> Tensor:
@@ -97,16 +100,17 @@ def overlong_penalty(lengths_B: Tensor, *, max_response_tokens: int, buffer_toke
     return -(excess / buffer_tokens).clamp(0.0, 1.0)
 
 
-def reward_normalisation(scores_B: Tensor) -> tuple[Tensor, Tensor]:
-    """`(gain, bias)`, 0-d, with which gain * score + bias has mean 0 and (biased) standard deviation 1.
+def reward_normalisation(rewards: Sequence[float], *, scale: bool = True) -> tuple[float, float]:
+    """`(gain, mean)` with which gain * (reward - mean) has mean 0 and, with `scale`, (biased) standard deviation 1
+    (https://arxiv.org/abs/1909.08593). Without `scale` the gain is 1.
 
-    Raises ConfigError when all scores are equal: there is nothing to scale by.
+    Raises ModelError when a scale is asked for and the rewards are all equal: there is nothing to scale by.
     """
-    scores = scores_B.double()
-    if bool(scores.max() == scores.min()):
-        raise ConfigError(
-            f"cannot normalise a reward whose {scores.numel()} scores are all equal",
-            remedy="check the reward model, or give it more and more varied responses",
+    mean = math.fsum(rewards) / len(rewards)
+    spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    if scale and spread < 1e-12 * max(1.0, abs(mean)):
+        raise ModelError(
+            f"the reward model gives all {len(rewards)} responses the same reward ({mean:g}), so it has no scale",
+            remedy="use more or longer responses (normalization.responses), or normalization.kind: bias",
         )
-    std, mean = scores.std(correction=0), scores.mean()
-    return std.reciprocal().to(as_float(scores_B).dtype), (-mean / std).to(as_float(scores_B).dtype)
+    return (1.0 / spread if scale else 1.0), mean

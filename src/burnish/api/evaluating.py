@@ -16,9 +16,7 @@ from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
 from burnish.api.silence import without_loading_bars
 from burnish.checkpointing.chaining import find_checkpoint
 from burnish.config.kinds import kind_of_data
-from burnish.config.loading import Kind
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,10 +12,9 @@ from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, next_folder, output_of, prepare
 from burnish.api.silence import without_loading_bars
 from burnish.config.kinds import kind_of_data
-from burnish.config.loading import Kind, LoadedConfig, read_run_text
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
-from burnish.config.yaml_text import parse_yaml
+from burnish.config.loading import LoadedConfig
+from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.planning.plan import Plan
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import Any
 
 from burnish.api.inputs import Inputs, inputs_of
 from burnish.checkpointing.run import RunDirectory
-from burnish.config.loading import Kind, LoadedConfig, load_run_data, load_run_file, read_run_text
-from burnish.config.schema import RunConfig
-from burnish.config.yaml_text import parse_yaml
+from burnish.config.loading import LoadedConfig, load_run_data, load_run_file
+from burnish.config.schema import Kind, RunConfig
+from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
 
 Given = Mapping[str, Any] | RunConfig | str | Path

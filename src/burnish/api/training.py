@@ -17,7 +17,8 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.moving import move_run_aside
 from burnish.checkpointing.output import check_output
 from burnish.checkpointing.store import CheckpointStore
-from burnish.config.loading import Kind, LoadedConfig
+from burnish.config.loading import LoadedConfig
+from burnish.config.schema import Kind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,8 +128,7 @@ def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None
 
 
 def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:
-    from burnish.config.schema import RlConfig, SftConfig
-    from burnish.config.schema_rm import RmConfig
+    from burnish.config.schema import RlConfig, RmConfig, SftConfig
 
     def call() -> None:
         match loaded.config:

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from burnish.errors import CheckpointError
 from burnish.reading import UnreadableError, read_json, reading
+from burnish.types import Json
 
 
-def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
+def write_state(folder: Path, name: str, state: Mapping[str, object]) -> None:
     """Write `name.json` and `name.safetensors`. Raises CheckpointError for a value that has no exact form on disk."""
     tensors: dict[str, Tensor] = {}
     plain = _encode(state, name, tensors)
@@ -58,7 +59,7 @@ def restoring(folder: Path) -> Iterator[None]:
         yield
 
 
-def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def _encode(value: object, where: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(value, Tensor):
         return {"$tensor": _keep(value.detach(), tensors)}
     if isinstance(value, numpy.ndarray):
@@ -72,17 +73,18 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     return _encode_scalar(value, where)
 
 
-def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _encode_mapping(value: Mapping[object, object], where: str, tensors: dict[str, Tensor]) -> Json:
     items = [(key, _encode(item, f"{where}[{key!r}]", tensors)) for key, item in value.items()]
-    if all(type(key) is str and not key.startswith("$") for key in value):
-        return dict(items)
+    named = {key: item for key, item in items if isinstance(key, str) and type(key) is str and not key.startswith("$")}
+    if len(named) == len(items):
+        return named
     return {"$dict": [[_encode(key, f"key of {where}", tensors), item] for key, item in items]}
 
 
-def _encode_scalar(value: Any, where: str) -> Any:
+def _encode_scalar(value: object, where: str) -> Json:
     if type(value) is float and not math.isfinite(value):
         return {"$float": str(value)}
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or (isinstance(value, (bool, int, float, str)) and type(value) in (bool, int, float, str)):
         return value
     if type(value) is bytes:
         return {"$bytes": base64.b64encode(value).decode("ascii")}
@@ -99,7 +101,7 @@ def _keep(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     return name
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: object, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -14,7 +14,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -23,16 +23,24 @@ from burnish.checkpointing.sources import named_files
 from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.reading import UnreadableError, read_json
+from burnish.types import Json
 
 FINGERPRINT_FILE = "fingerprints.json"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "math-verify")
+
+
+class FileContent(TypedDict):
+    """Size and hash of a file."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
     """`files`: `field: file` to size and sha256; `versions`: package to version; `machine`: what changes last bits."""
 
-    files: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, FileContent]
     versions: Mapping[str, str]
     machine: Mapping[str, str]
 
@@ -89,11 +97,11 @@ def refuse_changes(run_dir: Path, changes: list[str]) -> None:
         )
 
 
-def _read_entry(entry: Any) -> dict[str, Any]:
+def _read_entry(entry: dict[str, Any]) -> FileContent:
     return {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
 
 
-def _read_texts(entries: Any) -> dict[str, str]:
+def _read_texts(entries: Mapping[str, Json]) -> dict[str, str]:
     return {str(name): str(value) for name, value in entries.items()}
 
 
@@ -105,7 +113,7 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _file_change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+def _file_change(before: FileContent | None, now: FileContent | None) -> str:
     if now is None:
         return "not there any more"
     if before is None:
@@ -115,7 +123,7 @@ def _file_change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None
     return f"another content of the same size ({now['bytes']:,} bytes)"
 
 
-def _content(path: Path) -> dict[str, Any] | None:
+def _content(path: Path) -> FileContent | None:
     """None for a file that cannot be read: whoever needs it says so."""
     try:
         with path.open("rb") as file:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from burnish.observability.atomic import fsync_file, fsync_folder
 from burnish.reading import UnreadableError, file_problem, read_json
@@ -44,7 +43,7 @@ def verify(folder: Path, step: int) -> str | None:
     return next((problem for item in content["files"].items() if (problem := _check(folder, *item))), None)
 
 
-def _check(folder: Path, relative: str, expected: Any) -> str | None:
+def _check(folder: Path, relative: str, expected: object) -> str | None:
     path = folder / relative
     if not isinstance(expected, dict) or set(expected) != {"size", "sha256"}:
         return f"{folder / MANIFEST} has a broken entry for {relative!r:.200}"
@@ -62,7 +61,7 @@ def _check(folder: Path, relative: str, expected: Any) -> str | None:
     return None
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path) -> dict[str, int | str]:
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 

@@ -12,19 +12,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from burnish import __version__
-from burnish.config.loading import read_run_text
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked, masked_command, restored
-from burnish.config.yaml_text import parse_yaml
+from burnish.config.writing import to_dict
+from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.reading import UnreadableError, read_json
+from burnish.types import Json
 
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
@@ -67,8 +67,8 @@ class Difference:
     """A field of the run file whose value is not the one that the run began with (None: the field is not there)."""
 
     field: str
-    before: Any
-    now: Any
+    before: Json
+    now: Json
 
     def __str__(self) -> str:
         before, now = (masked(value, place=self.field) for value in (self.before, self.now))
@@ -128,7 +128,7 @@ class RunDirectory:
         except OSError as error:
             raise self._cannot_write(error) from error
 
-    def _earlier_starts(self) -> list[Any]:
+    def _earlier_starts(self) -> list[Json]:
         if not os.path.lexists(self.environment_file):
             return []
         remedy = "mend it, or move it away: it only records what earlier starts of the run ran on"
@@ -140,7 +140,7 @@ class RunDirectory:
             raise CheckpointError(f"{self.environment_file} holds no list of `starts`", remedy=remedy)
         return list(content["starts"])
 
-    def read_config(self) -> dict[str, Any]:
+    def read_config(self) -> dict[str, Json]:
         """The resolved configuration of the run as plain values."""
         try:
             parsed = parse_yaml(read_run_text(self.config_file))
@@ -204,20 +204,20 @@ def _records(config: RunConfig) -> bool:
 
 def dump_config(config: RunConfig) -> str:
     """The resolved run file as YAML, every field written out, in the order of the reference, secrets masked."""
-    values = masked(config.model_dump(mode="json"), hashed=True)
+    values = masked(to_dict(config), hashed=True)
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return text
 
 
-def refused_differences(before: dict[str, Any], config: RunConfig) -> list[Difference]:
+def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:
     """Differences between a saved configuration and this one that forbid resuming, sorted by field."""
-    now = config.model_dump(mode="json")
-    before = restored(before, now)
+    now = to_dict(config)
+    before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
     return [found for found in differences(_with_defaults(before, config), now) if not _under(found.field, allowed)]
 
 
-def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[Difference]:
+def differences(before: dict[str, Json], now: dict[str, Json], prefix: str = "") -> list[Difference]:
     """All fields with unlike values, sorted by their dotted names; lists are compared as wholes."""
     found: list[Difference] = []
     for key in sorted(before.keys() | now.keys()):
@@ -229,11 +229,11 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
     return found
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, Json]:
     """Versions, machine and git revision that a start of the run had."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": masked_command(sys.argv),
+        "command": [*masked_command(sys.argv)],
         "burnish": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -268,16 +268,17 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _with_defaults(before: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+def _with_defaults(before: dict[str, Json], config: RunConfig) -> dict[str, Json]:
     """The saved configuration read by today's classes, so that a field that is new since then has its default."""
     try:
-        return type(config).model_validate(before).model_dump(mode="json")
+        return to_dict(type(config).model_validate(before))
     except (ValidationError, BurnishError):  # written by a version with other fields: compare as it stands
         return before
 
 
-def _constant_schedule(config: dict[str, Any]) -> bool:
-    return bool(config.get("optimization", {}).get("schedule") == "constant")
+def _constant_schedule(config: dict[str, Json]) -> bool:
+    optimization = config.get("optimization")
+    return isinstance(optimization, dict) and optimization.get("schedule") == "constant"
 
 
 def _under(field: str, names: tuple[str, ...]) -> bool:

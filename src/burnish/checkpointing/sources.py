@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
-from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import DataSource
-from burnish.config.schema_rm import RmConfig
 from burnish.reading import FOLDER, file_problem
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")

@@ -1,50 +1,23 @@
-"""Combinations of fields that cannot work, found before anything is loaded. Pure functions of the values."""
+"""What contradicts itself in a run file, whatever its kind, found before anything is loaded. Pure functions of the
+values; `checks_rl` and `checks_rm` have those of their own kind."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from burnish.config import names
-from burnish.config.checks_evaluation import judging_reward, unused_by_losses
-from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
+from burnish.config.schema_data import DataConfig
+from burnish.config.schema_rl import RlFields
+from burnish.config.schema_rm import RmFields
+from burnish.config.schema_run import RunConfig
+from burnish.config.schema_sft import SftFields
 from burnish.words import suggestion
 
-if TYPE_CHECKING:
-    from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig, RunConfig, ScoringConfig, SftConfig
-    from burnish.config.schema_data import DataConfig
 
-
-def check_rl(config: RlConfig) -> list[Problem]:
-    """Everything that contradicts itself in a run file of `burnish rl`."""
-    algorithm = config.algorithm
-    return [
-        *_names(algorithm),
-        *_options(algorithm),
-        *_clips(algorithm),
-        *_unused(algorithm),
-        *_units(algorithm),
-        *_skipping(config),
-        *_kl(algorithm),
-        *_groups(config),
-        *_sampling(config),
-        *_vllm(config),
-        *_arithmetic(config),
-        *_scoring(config.scoring),
-        *_endings(config),
-        *_labels(config),
-        *judging_reward(config),
-        *_critic(config),
-        *held_out(config.data),
-        *known_sinks(config),
-    ]
-
-
-def check_sft(config: SftConfig) -> list[Problem]:
+def check_sft(config: SftFields) -> list[Problem]:
     """Everything that contradicts itself in a run file of `burnish sft`."""
-    problems = [*held_out(config.data), *unused_by_losses(config.evaluation), *known_sinks(config)]
+    problems = [*held_out(config.data), *known_sinks(config)]
     if config.data.query is not None:
         message = "is set, but supervised fine-tuning learns whole documents"
         problems.append(Problem("data.query", message, "remove it"))
@@ -56,17 +29,14 @@ def check_sft(config: SftConfig) -> list[Problem]:
 
 def check_complete(config: RunConfig, kind: str) -> list[Problem]:
     """What a run of this kind cannot start without. Run files only: code may hand data and rewards over itself."""
-    from burnish.config.schema import RlConfig
-    from burnish.config.schema_rm import RmConfig
-
     problems = []
     if not config.data.train:
         remedy = "add it, for example `data: {train: train.jsonl}`"
         problems.append(Problem("data.train", f"is empty, and {kind} needs training data", remedy))
-    if isinstance(config, RlConfig) and not config.rewards:
+    if isinstance(config, RlFields) and not config.rewards:
         remedy = "name at least one, for example `rewards: math` or `rewards: my_reward.py:score`"
         problems.append(Problem("rewards", "is empty, so nothing says which response is better", remedy))
-    splits = isinstance(config, RmConfig) and config.held_out_fraction > 0
+    splits = isinstance(config, RmFields) and config.held_out_fraction > 0
     if not config.data.eval and not splits and "every_steps" in config.evaluation.model_fields_set:
         every = config.evaluation.every_steps
         if every is not None and every != type(config.evaluation)().every_steps:
@@ -76,268 +46,9 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
     return problems
 
 
-def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    for field, value, known in (
-        ("preset", algorithm.preset, tuple(PRESETS)),
-        ("estimator", algorithm.estimator, names.ESTIMATOR_NAMES),
-        ("loss", algorithm.loss, names.LOSS_NAMES),
-    ):
-        outside = field != "preset" and _is_function_name(value)
-        if value not in known and not outside:
-            remedy = suggestion(value, known)
-            if field != "preset":
-                remedy += ", or package.module:function, or path/to/file.py:function"
-            yield Problem(f"algorithm.{field}", f"{value!r} is not known", remedy)
-
-
-def _is_function_name(value: str) -> bool:
-    """Whether the value may be `package.module:name` or `path/to/file.py:name`."""
-    place, colon, name = value.rpartition(":")
-    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
-    return bool(colon) and name.isidentifier() and is_place
-
-
-def _options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Options of the estimator and the loss are numbers; which of them there are is known where these are looked up."""
-    for field, options in (("estimator", algorithm.estimator_options), ("loss", algorithm.loss_options)):
-        for name, value in options.items():
-            if value is not None and not (isinstance(value, (bool, int, float)) and math.isfinite(value)):
-                message = f"is {value!r:.60}, not a finite number"
-                yield Problem(f"algorithm.{field}_options.{name}", message, "give a number, true, false or null")
-
-
-def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    loss = algorithm.loss
-    if loss not in names.LOSS_NAMES:
-        return
-    for field, takers in (("clip_low", names.CLIP_LOW_LOSSES), ("clip_high", names.CLIP_HIGH_LOSSES)):
-        value, path = _of(algorithm, field), f"algorithm.{field}"
-        if loss not in takers:
-            if value is not None and _is_changed(algorithm, field):
-                message = f"is {value:g}, but the loss {loss!r} does not take it"
-                yield Problem(path, message, f"remove it (or set it to null), or use one of: {', '.join(takers)}")
-        elif value is None:
-            yield Problem(path, f"is null, but the loss {loss!r} clips", "set it to a number, for example 0.2")
-        elif loss in names.OWN_CLIP_LOSSES and field not in algorithm.model_fields_set:
-            message = f"is left at its default {value:g}, which does not suit the loss {loss!r}"
-            own = PRESETS[loss].values[path]
-            yield Problem(path, message, f"set it (the preset {loss!r} uses {own:g})")
-
-
-def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Numbers that were given but that nothing would read."""
-    estimator = algorithm.estimator
-    known = estimator in names.ESTIMATOR_NAMES
-    for field, is_used, remedy in (
-        ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
-        ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
-        ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
-        ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
-        ("max_refills", algorithm.dynamic_sampling, "it belongs to dynamic_sampling: true"),
-        ("mismatch_low", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
-        ("mismatch_high", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
-    ):
-        if not is_used and _is_changed(algorithm, field):
-            message = f"is {_of(algorithm, field)}, but nothing would read it"
-            yield Problem(f"algorithm.{field}", message, f"{remedy}; or remove {field}")
-
-
-def _skipping(config: RlConfig) -> Iterator[Problem]:
-    """What gives a response without an advantage a gradient all the same."""
-    algorithm = config.algorithm
-    if not algorithm.skip_zero_advantages:
-        return
-    for field, has_gradient in (
-        ("algorithm.kl_in", algorithm.kl_in == "loss" and algorithm.kl_coef > 0),
-        ("algorithm.entropy_coef", algorithm.entropy_coef > 0),
-        ("critic.kind", algorithm.estimator in names.CRITIC_ESTIMATORS and config.critic.kind == "shared"),
-    ):
-        if has_gradient:
-            message = f"is true, but with this {field} responses without an advantage have a gradient as well"
-            yield Problem("algorithm.skip_zero_advantages", message, f"set it to false, or change {field}")
-
-
-def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Rewards in other units than the estimator takes them to be."""
-    if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
-        message = f"is true, but {algorithm.estimator} subtracts the score of the greedy response as it is"
-        yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")
-    if algorithm.whiten_rewards and algorithm.estimator == "reinforce_plus_plus":
-        message = "is true, but every whitened token would add to the return, so longer responses would get more"
-        yield Problem("algorithm.whiten_rewards", message, "set it to false (the estimator whitens its returns itself)")
-
-
-def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    kl_in, coef = algorithm.kl_in, algorithm.kl_coef
-    if kl_in == "none" and coef > 0:
-        message = f"is {coef:g}, but algorithm.kl_in is none"
-        yield Problem("algorithm.kl_coef", message, "set algorithm.kl_in to reward or loss, or kl_coef to 0")
-    if kl_in != "none" and coef == 0:
-        message = f"is 0, but algorithm.kl_in is {kl_in}"
-        yield Problem("algorithm.kl_coef", message, "set kl_coef, or algorithm.kl_in to none (loads no reference)")
-    if algorithm.kl_target is not None and kl_in == "none":
-        message = f"is {algorithm.kl_target:g} and steers kl_coef, but algorithm.kl_in is none"
-        yield Problem("algorithm.kl_target", message, "set algorithm.kl_in to reward or loss, or remove kl_target")
-    if kl_in == "reward" and algorithm.kl_function.endswith("+"):
-        message = f"is {algorithm.kl_estimator}, whose + only changes the gradient; a KL in the reward has none"
-        remedy = f"use {algorithm.kl_function.rstrip('+')}, or algorithm.kl_in: loss"
-        yield Problem("algorithm.kl_estimator", message, remedy)
-    if algorithm.kl_times_ratio and kl_in != "loss":
-        message = f"is true, but algorithm.kl_in is {kl_in}: only a KL in the loss is weighted"
-        yield Problem("algorithm.kl_times_ratio", message, "set it to false, or algorithm.kl_in: loss")
-    if algorithm.mismatch_low >= algorithm.mismatch_high:
-        message = f"is {algorithm.mismatch_low:g}, not below algorithm.mismatch_high {algorithm.mismatch_high:g}"
-        yield Problem("algorithm.mismatch_low", message, "a weight is kept between the two: set low < high")
-
-
-def _groups(config: RlConfig) -> Iterator[Problem]:
-    size, estimator = config.rollout.group_size, config.algorithm.estimator
-    if size == 1 and estimator in names.GROUP_ESTIMATORS:
-        message = f"is 1, but the estimator {estimator!r} compares the responses to one prompt with each other"
-        remedy = "set it to 2 or more (8 is usual), or use an estimator without groups: reinforce_plus_plus, remax, raw"
-        yield Problem("rollout.group_size", message, remedy)
-    if size == 1 and config.algorithm.dynamic_sampling:
-        message = "is 1, and algorithm.dynamic_sampling refills groups whose scores are all equal: that is every group"
-        yield Problem("rollout.group_size", message, "set it to 2 or more, or dynamic_sampling to false")
-
-
-def _sampling(config: RlConfig) -> Iterator[Problem]:
-    rollout = config.rollout
-    filters = {"top_k": rollout.top_k != 0, "top_p": rollout.top_p < 1, "min_p": rollout.min_p > 0}
-    if config.algorithm.mismatch_correction != "none":
-        return
-    for field in (name for name, is_on in filters.items() if is_on):
-        value = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}[field]
-        off = {"top_k": "0", "top_p": "1", "min_p": "0"}[field]
-        message = f"is {value:g}: the sampled distribution is cut off, the trained one is not, so updates are biased"
-        remedy = f"set it to {off}, or set algorithm.mismatch_correction (token_truncate is a good start)"
-        yield Problem(f"rollout.{field}", message, remedy)
-
-
-def _vllm(config: RlConfig) -> Iterator[Problem]:
-    """What vLLM would read differently, and settings of it that nothing would read."""
-    rollout, settings = config.rollout, config.rollout.vllm
-    if rollout.engine != "vllm":
-        defaults = type(settings)()
-        for field in (name for name in type(settings).model_fields if vars(settings)[name] != vars(defaults)[name]):
-            message = f"is {vars(settings)[field]!r}, but rollout.engine is {rollout.engine!r}"
-            yield Problem(f"rollout.vllm.{field}", message, "set rollout.engine: vllm, or remove it")
-        return
-    for option in settings.options:
-        if option in names.VLLM_RESERVED:
-            message = f"is set, but {names.VLLM_RESERVED[option]}"
-            yield Problem(f"rollout.vllm.options.{option}", message, "remove it")
-    if rollout.top_p < 1 and rollout.min_p > 0:
-        message = f"is {rollout.min_p:g} beside top_p {rollout.top_p:g}: vLLM applies min_p first, others top_p"
-        yield Problem("rollout.min_p", message, "use one of the two, or rollout.engine: local")
-    if config.model.trust_remote_code:
-        message = "is true, but vLLM builds the model from code of its own"
-        yield Problem("model.trust_remote_code", message, "set it to false, or rollout.engine: local")
-
-
-def _arithmetic(config: RlConfig) -> Iterator[Problem]:
-    rollout, optimization = config.rollout, config.optimization
-    responses = rollout.prompts_per_step * rollout.group_size
-    if optimization.minibatches > responses:
-        message = (
-            f"is {optimization.minibatches}, but a step has only {responses} responses "
-            f"(rollout.prompts_per_step {rollout.prompts_per_step} x rollout.group_size {rollout.group_size})"
-        )
-        yield Problem("optimization.minibatches", message, f"set it to at most {responses}")
-    per_step = optimization.epochs * optimization.minibatches
-    by_step = optimization.schedule_unit == "step"
-    total = config.steps * (1 if by_step else per_step)
-    if config.algorithm.max_epoch_kl is not None and optimization.epochs == 1:
-        message = f"is {config.algorithm.max_epoch_kl:g}, but nothing would read it: there is only one epoch to make"
-        yield Problem("algorithm.max_epoch_kl", message, "set optimization.epochs to 2 or more, or remove it")
-    if optimization.warmup_steps > total:
-        product = "steps" if by_step else "steps x optimization.epochs x optimization.minibatches"
-        yield warmup_too_long(optimization.warmup_steps, total, product)
-    if config.max_staleness != 0:
-        message = f"is {config.max_staleness}, but only 0 (synchronous) works in this version"
-        yield Problem("max_staleness", message, "set it to 0 or remove it")
-
-
-def may_use_critic(config: RlConfig) -> bool:
-    """Whether the estimator asks for values; True for one from outside, which only loading it can tell."""
-    estimator = config.algorithm.estimator
-    return estimator in names.CRITIC_ESTIMATORS or estimator not in names.ESTIMATOR_NAMES
-
-
-def _critic(config: RlConfig) -> Iterator[Problem]:
-    critic, estimator = config.critic, config.algorithm.estimator
-    if not may_use_critic(config):
-        for field in (f for f in type(critic).model_fields if _is_changed(critic, f)):
-            message = f"is {_of(critic, field)}, but nothing would read it: the estimator {estimator!r} has no critic"
-            yield Problem(f"critic.{field}", message, f"set algorithm.estimator: gae, or remove critic.{field}")
-        return
-    if critic.kind == "shared" and critic.init != "policy":
-        message = f"is {critic.init!r}, but a shared critic is a head on the policy's own trunk"
-        yield Problem("critic.init", message, "set critic.kind: separate, or critic.init: policy")
-    if critic.init != "policy" and critic.head_init_std != 0:
-        message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} brings a head of its own"
-        yield Problem("critic.head_init_std", message, "set it to 0, or critic.init: policy")
-    models = [reward for reward in config.rewards if reward.name.startswith(names.MODEL_REWARD)]
-    if critic.init == "reward_model" and len(models) != 1 and config.rewards:
-        message = f"is reward_model, but {len(models)} of the rewards are reward models (model:PATH), where one is"
-        yield Problem(
-            "critic.init", message, "let one reward be model:PATH, name the critic's own folder, or set init: policy"
-        )
-    if critic.warmup_steps >= config.steps:
-        message = f"is {critic.warmup_steps}, but the run has {config.steps} steps: the policy would never be trained"
-        yield Problem("critic.warmup_steps", message, f"set it below steps ({config.steps})")
-
-
 def warmup_too_long(warmup: int, total: int, product: str) -> Problem:
     message = f"is {warmup}, but the whole run makes {total} optimizer steps ({product})"
     return Problem("optimization.warmup_steps", message, f"set it to at most {total}")
-
-
-def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:
-    if scoring.on_failure == "score" and scoring.failure_score is None:
-        message = "is not set, but scoring.on_failure is score"
-        yield Problem(
-            "scoring.failure_score", message, "state the score of a failed reward, or set on_failure: exclude"
-        )
-    if scoring.on_failure != "score" and scoring.failure_score is not None:
-        message = f"is {scoring.failure_score:g}, but scoring.on_failure is {scoring.on_failure}"
-        yield Problem("scoring.failure_score", message, "set scoring.on_failure to score, or remove failure_score")
-
-
-def _endings(config: RlConfig) -> Iterator[Problem]:
-    """Responses of a fixed length, and where a response ends for its score."""
-    scoring, rollout, algorithm = config.scoring, config.rollout, config.algorithm
-    if scoring.truncate_token is None and scoring.truncate_after:
-        message = f"is {scoring.truncate_after}, but scoring.truncate_token is not set"
-        yield Problem("scoring.truncate_after", message, "set scoring.truncate_token, or remove it")
-    if scoring.truncate_token is not None and scoring.truncate_after >= rollout.max_response_tokens:
-        message = f"is {scoring.truncate_after}, but a response has at most {rollout.max_response_tokens} tokens"
-        yield Problem("scoring.truncate_after", message, "set it below rollout.max_response_tokens")
-    if not rollout.ignore_eos:
-        return
-    stops = rollout.stop or rollout.stop_token_ids
-    if scoring.incomplete_score is not None and scoring.truncate_token is None and not stops:
-        message = f"is {scoring.incomplete_score:g}, and with rollout.ignore_eos no response ends: all would get it"
-        yield Problem("scoring.incomplete_score", message, "set scoring.truncate_token, or rollout.ignore_eos: false")
-    for field, is_on in (
-        ("mask_truncated", algorithm.mask_truncated),
-        ("overlong_buffer", algorithm.overlong_buffer is not None),
-    ):
-        if is_on and not stops:
-            message = "is set, but with rollout.ignore_eos every response has max_response_tokens tokens"
-            yield Problem(f"algorithm.{field}", message, f"remove {field}, or set rollout.ignore_eos: false")
-
-
-def _labels(config: RlConfig) -> Iterator[Problem]:
-    seen: dict[str, int] = {}
-    for index, reward in enumerate(config.rewards):
-        label = reward.label or names.short_reward_name(reward.name)
-        if label in seen:
-            message = f"{label!r} is also reward {seen[label]}, so the logs could not tell them apart"
-            yield Problem(f"rewards.{index}.label", message, "give each its own label")
-        seen.setdefault(label, index)
-    if config.rewards and all(reward.weight == 0 for reward in config.rewards):
-        yield Problem("rewards.0.weight", "is 0, as are all others: every score would be 0", "give one a weight")
 
 
 def held_out(data: DataConfig) -> Iterator[Problem]:
@@ -353,15 +64,13 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
     for index, name in enumerate(config.logging.sinks):
         if name in config.logging.sinks[:index]:
             yield Problem(f"logging.sinks.{index}", f"{name!r} is named twice", "keep one of the two")
-        if name not in names.SINK_NAMES and not _is_function_name(name):
+        if name not in names.SINK_NAMES and not is_function_name(name):
             remedy = suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
             yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is not a sink", remedy)
 
 
-def _of(section: AlgorithmConfig | CriticConfig, field: str) -> Any:
-    return section.__dict__[field]
-
-
-def _is_changed(section: AlgorithmConfig | CriticConfig, field: str) -> bool:
-    """Given and different from the default. (A resolved run file gives every field, so being given is not enough.)"""
-    return field in section.model_fields_set and _of(section, field) != type(section).model_fields[field].default
+def is_function_name(value: str) -> bool:
+    """Whether the value may be `package.module:name` or `path/to/file.py:name`."""
+    place, colon, name = value.rpartition(":")
+    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    return bool(colon) and name.isidentifier() and is_place

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from burnish.config.checks import held_out, known_sinks, warmup_too_long
-from burnish.config.checks_evaluation import unused_by_losses
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
+from burnish.config.schema_rm import RmFields
 from burnish.words import suggestion
 
-if TYPE_CHECKING:
-    from burnish.config.schema_rm import RmConfig
 
-
-def check_rm(config: RmConfig) -> list[Problem]:
+def check_rm(config: RmFields) -> list[Problem]:
     """Everything that contradicts itself in a run file of `burnish rm`."""
     problems = [
         *_preset(config),
         *held_out(config.data),
-        *unused_by_losses(config.evaluation),
         *_pairs_only(config),
         *_score_place(config),
         *known_sinks(config),
@@ -45,12 +40,12 @@ def check_rm(config: RmConfig) -> list[Problem]:
     return problems
 
 
-def _preset(config: RmConfig) -> Iterator[Problem]:
+def _preset(config: RmFields) -> Iterator[Problem]:
     if config.preset is not None and config.preset not in RM_PRESETS:
         yield Problem("preset", f"{config.preset!r} is not known", suggestion(config.preset, RM_PRESETS))
 
 
-def _pairs_only(config: RmConfig) -> Iterator[Problem]:
+def _pairs_only(config: RmFields) -> Iterator[Problem]:
     if config.loss == "bradley_terry":
         if config.candidates not in (None, 2):
             message = f"is {config.candidates}, but the loss bradley_terry compares two"
@@ -64,7 +59,7 @@ def _pairs_only(config: RmConfig) -> Iterator[Problem]:
         yield Problem("ties", "is half, but the loss best_of needs one best", "set ties: drop, or loss: bradley_terry")
 
 
-def _score_place(config: RmConfig) -> Iterator[Problem]:
+def _score_place(config: RmFields) -> Iterator[Problem]:
     if (config.score_at == "last_position") != (config.response_length is not None):
         message = f"is {config.response_length}, but score_at is {config.score_at}"
         yield Problem("response_length", message, "they belong together: set both, or neither")

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from burnish.config import fields, names
 from burnish.config.problems import Problem
+from burnish.config.section import Section
 from burnish.words import nearest
 
 _NOWHERE = object()
 
 
 def explain(
-    error: ValidationError, section: type[BaseModel], data: Any, provenance: Mapping[str, str]
+    error: ValidationError, section: type[BaseModel], data: object, provenance: Mapping[str, str]
 ) -> list[Problem]:
     """One problem per field, in the order of the run file's fields."""
     problems: dict[str, Problem] = {}
     for item in error.errors():
-        for problem in _problems(dict(item), section, data, provenance):
+        for problem in _problems(item, section, data, provenance):
             key = f"{problem.field}: {problem.message}" if item["type"] == "problems" else problem.field
             problems.setdefault(key, problem)
     return list(problems.values())
 
 
 def _problems(
-    item: dict[str, Any], section: type[BaseModel], data: Any, provenance: Mapping[str, str]
+    item: ErrorDetails, section: type[BaseModel], data: object, provenance: Mapping[str, str]
 ) -> list[Problem]:
     if item["type"] == "problems":
         return [_with_origin(p, provenance) for p in item["ctx"]["problems"]]
@@ -39,7 +40,7 @@ def _problems(
     return [_wrong_value(path, item, section)]
 
 
-def _path(loc: tuple[int | str, ...], data: Any, section: type[BaseModel]) -> str:
+def _path(loc: tuple[int | str, ...], data: object, section: type[BaseModel]) -> str:
     """The dotted path in the run file; pydantic's own marks for arms of a union are left out."""
     parts: list[str] = []
     for number, part in enumerate(loc):
@@ -51,11 +52,12 @@ def _path(loc: tuple[int | str, ...], data: Any, section: type[BaseModel]) -> st
     return ".".join(parts)
 
 
-def _inside(data: Any, part: int | str) -> Any:
+def _inside(data: object, part: int | str) -> object:
     if isinstance(data, dict):
         return data.get(part, _NOWHERE)
-    is_index = isinstance(part, int) and isinstance(data, (list, tuple)) and part < len(data)
-    return data[part] if is_index else _NOWHERE
+    if isinstance(data, (list, tuple)) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return _NOWHERE
 
 
 def _with_origin(problem: Problem, provenance: Mapping[str, str]) -> Problem:
@@ -66,13 +68,15 @@ def _with_origin(problem: Problem, provenance: Mapping[str, str]) -> Problem:
 
 
 def _unknown_key(path: str, section: type[BaseModel]) -> Problem:
-    return Problem(path, "is not a known key", _hint(path, section))
-
-
-def _hint(path: str, section: type[BaseModel]) -> str:
     parent, _, word = path.rpartition(".")
     inner = section if not parent else fields.inner_section(fields.annotation_at(section, parent))[0]
-    siblings = list(inner.model_fields) if inner is not None else []
+    if inner is not None and issubclass(inner, Section) and word in inner.not_here:
+        return Problem(path, f"is not read by runs of this kind: {inner.not_here[word].reason}", "remove it")
+    return Problem(path, "is not a known key", _hint(path, section, list(inner.model_fields) if inner else []))
+
+
+def _hint(path: str, section: type[BaseModel], siblings: list[str]) -> str:
+    parent, _, word = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
     everywhere = {f.path for f in fields.iter_fields(section)}
     near = nearest(word, siblings)
@@ -96,7 +100,7 @@ def _missing(path: str, section: type[BaseModel]) -> Problem:
     return Problem(path, "is missing", f"add it: {expected}{example}")
 
 
-def _wrong_value(path: str, item: dict[str, Any], section: type[BaseModel]) -> Problem:
+def _wrong_value(path: str, item: ErrorDetails, section: type[BaseModel]) -> Problem:
     annotation = fields.annotation_at(section, path)
     value = item["input"]
     known = fields.choices(annotation) if annotation is not None else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,7 +15,15 @@ import annotated_types
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
+from burnish.types import Json
+
+_WORDS: Mapping[object, str] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    Any: "any value",
+}
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
 
@@ -25,12 +33,12 @@ class Field:
     """One field of a section: dotted path (list items as `N`), annotation with its limits, and what pydantic knows."""
 
     path: str
-    annotation: Any
+    annotation: object
     info: FieldInfo
 
 
 @functools.cache
-def field_annotations(section: type[BaseModel]) -> dict[str, Any]:
+def field_annotations(section: type[BaseModel]) -> dict[str, object]:
     """Field name to annotation, limits and shorthand validators included."""
     hints = get_type_hints(section, include_extras=True)
     return {name: hints[name] for name in section.model_fields}
@@ -46,7 +54,7 @@ def iter_fields(section: type[BaseModel], prefix: str = "") -> Iterator[Field]:
             yield from iter_fields(inner, f"{path}.N." if repeated else f"{path}.")
 
 
-def inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+def inner_section(annotation: object) -> tuple[type[BaseModel] | None, bool]:
     """The section class that a field holds, and whether it holds a list of them."""
     bare = strip(annotation)
     if isinstance(bare, type) and issubclass(bare, BaseModel):
@@ -58,14 +66,14 @@ def inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     return None, False
 
 
-def strip(annotation: Any) -> Any:
+def strip(annotation: object) -> object:
     """The type without its Annotated wrapping."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
 
 
-def expand(annotation: Any, value: Any) -> Any:
+def expand(annotation: object, value: Json) -> Json:
     """Shorthand forms written out (`model: path`, `rewards: math`), so that layers can be merged key by key."""
     for wrapped in _metadata(annotation):
         if isinstance(wrapped, BeforeValidator):
@@ -80,13 +88,13 @@ def expand(annotation: Any, value: Any) -> Any:
     return value
 
 
-def expand_section(section: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
+def expand_section(section: type[BaseModel], data: dict[str, Json]) -> dict[str, Json]:
     """`expand` for every known key of a section; unknown keys stay for the validation to report."""
     known = field_annotations(section)
     return {key: expand(known[key], item) if key in known else item for key, item in data.items()}
 
 
-def describe(annotation: Any) -> str:
+def describe(annotation: object) -> str:
     """The type in words: `whole number, at least 1`, `one of a, b`, `number above 0, or null`."""
     bare = strip(annotation)
     if _is_union(bare):
@@ -95,7 +103,7 @@ def describe(annotation: Any) -> str:
     return _kind(bare) + (f", {limits}" if limits else "")
 
 
-def _kind(bare: Any) -> str:
+def _kind(bare: object) -> str:
     origin, arguments = get_origin(bare), get_args(bare)
     if origin is Literal:
         words = [str(a) for a in arguments]
@@ -111,11 +119,11 @@ def _kind(bare: Any) -> str:
     return _WORDS.get(bare, str(bare))
 
 
-def _metadata(annotation: Any) -> list[Any]:
-    return list(annotation.__metadata__) if get_origin(annotation) is Annotated else []
+def _metadata(annotation: object) -> tuple[object, ...]:
+    return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
 
 
-def _limits(annotation: Any) -> str:
+def _limits(annotation: object) -> str:
     words: list[str] = []
     for item in _metadata(annotation):
         for limit in item.metadata if isinstance(item, FieldInfo) else [item]:
@@ -133,15 +141,15 @@ def _limits(annotation: Any) -> str:
     return " and ".join(words)
 
 
-def _in_words(limit: Any) -> str:
+def _in_words(limit: object) -> str:
     return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
 
 
-def _is_union(bare: Any) -> bool:
+def _is_union(bare: object) -> bool:
     return get_origin(bare) in (Union, types.UnionType)
 
 
-def choices(annotation: Any) -> list[str]:
+def choices(annotation: object) -> list[str]:
     """The words that a field of fixed words takes; empty for other fields."""
     bare = strip(annotation)
     if get_origin(bare) is Literal:
@@ -149,7 +157,7 @@ def choices(annotation: Any) -> list[str]:
     return [word for argument in get_args(bare) for word in choices(argument)] if bare is not None else []
 
 
-def plain_scalar(annotation: Any, value: Any) -> Any:
+def plain_scalar(annotation: object, value: object) -> object:
     """The value as the field's own type, strictly: text is no number and true is not 1.
 
     `yes`/`no`/`on`/`off` become booleans where only a boolean is taken, and `1e4` a whole number where the field
@@ -170,7 +178,7 @@ def plain_scalar(annotation: Any, value: Any) -> Any:
     return value
 
 
-def _as_bool(value: Any) -> Any:
+def _as_bool(value: object) -> object:
     if isinstance(value, str) and value.lower() in _YES + _NO:
         return value.lower() in _YES
     if value is not None and not isinstance(value, bool):
@@ -178,9 +186,9 @@ def _as_bool(value: Any) -> Any:
     return value
 
 
-def annotation_at(section: type[BaseModel], path: str) -> Any:
+def annotation_at(section: type[BaseModel], path: str) -> object:
     """Annotation of a dotted path (`data.train.0.limit`), or None when there is no such field."""
-    annotation: Any = section
+    annotation: object = section
     for part in path.split("."):
         inner, _ = inner_section(annotation)
         if inner is not None and part in inner.model_fields:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
-from burnish.config.loading import Kind, read_run_text
-from burnish.config.schema import RlConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
-from burnish.config.yaml_text import parse_yaml
+from burnish.config.schema import Kind, RlConfig, RmConfig, SftConfig
+from burnish.config.yaml_text import parse_yaml, read_run_text
 
 _ONLY_RL = set(RlConfig.model_fields) - set(SftConfig.model_fields) - set(RmConfig.model_fields)
 _ONLY_RM = set(RmConfig.model_fields) - set(SftConfig.model_fields) - set(RlConfig.model_fields)
@@ -24,7 +21,7 @@ def kind_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Kind:
     return kind_of_data(data, words)
 
 
-def kind_of_data(data: Any, further_keys: Collection[str] = ()) -> Kind:
+def kind_of_data(data: object, further_keys: Collection[str] = ()) -> Kind:
     """The same for plain data."""
     if not isinstance(data, dict):
         return "rl"

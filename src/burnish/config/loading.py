@@ -7,11 +7,9 @@ command line alike are relative to the folder in which the command is started; n
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import yaml
 from pydantic import ValidationError
@@ -19,22 +17,18 @@ from pydantic import ValidationError
 from burnish.config import fields
 from burnish.config.checks import check_complete
 from burnish.config.explain import explain
-from burnish.config.presets import PRESETS, RM_PRESETS, Preset
+from burnish.config.preset_layer import preset_of, preset_values
 from burnish.config.problems import Problem, raise_problems
-from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RUN_FILES, Kind, RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.config.secrets import masked_places
-from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml
+from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_run_text
 from burnish.errors import ConfigError
-from burnish.reading import file_problem, read_at_most, reading
+from burnish.reading import reading
+from burnish.types import Json
 
-Kind = Literal["rl", "sft", "rm"]
 COMMAND_LINE = "command line"
 FILE = "file"
 DEFAULT = "default"
-SECTIONS: dict[str, type[RunConfig]] = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
-_MAX_BYTES = 250_000
-"""A run file has a few thousand; PyYAML needs a second for so many."""
 _MAX_PARTS = 50
 """Most words between the dots of a key."""
 
@@ -70,7 +64,7 @@ class LoadedConfig:
         return self.config
 
     def _other_kind(self, wanted: str) -> ConfigError:
-        own = next(kind for kind, section in SECTIONS.items() if section is type(self.config))
+        own = next(kind for kind, section in RUN_FILES.items() if section is type(self.config))
         return ConfigError(f"{self.source} is a run file of `burnish {own}`", remedy=f"use one of `burnish {wanted}`")
 
 
@@ -79,19 +73,24 @@ class _Layers:
     """The merged data so far, who set each leaf, and where to point for each key."""
 
     kind: Kind
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Json] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def section(self) -> type[RunConfig]:
-        return SECTIONS[self.kind]
+        return RUN_FILES[self.kind]
 
-    def add(self, data: dict[str, Any], origin: str) -> None:
+    def add(self, data: dict[str, Json], origin: str) -> None:
         _merge(self.data, data)
-        for path in _leaves(data):
-            _forget_inside(self.provenance, path)
+        self.set_by(origin, _leaves(data))
+
+    def set_by(self, origin: str, paths: Iterable[str]) -> None:
+        """Note who set these leaves; what was inside of them is gone."""
+        for path in paths:
+            for inside in [known for known in self.provenance if known.startswith(f"{path}.")]:
+                del self.provenance[inside]
             self.provenance[path] = origin
 
 
@@ -106,110 +105,39 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: Kind = 
 
 
 def load_run_data(
-    data: Mapping[str, Any], overrides: Sequence[str] = (), kind: Kind = "rl", *, source: str = "run file"
+    data: Mapping[str, Json], overrides: Sequence[str] = (), kind: Kind = "rl", *, source: str = "run file"
 ) -> LoadedConfig:
     """The same from plain data instead of a file: presets apply, shorthand forms and overrides work."""
     return _load(ParsedYaml(copy.deepcopy(dict(data))), overrides, kind, source=source)
 
 
 def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: str) -> LoadedConfig:
-    if not isinstance(parsed.data, dict) and not parsed.problems:
-        found = "is empty" if parsed.data is None else f"holds {parsed.data!r:.80}, not keys with values"
-        raise ConfigError(f"{source} {found}", remedy="write at least `model:` and `data:`; see docs/configuration.md")
     layers = _Layers(kind)
     layers.places = {key: f"{source}:{line}" for key, line in parsed.lines.items()}
     raise_problems(parsed.problems, source=source, where=layers.places)
+    if not isinstance(parsed.data, dict):
+        found = "is empty" if parsed.data is None else f"holds {parsed.data!r:.80}, not keys with values"
+        raise ConfigError(f"{source} {found}", remedy="write at least `model:` and `data:`; see docs/configuration.md")
     given = _Layers(kind)
     given.add(fields.expand_section(layers.section, parsed.data), FILE)
     for override in overrides:
         _apply_override(given, layers.places, override)
     _add_preset(layers, given.data)
     _merge(layers.data, given.data)
-    for path_, origin in given.provenance.items():
-        _forget_inside(layers.provenance, path_)
-        layers.provenance[path_] = origin
+    for path, origin in given.provenance.items():
+        layers.set_by(origin, [path])
     config = _validate(layers, given.problems, source)
     return LoadedConfig(config, _full_provenance(config, layers.provenance), source)
 
 
-def read_run_text(path: Path) -> str:
-    """Text of a run file. ConfigError when there is none, or when it is no text."""
-    problem = file_problem(path)
-    if problem == "does not exist":
-        raise ConfigError(f"run file {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
-    if problem is not None:
-        raise ConfigError(f"run file {path} {problem}", remedy="name a .yaml file")
-    try:
-        with path.open("rb") as stream:
-            content = read_at_most(stream, _MAX_BYTES)
-    except OSError as error:
-        raise ConfigError(
-            f"run file {path} cannot be read: {error.strerror}", remedy="check its permissions"
-        ) from error
-    if len(content) > _MAX_BYTES:
-        raise ConfigError(f"run file {path} is larger than {_MAX_BYTES:,} bytes", remedy="is it a data file?")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"run file {path} is not UTF-8 text: line {line} has the byte {content[error.start]:#04x}",
-            remedy="save it as UTF-8",
-        ) from error
-
-
-def _add_preset(layers: _Layers, given: Mapping[str, Any]) -> None:
+def _add_preset(layers: _Layers, given: Mapping[str, Json]) -> None:
     preset = preset_of(layers.kind, given)
     if preset is None:
         return  # there is none, or the checks report it with the nearest name
-    values = dict(preset.values)
-    algorithm = _section(given, "algorithm")
-    dropped = _dropped_kl(algorithm), _dropped_whitening(algorithm, values)
-    for key in (*itertools.chain(*dropped), *_dropped_ending(_section(given, "scoring"), values)):
-        values.pop(key, None)
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        _set(nested, key.split("."), copy.deepcopy(value))
+    nested: dict[str, Json] = {}
+    for key, value in preset_values(preset, given).items():
+        _put(nested, key.split("."), copy.deepcopy(value))
     layers.add(nested, f"preset {preset.name}")
-
-
-def preset_of(kind: Kind, given: Mapping[str, Any]) -> Preset | None:
-    """The preset that a run file of this kind names, or the default one; None for an unknown name."""
-    known = {"rl": PRESETS, "rm": RM_PRESETS, "sft": {}}[kind]
-    default = AlgorithmConfig.model_fields["preset"].default
-    name = _section(given, "algorithm").get("preset", default) if kind == "rl" else given.get("preset")
-    return known.get(name) if isinstance(name, str) else None
-
-
-def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = given.get(name)
-    return section if isinstance(section, dict) else {}
-
-
-def _dropped_ending(scoring: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """So is its rule about truncated responses: without the token there is no position and no response without one."""
-    if values.get("scoring.truncate_token") is not None and scoring.get("truncate_token", "") is None:
-        return ("scoring.truncate_after", "scoring.incomplete_score")
-    return ()
-
-
-def _dropped_whitening(section: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """And its whitening: where nothing is whitened, it is not over anything."""
-    fields = ("whiten_rewards", "whiten_advantages")
-    whitens = any(section.get(field, values.get(f"algorithm.{field}", False)) is not False for field in fields)
-    return () if whitens else ("algorithm.whiten_over",)
-
-
-def _dropped_kl(section: Mapping[str, Any]) -> tuple[str, ...]:
-    """The KL of a preset is one thing: a run file that turns it off in one word need not unset the others."""
-    steering = ("algorithm.kl_estimator", "algorithm.kl_target", "algorithm.kl_horizon")
-    if section.get("kl_in") == "none" and "kl_coef" not in section:
-        return ("algorithm.kl_coef", *steering)
-    if section.get("kl_coef") in (0, 0.0) and "kl_in" not in section:
-        return ("algorithm.kl_in", *steering)
-    if "kl_target" in section and section["kl_target"] is None:
-        return ("algorithm.kl_horizon",)
-    return ()
 
 
 def _apply_override(given: _Layers, places: dict[str, str], override: str) -> None:
@@ -234,50 +162,44 @@ def _apply_override(given: _Layers, places: dict[str, str], override: str) -> No
         return
     annotation = fields.annotation_at(given.section, key)
     value = value if annotation is None else fields.expand(annotation, value)
-    wrong = _place(given, key.split("."), value)
+    wrong = _put(given.data, key.split("."), value)
     if wrong is not None:
         given.problems.append(
             Problem("", f"{override!r:.200}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
         )
         return
+    given.set_by(COMMAND_LINE, _leaves(value, key))
     place = f"{COMMAND_LINE} ({override:.200})"
-    for path in [key, *(f"{key}.{leaf}" for leaf in _leaves(value) if leaf)]:
+    for path in [key, *_leaves(value, key)]:
         places[path] = place
     for length in range(1, key.count(".") + 1):
         places.setdefault(".".join(key.split(".")[:length]), place)
 
 
-def _place(given: _Layers, parts: list[str], value: Any) -> str | None:
-    """Put an override into the merged data. Returns what is wrong with its list index, if anything."""
-    target: Any = given.data
-    for depth, part in enumerate(parts[:-1]):
-        if isinstance(target, list):
-            wrong = _index_problem(target, part, ".".join(parts[:depth]))
-            if wrong:
-                return wrong
-            target = target[int(part)]
-        elif isinstance(target.get(part), (dict, list)):
-            target = target[part]
-        else:
-            target[part] = target = {}
-    path, last = ".".join(parts), parts[-1]
+def _put(target: dict[str, Json] | list[Json], parts: Sequence[str], value: Json, path: str = "") -> str | None:
+    """Put a value at a dotted path, where sections of both are merged. Returns what is wrong with a list index in the
+    path, if anything; `path` is that of `target`."""
+    part, rest = parts[0], parts[1:]
+    inside: Json
     if isinstance(target, list):
-        wrong = _index_problem(target, last, ".".join(parts[:-1]))
-        if wrong:
+        wrong = _index_problem(target, part, path)
+        if wrong is not None:
             return wrong
-        target[int(last)] = value
-    elif isinstance(value, dict) and isinstance(target.get(last), dict):
-        _merge(target[last], value)
+        inside = target[int(part)]
     else:
-        target[last] = value
-    for leaf in _leaves(value):
-        full = f"{path}.{leaf}" if leaf else path
-        _forget_inside(given.provenance, full)
-        given.provenance[full] = COMMAND_LINE
+        inside = target.get(part)
+    if rest and isinstance(inside, (dict, list)):
+        return _put(inside, rest, value, f"{path}.{part}".lstrip("."))
+    for word in reversed(rest):
+        value = {word: value}
+    if isinstance(target, list):
+        target[int(part)] = value
+    else:
+        _merge(target, {part: value})
     return None
 
 
-def _index_problem(items: list[Any], part: str, path: str) -> str | None:
+def _index_problem(items: list[Json], part: str, path: str) -> str | None:
     if not (part.isascii() and part.isdigit()) or int(part) >= len(items):
         numbers = f"0 to {len(items) - 1}" if items else "none"
         return f"{path} has {len(items)} entries (index {numbers}), {part!r} is not one of them"
@@ -319,23 +241,18 @@ def _full_provenance(config: RunConfig, given: Mapping[str, str]) -> dict[str, s
     return found
 
 
-def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> None:
+def _merge(base: dict[str, Json], top: Mapping[str, Json]) -> None:
     for key, value in top.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict):
-            _merge(base[key], value)
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            _merge(below, value)
         else:
             base[key] = value
 
 
-def _set(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
-    for part in parts[:-1]:
-        data = data.setdefault(part, {})
-    data[parts[-1]] = value
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
+def _leaves(value: Json, prefix: str = "") -> Iterator[str]:
     """Dotted paths of everything that holds no further values (an empty list or section counts as one)."""
-    items: list[tuple[str, Any]] = []
+    items: list[tuple[str, Json]] = []
     if isinstance(value, dict):
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)):
@@ -344,8 +261,3 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
     for key, item in items:
         yield from _leaves(item, f"{prefix}.{key}" if prefix else key)
-
-
-def _forget_inside(provenance: dict[str, str], path: str) -> None:
-    for known in [k for k in provenance if k.startswith(f"{path}.")]:
-        del provenance[known]

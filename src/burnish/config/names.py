@@ -1,62 +1,60 @@
 """Words that a run file may use for algorithms, spelt out here so that a run file is checked without loading torch.
 
-A test holds these tuples equal to the tables and signatures of `burnish.algorithms`.
+A test holds the two tables equal to the tables and signatures of `burnish.algorithms`; nothing else here repeats them.
 """
 
 from __future__ import annotations
 
-ESTIMATOR_NAMES = (
-    "gae",
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "opo",
-    "gpg",
-    "passk",
-    "gdpo",
-    "grpo_batch_std",
-    "raw",
-)
-LOSS_NAMES = (
-    "ppo_clip",
-    "reinforce",
-    "gspo",
-    "gmpo",
-    "cispo",
-    "tis",
-    "topr",
-    "sapo",
-    "kl_cov",
-    "clip_cov",
-    "kimi",
-)
-GROUP_ESTIMATORS = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce_plus_plus_baseline",
-    "opo",
-    "gpg",
-    "passk",
-    "gdpo",
-    "grpo_batch_std",
-)
+from collections.abc import Mapping
+
+_ESTIMATORS: Mapping[str, tuple[str, ...]] = {
+    "gae": ("critic", "gamma", "lam"),
+    "grpo": ("group",),
+    "dr_grpo": ("group",),
+    "rloo": ("group",),
+    "reinforce_plus_plus": ("gamma",),
+    "reinforce_plus_plus_baseline": ("group",),
+    "remax": ("greedy",),
+    "opo": ("group",),
+    "gpg": ("group",),
+    "passk": ("group",),
+    "gdpo": ("group",),
+    "grpo_batch_std": ("group",),
+    "raw": (),
+}
+"""What each built-in estimator asks for: values of a critic, the other samples of its group, a greedy response; and
+which numbers of `algorithm` it takes."""
+_LOSSES: Mapping[str, tuple[str, ...]] = {
+    "ppo_clip": ("clip_low", "clip_high"),
+    "reinforce": (),
+    "gspo": ("clip_low", "clip_high"),
+    "gmpo": ("clip_low", "clip_high"),
+    "cispo": ("clip_low",),
+    "tis": (),
+    "topr": (),
+    "sapo": (),
+    "kl_cov": (),
+    "clip_cov": ("clip_low", "clip_high"),
+    "kimi": (),
+}
+"""Which clips each built-in loss takes."""
+
+
+def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(name for name, needs in table.items() if what in needs)
+
+
+ESTIMATOR_NAMES, LOSS_NAMES = tuple(_ESTIMATORS), tuple(_LOSSES)
+CRITIC_ESTIMATORS = _with("critic", _ESTIMATORS)
+GROUP_ESTIMATORS = _with("group", _ESTIMATORS)
 """Estimators whose baseline is the other samples of the prompt: a group of one leaves them nothing."""
-CRITIC_ESTIMATORS = ("gae",)
-GREEDY_ESTIMATORS = ("remax",)
-"""Estimators that ask for one greedy response per prompt beside the samples."""
-GAMMA_ESTIMATORS = ("gae", "reinforce_plus_plus")
-LAM_ESTIMATORS = ("gae",)
-CLIP_LOW_LOSSES = ("ppo_clip", "gspo", "gmpo", "cispo", "clip_cov")
-CLIP_HIGH_LOSSES = ("ppo_clip", "gspo", "gmpo", "clip_cov")
-OWN_CLIP_LOSSES = ("gspo", "gmpo", "cispo")
-"""Losses whose clip means something else than a token ratio's 0.2, so the default must not slip in."""
+GREEDY_ESTIMATORS = _with("greedy", _ESTIMATORS)
+"""Estimators that ask for one greedy response per prompt as well as the samples."""
+GAMMA_ESTIMATORS, LAM_ESTIMATORS = _with("gamma", _ESTIMATORS), _with("lam", _ESTIMATORS)
+CLIP_LOW_LOSSES, CLIP_HIGH_LOSSES = _with("clip_low", _LOSSES), _with("clip_high", _LOSSES)
 
 SINK_NAMES = ("tensorboard", "wandb", "mlflow")
-"""Sinks beside metrics.jsonl that need no class from outside."""
+"""Sinks other than metrics.jsonl that need no class from outside."""
 
 MODEL_REWARD = "model:"
 """Beginning of the name of a reward that is a trained reward model: `model:PATH`."""
@@ -153,9 +151,3 @@ VLLM_RESERVED = {
     "distributed_executor_backend": "the worker is one process",
 }
 """Arguments of `vllm.LLM` that a run file cannot set, with the reason."""
-
-
-def short_reward_name(name: str) -> str:
-    """Label of a reward that has none of its own: of a reward model `model`, of a function its name, else the
-    built-in's name."""
-    return "model" if name.startswith(MODEL_REWARD) else name.rpartition(":")[2]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from burnish.types import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +20,16 @@ class Preset:
     name: str
     summary: str
     source: str
-    values: Mapping[str, Any]
+    values: Mapping[str, Json]
 
 
-def _preset(name: str, summary: str, source: str, **values: Any) -> Preset:
+def _preset(name: str, summary: str, source: str, **values: Json) -> Preset:
     return Preset(name, summary, source, {key.replace("__", "."): value for key, value in values.items()})
 
 
-_NO_CLIP = {"algorithm__clip_low": None, "algorithm__clip_high": None}
+_NO_CLIP: Mapping[str, Json] = {"algorithm__clip_low": None, "algorithm__clip_high": None}
 
-_LINEAGE_PPO: Mapping[str, Any] = {
+_LINEAGE_PPO: Mapping[str, Json] = {
     "steps": 1953,
     "rollout__prompts_per_step": 512,
     "rollout__group_size": 1,

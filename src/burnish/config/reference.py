@@ -9,19 +9,17 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from burnish.config import fields
 from burnish.config.presets import PRESETS, RM_PRESETS, Preset
-from burnish.config.schema import RlConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
 
 _INTRODUCTION = """# Configuration
 
-<!-- Written by `make docs` from src/burnish/config/schema.py. Change the docstrings there, not this page. -->
+<!-- Written by `make docs` from src/burnish/config/schema*.py. Change the docstrings there, not this page. -->
 
 A run is one YAML file. Only `model`, `data` and (for `burnish rl`) `rewards` must be given:
 
@@ -93,7 +91,7 @@ def _section(path: str, section: type[BaseModel]) -> str:
     return "\n\n".join((title, inspect.cleandoc(section.__doc__ or ""), "\n".join(rows)))
 
 
-def _row(name: str, annotation: Any, info: FieldInfo) -> str:
+def _row(name: str, annotation: object, info: FieldInfo) -> str:
     meaning = info.description
     inner, _ = fields.inner_section(annotation)
     if meaning is None and inner is not None:
@@ -111,7 +109,7 @@ def _default(info: FieldInfo) -> str:
     return f"`{_plain(value)}`"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     match value:
         case None:
             return "null"

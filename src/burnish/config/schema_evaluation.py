@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from burnish.config.section import PositiveInt, Section, Temperature
+from burnish.config.section import NotHere, PositiveInt, Section, Temperature
+
+_NO_RESPONSES = "only the evaluation of `burnish rl` samples responses"
 
 
 class EvaluationConfig(Section):
     """Held-out evaluation."""
 
+    not_here: ClassVar[Mapping[str, NotHere]] = {
+        "samples": NotHere(_NO_RESPONSES, was=0),
+        "temperature": NotHere(_NO_RESPONSES, was=1.0),
+        "success": NotHere(_NO_RESPONSES, was=None),
+        "success_score": NotHere(_NO_RESPONSES, was=None),
+    }
+
     every_steps: PositiveInt | None = 10
     """Evaluate after every so many steps (and after the last); none is never."""
     at_start: bool | None = None
     """Evaluate the untrained model first, so that a curve has its beginning; none is whenever `every_steps` is set."""
-    samples: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Samples per prompt, as well as the greedy response (for pass@k and maj@k)."""
-    temperature: Temperature = 1.0
-    """Temperature of those samples."""
     max_prompts: PositiveInt | None = 256
     """Evaluate at most so many prompts, always the same ones; none takes all."""
-    success: str | None = None
-    """Label of the reward that says whether a response is solved (accuracy, pass@k, maj@k), or `label/part` for one of
-    its parts. None judges by every reward that compares with the answer, as `burnish check` does; without such a reward
-    these metrics are not measured."""
-    success_score: float | None = None
-    """Score of the judging reward, before its weight, from which a response counts as solved. None is its best: that of
-    a built-in (`burnish check --list`), 1 for one of your own; for a reward model it must be set."""
 
     @property
     def begins(self) -> bool:
@@ -43,3 +42,19 @@ class EvaluationConfig(Section):
     def due(self, step: int, *, last: bool) -> bool:
         """Whether to evaluate after this step, where `last` says that it is the run's last one."""
         return self.every_steps is not None and (last or step % self.every_steps == 0)
+
+
+class RlEvaluationConfig(EvaluationConfig):
+    """Held-out evaluation."""
+
+    samples: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Samples per prompt, as well as the greedy response (for pass@k and maj@k)."""
+    temperature: Temperature = 1.0
+    """Temperature of those samples."""
+    success: str | None = None
+    """Label of the reward that says whether a response is solved (accuracy, pass@k, maj@k), or `label/part` for one of
+    its parts. None judges by every reward that compares with the answer, as `burnish check` does; without such a reward
+    these metrics are not measured."""
+    success_score: float | None = None
+    """Score of the judging reward, before its weight, from which a response counts as solved. None is its best: that of
+    a built-in (`burnish check --list`), 1 for one of your own; for a reward model it must be set."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from burnish.config import checks_rm
-from burnish.config.schema import RunConfig
 from burnish.config.schema_data import Sources
 from burnish.config.schema_evaluation import EvaluationConfig
-from burnish.config.schema_optimization import OptimizationConfig
+from burnish.config.schema_optimization import BatchOptimizationConfig
+from burnish.config.schema_run import RunConfig
 from burnish.config.section import (
     Count,
     NonNegativeInt,
@@ -19,11 +18,10 @@ from burnish.config.section import (
     PositiveInt,
     Section,
     Temperature,
-    refuse,
 )
 
 
-class RmOptimizationConfig(OptimizationConfig):
+class RmOptimizationConfig(BatchOptimizationConfig):
     """How the weights of a reward model move."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
@@ -32,10 +30,6 @@ class RmOptimizationConfig(OptimizationConfig):
     """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
     comparisons_per_batch: Count = 32
     """Comparisons (not responses) of one optimizer step."""
-    schedule_unit: Literal["optimizer_step"] = "optimizer_step"
-    """Not used by reward models: one batch is one optimizer step."""
-    minibatches: Literal[1] = 1
-    """Not used by reward models: one batch is one optimizer step."""
     epochs: Passes = 1
     """Passes over the data. Reward models overfit on the second one."""
 
@@ -90,8 +84,8 @@ class NormalizationConfig(Section):
     Off, the gain is part of the head's weights, and the bias stays where the normalisation put it."""
 
 
-class RmConfig(RunConfig):
-    """Run file of `burnish rm`: a reward model from comparisons of responses."""
+class RmFields(RunConfig):
+    """Fields of a run file of `burnish rm`."""
 
     preset: str | None = None
     """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); what the run file says wins over it."""
@@ -131,8 +125,3 @@ class RmConfig(RunConfig):
     normalization: NormalizationConfig = NormalizationConfig()
     optimization: RmOptimizationConfig = RmOptimizationConfig()
     evaluation: RmEvaluationConfig = RmEvaluationConfig()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> RmConfig:
-        refuse(checks_rm.check_rm(self))
-        return self

@@ -12,7 +12,9 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import overload
+
+from burnish.types import Json
 
 MASK = "(masked)"
 
@@ -46,7 +48,11 @@ _LIKELY = re.compile(r"(?:hf_|sk-|gh[opusr]_|AKIA|ASIA)(?=[\w-]*[0-9])[\w-]{6,}"
 """Whole values that are most likely secrets, where names are free."""
 
 
-def masked(data: Any, *, place: str = "", hashed: bool = False) -> Any:
+@overload
+def masked(data: dict[str, Json], *, place: str = "", hashed: bool = False) -> dict[str, Json]: ...
+@overload
+def masked(data: Json, *, place: str = "", hashed: bool = False) -> Json: ...
+def masked(data: Json, *, place: str = "", hashed: bool = False) -> Json:
     """Plain data with `(masked)` in place of what looks like a secret; with `hashed`, the form that `same_secret` can
     compare. `place` is the dotted path at which the data stands in a run file."""
     return _masked(data, tuple(place.split(".")), hashed=hashed)
@@ -74,7 +80,7 @@ def masked_yaml(text: str) -> str:
     return _MASKED.sub(MASK, shown)
 
 
-def masked_places(data: Any, path: str = "") -> Iterator[str]:
+def masked_places(data: object, path: str = "") -> Iterator[str]:
     """Dotted paths of the values that were masked when this data was written."""
     if isinstance(data, str) and is_masked(data):
         yield path
@@ -88,13 +94,13 @@ def is_masked(value: str) -> bool:
     return value == MASK or _MASKED.fullmatch(value) is not None
 
 
-def same_secret(mask: str, value: Any) -> bool:
+def same_secret(mask: str, value: object) -> bool:
     """Whether `mask` was written for this value."""
     found = _MASKED.fullmatch(mask)
     return found is not None and _digest(bytes.fromhex(found[1]), value) == found[2]
 
 
-def restored(before: Any, now: Any) -> Any:
+def restored(before: Json, now: Json) -> Json:
     """`before`, with the values of `now` where it holds a mask that was written for them."""
     if isinstance(before, str):
         return now if same_secret(before, now) else before
@@ -105,7 +111,7 @@ def restored(before: Any, now: Any) -> Any:
     return before
 
 
-def _masked(value: Any, path: tuple[str, ...], *, hashed: bool) -> Any:
+def _masked(value: Json, path: tuple[str, ...], *, hashed: bool) -> Json:
     if isinstance(value, dict):
         return {key: _masked(item, (*path, str(key)), hashed=hashed) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -117,7 +123,7 @@ def _masked(value: Any, path: tuple[str, ...], *, hashed: bool) -> Any:
     return value
 
 
-def _is_secret(value: Any, path: tuple[str, ...]) -> bool:
+def _is_secret(value: object, path: tuple[str, ...]) -> bool:
     if isinstance(value, str) and _SURE.search(value):
         return True
     free = next((depth for depth, name in enumerate(path) if name == "options" or name.endswith("_options")), None)
@@ -128,7 +134,7 @@ def _is_secret(value: Any, path: tuple[str, ...]) -> bool:
     return any(_named_secret(name, value) for name in path[free + 1 :])
 
 
-def _named_secret(name: str, value: Any) -> bool:
+def _named_secret(name: str, value: object) -> bool:
     """Whether a value under this name is a secret, as far as the name tells."""
     if value is None or isinstance(value, bool) or value == "":
         return False
@@ -154,7 +160,7 @@ def _masked_word(word: str) -> str:
     return MASK if _SURE.search(word) or _LIKELY.fullmatch(word) else word
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> Json:
     """The value as a run file would have it; None for what is none."""
     import yaml
 
@@ -166,11 +172,11 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _mask(value: Any) -> str:
+def _mask(value: object) -> str:
     salt = secrets.token_bytes(8)
     return f"(masked:{salt.hex()}:{_digest(salt, value)})"
 
 
-def _digest(salt: bytes, value: Any) -> str:
+def _digest(salt: bytes, value: object) -> str:
     text = json.dumps(value, sort_keys=True).encode()
     return hashlib.pbkdf2_hmac("sha256", text, salt, _ROUNDS, dklen=16).hex()

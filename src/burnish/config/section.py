@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from burnish.config import fields
+from burnish.config.problems import Problem
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -29,21 +32,48 @@ _FLOAT32 = (1e-30, 1e30)
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4_096, 255
 
 
+@dataclass(frozen=True, slots=True)
+class NotHere:
+    """Why this section lacks a field that run files of another command have.
+
+    Earlier versions had the field and wrote `was` for it into every config.yaml. That value never meant anything, and
+    is passed over so that their runs can still be read.
+    """
+
+    reason: str
+    was: bool | int | float | str | None
+
+
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values never change after loading, numbers are strict."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    not_here: ClassVar[Mapping[str, NotHere]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_fields_of_others(cls, data: object) -> object:
+        if not isinstance(data, dict) or not cls.not_here:
+            return data
+        return {key: value for key, value in data.items() if not cls._means_nothing(key, value)}
+
+    @classmethod
+    def _means_nothing(cls, key: object, value: object) -> bool:
+        if not isinstance(key, str) or key in cls.model_fields or key not in cls.not_here:
+            return False
+        was = cls.not_here[key].was
+        return type(value) is type(was) and value == was
 
     @field_validator("*", mode="before")
     @classmethod
-    def _plain_scalars(cls, value: Any, info: ValidationInfo) -> Any:
+    def _plain_scalars(cls, value: object, info: ValidationInfo) -> object:
         annotation = fields.field_annotations(cls)[str(info.field_name)]
         if fields.inner_section(annotation)[0] is None:  # a section looks at its own fields
             _refuse_unusable(value)
         return fields.plain_scalar(annotation, value)
 
 
-def _refuse_unusable(value: Any) -> None:
+def _refuse_unusable(value: object) -> None:
     """Text and numbers that no file, no tensor and no timer could hold, whatever the field is."""
     match value:
         case dict():
@@ -101,24 +131,24 @@ PathText = Annotated[str, AfterValidator(_usable_path)]
 OutputPath = Annotated[PathText, AfterValidator(_written_in_full)]
 
 
-def refuse(problems: list[Any]) -> None:
+def refuse(problems: Sequence[Problem]) -> None:
     """Hand several problems of fields together through pydantic, which knows only one message."""
     if problems:
         text = "; ".join(f"{p.field}: {p.message} ({p.remedy})" for p in problems)
         raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})
 
 
-def as_list(value: Any) -> Any:
+def as_list(value: object) -> object:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def path_shorthand(value: Any) -> Any:
+def path_shorthand(value: object) -> object:
     return {"path": value} if isinstance(value, str) else value
 
 
-def name_shorthand(value: Any) -> Any:
+def name_shorthand(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
-def preset_shorthand(value: Any) -> Any:
+def preset_shorthand(value: object) -> object:
     return {"preset": value} if isinstance(value, str) else value

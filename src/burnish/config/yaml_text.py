@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import yaml
 
 from burnish.config.problems import Problem
+from burnish.errors import ConfigError
+from burnish.reading import file_problem, read_at_most
+from burnish.types import Json
 
 
 @dataclass(slots=True)
 class ParsedYaml:
     """Plain data, the line (from 1) of each dotted key, and what is wrong with the text."""
 
-    data: Any = None
+    data: Json = None
     lines: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     num_values: int = 0
@@ -58,10 +61,38 @@ for _kind, _pattern in (
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", "")))
 _MERGE = "<<"
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null"))
+_MAX_BYTES = 250_000
+"""A run file has a few thousand; PyYAML needs a second for so many."""
 _MAX_VALUES = 20_000
 """Aliases of aliases can stand for billions of values; a run file has a few dozen."""
 _MAX_DEPTH = 50
 _TOO_DEEP = f"lists or sections are nested more than {_MAX_DEPTH} deep"
+
+
+def read_run_text(path: Path) -> str:
+    """Text of a run file. ConfigError when there is none, or when it is no text."""
+    problem = file_problem(path)
+    if problem == "does not exist":
+        raise ConfigError(f"run file {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
+    if problem is not None:
+        raise ConfigError(f"run file {path} {problem}", remedy="name a .yaml file")
+    try:
+        with path.open("rb") as stream:
+            content = read_at_most(stream, _MAX_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"run file {path} cannot be read: {error.strerror}", remedy="check its permissions"
+        ) from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"run file {path} is larger than {_MAX_BYTES:,} bytes", remedy="is it a data file?")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"run file {path} is not UTF-8 text: line {line} has the byte {content[error.start]:#04x}",
+            remedy="save it as UTF-8",
+        ) from error
 
 
 def parse_yaml(text: str) -> ParsedYaml:
@@ -88,7 +119,7 @@ def parse_yaml(text: str) -> ParsedYaml:
     return parsed
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> Json:
     """One value as YAML reads it (`1e-6`, `[a, b]`, `null`, `true`, text). Raises yaml.YAMLError."""
     parsed = parse_yaml(text)
     if parsed.problems:
@@ -96,12 +127,12 @@ def parse_value(text: str) -> Any:
     return parsed.data
 
 
-def dump_yaml(data: Any) -> str:
+def dump_yaml(data: object) -> str:
     """Plain data as text that `parse_yaml` reads back to the same data, keys in their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
-def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> Any:
+def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> Json:
     """The plain data of a node that stands under the keys `parents`."""
     _check_size(node, parents, parsed)
     if parents:
@@ -130,9 +161,9 @@ def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    merged: dict[str, Any] = {}
+def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Json]:
+    data: dict[str, Json] = {}
+    merged: dict[str, Json] = {}
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
@@ -155,13 +186,14 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], 
     return {**merged, **data}
 
 
-def _merged(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Any]:
+def _merged(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Json]:
     """The sections behind `<<`, the first of them strongest."""
     value = _build(loader, node, parents, parsed)
     parts = value if isinstance(value, list) else [value]
-    if not all(isinstance(part, dict) for part in parts):
+    sections = [part for part in parts if isinstance(part, dict)]
+    if len(sections) != len(parts):
         raise _refused("<< takes an alias of a section (*name), or a list of them", node)
-    return {key: item for part in reversed(parts) for key, item in part.items()}
+    return {key: item for section in reversed(sections) for key, item in section.items()}
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:

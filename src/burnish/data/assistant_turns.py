@@ -110,7 +110,7 @@ def _end_of_history(message: Message, after: str, whole: str, begin: int) -> int
     if at < 0:
         return None
     wanted = after[at:]
-    said = all(str(call["function"]["name"]) in wanted for call in message.tool_calls)
+    said = all(name in wanted for name in message.called())
     return begin + len(wanted) if said and whole.startswith(wanted, begin) else None
 
 

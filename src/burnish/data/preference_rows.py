@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from burnish.data.chat import plain_messages
 from burnish.data.conversations import checked_messages, fill_template, tools_at, with_system
+from burnish.data.loaded_sources import LoadedSource
 from burnish.data.rows import Row, describe, lookup, value_at
 from burnish.errors import DataError
 from burnish.types import Message, Preference, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from burnish.data.prompts import LoadedSource
 
 Tokens = tuple[int, ...]
 Text = str | tuple[Message, ...]

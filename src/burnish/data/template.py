@@ -139,8 +139,7 @@ class Template:
 
     def _check_written(self, messages: Sequence[Message], text: str, where: str) -> None:
         for number, message in enumerate(messages):
-            names = [str(call["function"]["name"]) for call in message.tool_calls]
-            missing = [name for name in names if name not in text]
+            missing = [name for name in message.called() if name not in text]
             if missing:
                 raise _unread(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
             if not _stands_in(message, text) and self._ignores(messages, number, where):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from burnish.forward.batch import Batch
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
+from burnish.observability.metrics import MetricStore
 from burnish.types import Metric
 
 
@@ -22,9 +22,14 @@ class Accumulation:
 
     def __init__(self, denominators: Denominators) -> None:
         self.denominators = denominators
-        self.metrics: dict[str, Metric] = {}
+        self._metrics = MetricStore()
         self.signals = Signals()
         self._losses: list[Tensor] = []
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """What the objectives reported, merged over the micro-batches."""
+        return self._metrics.merged()
 
     @property
     def is_empty(self) -> bool:
@@ -33,7 +38,7 @@ class Accumulation:
 
     def add(self, value: ObjectiveValue, loss: Tensor) -> None:
         """Add a micro-batch: what its objective reported, and the loss that its gradient is of."""
-        merge_into(self.metrics, value.metrics)
+        self._metrics.merge(value.metrics)
         self.signals = self.signals.merge(value.signals)
         self._losses.append(loss.detach())
 
@@ -60,9 +65,3 @@ def trained_rows(batch: Batch) -> Batch:
 def count_denominators(batch: Batch) -> Denominators:
     """Trained tokens, and sequences with at least one, of the whole batch."""
     return Denominators(int(batch.loss_mask.sum()), int(batch.loss_mask.any(dim=1).sum()))
-
-
-def merge_into(metrics: dict[str, Metric], new: Mapping[str, Metric]) -> None:
-    """Merge the readings of `new` into `metrics`, name by name."""
-    for name, metric in new.items():
-        metrics[name] = metrics[name].merge(metric) if name in metrics else metric

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import ModelError
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch
@@ -42,7 +43,7 @@ class SeparateCritic:
         head: ValueHead,
         settings: OptimizerSettings,
         *,
-        tokens_per_microbatch: int = 16_384,
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         gradient_checkpointing: bool = False,
         plain: bool = False,
     ) -> None:
@@ -59,7 +60,7 @@ class SeparateCritic:
 
     @staticmethod
     def copy_of(
-        loaded: LoadedModel, settings: OptimizerSettings, *, tokens_per_microbatch: int = 16_384
+        loaded: LoadedModel, settings: OptimizerSettings, *, tokens_per_microbatch: int = TOKENS_PER_MICROBATCH
     ) -> SeparateCritic:
         """A critic that begins with the model's present trunk, copied, and values of 0.
 
@@ -78,7 +79,12 @@ class SeparateCritic:
 
     @staticmethod
     def from_folder(
-        path: str, like: LoadedModel, settings: OptimizerSettings, *, field: str, tokens_per_microbatch: int = 16_384
+        path: str,
+        like: LoadedModel,
+        settings: OptimizerSettings,
+        *,
+        field: str,
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
     ) -> SeparateCritic:
         """A critic that begins with the weights and the rewards of a reward model, its normalisation included.
 
@@ -164,7 +170,7 @@ class SharedCritic:
     shares_trunk = True
 
     def __init__(
-        self, policy: LocalPolicy, settings: OptimizerSettings, *, tokens_per_microbatch: int = 16_384
+        self, policy: LocalPolicy, settings: OptimizerSettings, *, tokens_per_microbatch: int = TOKENS_PER_MICROBATCH
     ) -> None:
         trunk = trunk_of(policy.model)
         self.head = ValueHead(hidden_size(trunk), device=trunk.device)

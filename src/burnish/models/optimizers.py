@@ -60,7 +60,7 @@ class OptimizerSettings:
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
             optimizer=config.optimizer,
-            steps_per_rate=config.epochs * config.minibatches if config.schedule_unit == "step" else 1,
+            steps_per_rate=config.steps_per_rate,
             first_step=first_step,
         )
 

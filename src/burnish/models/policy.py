@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from burnish.config.schema_data import LoraConfig
+from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import CheckpointError, DivergenceError
 from burnish.forward.batch import Batch
 from burnish.forward.recomputing import recomputing
@@ -44,7 +45,7 @@ class LocalPolicy:
         settings: OptimizerSettings,
         *,
         temperature: float = 1.0,
-        tokens_per_microbatch: int = 16_384,
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         lora: LoraConfig | None = None,
         seed: int = 0,
     ) -> None:

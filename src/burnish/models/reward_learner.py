@@ -18,6 +18,7 @@ from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, read_reward_file
 from burnish.models.roles import ObjectiveValue
+from burnish.observability.metrics import MetricStore
 from burnish.types import Metric, Reduction
 
 
@@ -79,23 +80,24 @@ class RewardLearner:
 
         Raises DivergenceError, the weights untouched, when loss or gradient is not finite.
         """
-        metrics: dict[str, Metric] = {}
+        store = MetricStore()
         self._optimizer.clear()
         with recomputing(self.model.loaded.model, on=self._gradient_checkpointing):
             for part in self._parts(comparisons):
                 value = objective(self._compared(part), len(comparisons))
                 self._check_finite("loss", float(value.loss.detach()))
                 value.loss.backward()
-                _merge_into(metrics, value.metrics)
+                store.merge(value.metrics)
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
         self._version += 1  # before the weights move: with the old number they are certainly the old ones
         rate = self._optimizer.step(self._version - 1, grad_norm)
+        metrics = store.merged()
         metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
         metrics["rm/learning_rate"] = Metric(Reduction.LAST, rate)
         if self.model.gain_bias is not None:
-            metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.item())
-            metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.item())
+            metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.detach().clone())
+            metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.detach().clone())
         return metrics
 
     @property
@@ -204,8 +206,3 @@ class RewardLearner:
             f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
             remedy="lower optimization.learning_rate, or use model.dtype: float32",
         )
-
-
-def _merge_into(metrics: dict[str, Metric], new: Mapping[str, Metric]) -> None:
-    for name, metric in new.items():
-        metrics[name] = metrics[name].merge(metric) if name in metrics else metric

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from burnish.algorithms.shaping import reward_normalisation
 from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import ModelError
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.row_rules import padded_inputs, plain_inputs, row_rules
@@ -115,7 +117,7 @@ class RewardModel:
         return [(name, parameter) for name, parameter in own if parameter.requires_grad]
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = 16_384) -> list[float]:
+    def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = TOKENS_PER_MICROBATCH) -> list[float]:
         """Rewards without gradient, in the order given, cut into micro-batches by tokens."""
         found = [0.0] * len(pairs)
         lengths = [len(prompt) + self.readout.width(response) for prompt, response in pairs]
@@ -129,17 +131,9 @@ class RewardModel:
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
         """Move the rewards that `measured` are some of to mean 0 and, with `scale`, to standard deviation 1.
 
-        With mean m and (population) deviation s: gain 1/s, bias -m/s (https://arxiv.org/abs/1909.08593); without
-        scale: bias -m. Raises ModelError when the rewards are all equal and a scale is asked for.
+        Raises ModelError when the rewards are all equal and a scale is asked for.
         """
-        mean = math.fsum(measured) / len(measured)
-        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in measured) / len(measured))
-        if scale and spread < 1e-12 * max(1.0, abs(mean)):
-            raise ModelError(
-                f"the reward model gives all {len(measured)} responses the same reward ({mean:g}), so it has no scale",
-                remedy="use more or longer responses (normalization.responses), or normalization.kind: bias",
-            )
-        gain = 1.0 / spread if scale else 1.0
+        gain, mean = reward_normalisation(measured, scale=scale)
         if self.gain_bias is not None:
             self.gain_bias.gain.mul_(gain)
             self.gain_bias.bias.sub_(mean).mul_(gain)

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from burnish.errors import DataError
 from burnish.reading import file_problem
@@ -17,7 +16,7 @@ _REMEDY = (
 )
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, float]]:
     """The rows of a metrics file, oldest first. No file is no rows; a last line that a kill cut short is left out.
 
     Raises DataError, with file and line, when an earlier line is not a row or does not come after the one before it,
@@ -34,7 +33,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"cannot read {path}: {error.strerror}", remedy=_REMEDY) from error
     lines = content.split(b"\n")
     whole, torn = lines[:-1], lines[-1]  # every complete line ends with a newline, so the last piece is never one
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, float]] = []
     for number, line in enumerate(whole, start=1):
         row = _parse(line, path, number)
         if rows and row["step"] <= rows[-1]["step"]:
@@ -50,7 +49,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def columns(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[int], list[float]]]:
+def columns(rows: Sequence[dict[str, float]]) -> dict[str, tuple[list[int], list[float]]]:
     """Metric name to (steps, values); a metric that is not in every row has fewer points."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
@@ -68,14 +67,14 @@ def read_history(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
     return columns(read_rows(run_dir / "metrics.jsonl"))
 
 
-def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
     row = _problem_or_row(line)
     if isinstance(row, str):
         raise DataError(f"{path}:{number} is not a row of metrics: {row}", remedy=_REMEDY)
     return row
 
 
-def _problem_or_row(line: bytes) -> dict[str, Any] | str:
+def _problem_or_row(line: bytes) -> dict[str, float] | str:
     """The row, or why it is none."""
     try:
         row = json.loads(line)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import SupportsFloat
+
+import torch
+from torch import Tensor
 
 from burnish.types import Metric, Reduction
 
-MOMENT_ROUNDING = 1e-13
-"""Rounding of a sum of thousands of float64 numbers, relative to it; the numbers themselves are float32."""
 
-
-def mean(total: Any, count: Any) -> Metric:
+def mean(total: SupportsFloat, count: SupportsFloat) -> Metric:
     """A mean given by its sum and by how many values are in it (floats or 0-d tensors)."""
     return Metric(Reduction.MEAN, total, count)
 
@@ -22,62 +22,65 @@ def mean_of(values: Iterable[float]) -> Metric:
     return Metric(Reduction.MEAN, float(sum(listed)), float(len(listed)))
 
 
-def total(value: Any) -> Metric:
+def total(value: SupportsFloat) -> Metric:
     """A quantity that adds up over readings (tokens, seconds, failures)."""
     return Metric(Reduction.SUM, value)
 
 
-def maximum(value: Any) -> Metric:
-    """The largest reading."""
-    return Metric(Reduction.MAX, value)
-
-
-def minimum(value: Any) -> Metric:
-    """The smallest reading."""
-    return Metric(Reduction.MIN, value)
-
-
-def last(value: Any) -> Metric:
-    """The latest reading (a learning rate, a coefficient)."""
-    return Metric(Reduction.LAST, value)
-
-
-def variance_of(square_mean: float, mean: float) -> float:
-    """Variance from the first two moments, 0 where it is no more than the rounding of the moments: that of equal
-    numbers is then 0 and not noise."""
-    variance = square_mean - mean * mean
-    return variance if variance > MOMENT_ROUNDING * square_mean else 0.0
-
-
 class MetricStore:
-    """Collects the readings of one step; tensors stay tensors until `row` is asked for."""
+    """Collects the readings of one step; tensors stay tensors, on their device, until `row` is asked for."""
 
     def __init__(self) -> None:
-        self._metrics: dict[str, Metric] = {}
+        self._readings: dict[str, list[Metric]] = {}
 
     def add(self, name: str, metric: Metric) -> None:
-        """Merge one reading in. Raises ValueError when the name was used with another reduction."""
-        known = self._metrics.get(name)
-        if known is not None and known.reduction is not metric.reduction:
-            raise ValueError(f"metric {name} was {known.reduction} and now comes as {metric.reduction}")
-        self._metrics[name] = metric if known is None else known.merge(metric)
+        """Take one reading in. Raises ValueError when the name was used with another reduction."""
+        readings = self._readings.setdefault(name, [])
+        if readings and readings[0].reduction is not metric.reduction:
+            raise ValueError(f"metric {name} was {readings[0].reduction} and now comes as {metric.reduction}")
+        readings.append(metric)
 
-    def merge(self, metrics: Mapping[str, Metric], *, prefix: str = "") -> None:
-        """Merge many readings in, each name behind `prefix`."""
+    def merge(self, metrics: Mapping[str, Metric]) -> None:
+        """Take many readings in."""
         for name, metric in metrics.items():
-            self.add(prefix + name, metric)
+            self.add(name, metric)
+
+    def merged(self) -> dict[str, Metric]:
+        """One metric a name, not yet added up: what another store takes in as one reading."""
+        return {
+            name: Metric(first.reduction, first.value, first.weight, (*first.later, *rest))
+            for name, (first, *rest) in self._readings.items()
+        }
 
     def row(self) -> dict[str, float]:
         """Names, sorted, to numbers; a metric that measured nothing is left out."""
-        results = ((name, metric.result()) for name, metric in sorted(self._metrics.items()))
+        results = ((name, metric.result()) for name, metric in sorted(on_host(self.merged()).items()))
         return {name: value for name, value in results if value is not None}
 
-    def clear(self) -> None:
-        """Begin the next step."""
-        self._metrics.clear()
 
-    def take(self) -> dict[str, float]:
-        """The row, and an empty store."""
-        row = self.row()
-        self.clear()
-        return row
+def on_host(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """The same metrics with their tensors in the host's memory, all of a kind fetched at once: to ask a GPU for each of
+    hundreds of numbers is to wait for it hundreds of times."""
+    away: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
+    for metric in metrics.values():
+        for scalar in _scalars(metric):
+            if isinstance(scalar, Tensor) and scalar.device.type != "cpu":
+                away.setdefault((scalar.device, scalar.dtype), {})[id(scalar)] = scalar
+    fetched: dict[int, Tensor] = {}
+    for tensors in away.values():
+        together = torch.stack([tensor.detach().reshape(()) for tensor in tensors.values()])
+        fetched |= zip(tensors, together.cpu().unbind(), strict=True)
+    return {name: _with(fetched, metric) for name, metric in metrics.items()} if fetched else dict(metrics)
+
+
+def _scalars(metric: Metric) -> Iterator[SupportsFloat]:
+    yield metric.value
+    yield metric.weight
+    for reading in metric.later:
+        yield from _scalars(reading)
+
+
+def _with(fetched: Mapping[int, Tensor], metric: Metric) -> Metric:
+    """The metric with the tensors that have been fetched; they keep their number type, and so the same arithmetic."""
+    value, weight = (fetched.get(id(scalar), scalar) for scalar in (metric.value, metric.weight))
+    return Metric(metric.reduction, value, weight, tuple(_with(fetched, reading) for reading in metric.later))

@@ -12,8 +12,10 @@ from typing import Any
 
 from burnish.errors import BurnishError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
-from burnish.types import Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import Json, Prompt, RewardStatus, Rollout, RolloutGroup
 
+RecordedLine = dict[str, Any]
+"""A line of a rollout file as it was read. Whoever uses it finds out whether its fields are what was written."""
 DecodeTokens = Callable[[Sequence[int]], Sequence[str]]
 """Token ids to one text per token."""
 
@@ -94,8 +96,8 @@ class RolloutRecorder:
 
     def _entry(
         self, step: int, prompt: Prompt, rollout: Rollout, greedy: bool, notes: Notes | None, values: TokenValues
-    ) -> dict[str, Any]:
-        entry = {"step": step, **_prompt_fields(prompt), **rollout.to_dict(), "greedy": greedy}
+    ) -> dict[str, Json]:
+        entry: dict[str, Json] = {"step": step, **_prompt_fields(prompt), **rollout.to_dict(), "greedy": greedy}
         if self._decode_tokens is not None:
             entry["token_texts"] = list(self._decode_tokens(rollout.response_tokens))
         key = rollout.group_id, rollout.sample_index
@@ -118,7 +120,7 @@ def step_of(path: Path) -> int:
     return int(path.stem.split("-")[-1])
 
 
-def read_rollouts(path: Path) -> list[dict[str, Any]]:
+def read_rollouts(path: Path) -> list[RecordedLine]:
     """The lines of a rollout file as dictionaries."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
@@ -132,15 +134,15 @@ def _rollouts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[Prompt, Rollout,
             yield group.prompt, group.greedy, True
 
 
-def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    asked = prompt.text if prompt.messages is None else [message.to_dict() for message in prompt.messages]
+def _prompt_fields(prompt: Prompt) -> dict[str, Json]:
+    asked: Json = prompt.text if prompt.messages is None else [message.to_dict() for message in prompt.messages]
     return {"prompt": asked, "answer": prompt.answer, "domain": prompt.domain}
 
 
-def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Any]:
+def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
     if note is None:
         note = RolloutNote(kept=False, dropped_because=_why_dropped(rollout))
-    fields: dict[str, Any] = {"kept": note.kept, "dropped_because": note.dropped_because, "advantage": note.advantage}
+    fields: dict[str, Json] = {"kept": note.kept, "dropped_because": note.dropped_because, "advantage": note.advantage}
     per_token = {
         "token_advantages": note.token_advantages,
         "old_logprobs": note.old_logprobs,
@@ -166,7 +168,7 @@ def _why_dropped(rollout: Rollout) -> str:
     return f"reward {rollout.status.value}"
 
 
-def _dump(entry: dict[str, Any]) -> str:
+def _dump(entry: dict[str, Json]) -> str:
     """One line of strict JSON; numbers that are not finite become their names, answers of odd types their text."""
     try:
         return json.dumps(entry, ensure_ascii=False, allow_nan=False, default=str) + "\n"
@@ -174,7 +176,7 @@ def _dump(entry: dict[str, Any]) -> str:
         return json.dumps(_name_non_finite(entry), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
-def _name_non_finite(value: Any) -> Any:
+def _name_non_finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

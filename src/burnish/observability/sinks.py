@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from burnish.config.names import SINK_NAMES
 from burnish.errors import BurnishError, ConfigError, DataError, DivergenceError
@@ -22,6 +22,7 @@ from burnish.observability.alarms import Alarm
 from burnish.observability.atomic import disk_remedy, fsync_folder, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.plugins import construct, describe_failure, find_class
+from burnish.types import Json
 
 METRICS_FILE = "metrics.jsonl"
 _FIELD = "logging.sinks"
@@ -56,11 +57,11 @@ class JsonlSink:
         """Raises DataError when the file is damaged or lacks a line, BurnishError when it cannot be written."""
         self._path = path
         kept = [] if resume_step is None else _rows_until(path, resume_step)
-        self._last_step = kept[-1]["step"] if kept else -1
-        self.missing = max(0, kept[0]["step"] - 1) if kept else resume_step or 0
+        self._last_step = int(kept[-1]["step"]) if kept else -1
+        self.missing = max(0, int(kept[0]["step"]) - 1) if kept else resume_step or 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(path, "".join(_line(row["step"], row) for row in kept))
+            write_text_atomically(path, "".join(_line(int(row["step"]), row) for row in kept))
             self._descriptor, self._size = _open_to_append(path)
             fsync_folder(path.parent)
         except OSError as error:
@@ -138,7 +139,7 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases. A resumed run continues the same page (its id is kept in `wandb_run_id.txt`)."""
 
-    def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Json]) -> None:
         try:
             import wandb
         except ImportError as error:
@@ -160,7 +161,7 @@ class WandbSink:
 class MlflowSink:
     """MLflow, at the place that MLFLOW_TRACKING_URI names (else `mlruns`). A resumed run continues the same record."""
 
-    def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Json]) -> None:
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
@@ -175,7 +176,7 @@ class MlflowSink:
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
 
-    def _create(self, project: str, run_dir: Path, config: Mapping[str, Any]) -> str:
+    def _create(self, project: str, run_dir: Path, config: Mapping[str, Json]) -> str:
         experiment = self._client.get_experiment_by_name(project)
         experiment_id = self._client.create_experiment(project) if experiment is None else experiment.experiment_id
         run_id: str = self._client.create_run(experiment_id, run_name=run_dir.name).info.run_id
@@ -244,7 +245,7 @@ def build_sinks(
     run_dir: Path,
     *,
     project: str = "burnish",
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Json] | None = None,
     resume_step: int | None = None,
 ) -> Sinks:
     """metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, `package.module:Class`).
@@ -295,10 +296,10 @@ def _line(step: int, row: Mapping[str, float]) -> str:
     return json.dumps({"step": step, **rest}, allow_nan=False) + "\n"
 
 
-def _rows_until(path: Path, last_step: int) -> list[dict[str, Any]]:
+def _rows_until(path: Path, last_step: int) -> list[dict[str, float]]:
     """The rows up to a step. DataError when one between the first and that step is not there."""
     kept = [row for row in read_rows(path) if row["step"] <= last_step]
-    there = {row["step"] for row in kept}
+    there = {int(row["step"]) for row in kept}
     lost = [step for step in range(min(there, default=last_step + 1), last_step + 1) if step not in there]
     if lost:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""

@@ -28,9 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from burnish.config import names
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_data import LoraConfig
-from burnish.config.schema_rm import RmConfig
 from burnish.planning.model_facts import ModelFacts
 
 Trained = RlConfig | SftConfig | RmConfig

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -41,7 +40,7 @@ def read_model_facts(folder: Path) -> ModelFacts | None:
     return facts_of(raw, num_parameters=count_parameters(folder))
 
 
-def facts_of(config: Mapping[str, Any], *, num_parameters: int | None = None) -> ModelFacts | None:
+def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None) -> ModelFacts | None:
     """Facts from the contents of a `config.json` (Llama-like and GPT-2-like words); None when sizes are missing.
 
     Without `num_parameters` (no weights at hand) they are counted for a decoder of attention, gated or plain
@@ -98,7 +97,7 @@ def _elements(path: Path) -> int | None:
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
-def _first(words: Mapping[str, Any], *keys: str) -> int | None:
+def _first(words: Mapping[str, object], *keys: str) -> int | None:
     for key in keys:
         value = words.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RmConfig
 from burnish.planning.memory import estimate_memory
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import ModelRole, Plan, PlanLine, context_warning, count_in_words, number_in_words

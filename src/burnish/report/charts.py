@@ -5,14 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from burnish.observability.console import duration
 from burnish.observability.history import columns
 
 Column = tuple[list[int], list[float]]
+
+
+class Series(TypedDict):
+    """One line (or cloud of dots) of a chart. `run` and `metric`: its place in a chart of several runs."""
+
+    label: str
+    x: list[int] | list[float]
+    y: list[float]
+    mark: NotRequired[str]
+    run: NotRequired[int]
+    metric: NotRequired[int]
+
+
+class ChartData(TypedDict):
+    """A chart as the page draws it; `axis` names its x axis where that is not the step."""
+
+    section: str
+    title: str
+    help: str
+    kind: str
+    series: list[Series]
+    axis: NotRequired[str]
+
+
 _SAMPLING = (("prefill", "time/prefill_seconds"), ("decode", "time/decode_seconds"))
 MAX_POINTS = 800
+
+
+class Histogram(TypedDict):
+    """Held-out scores of a reward model: counts of the best candidates and of the others between `edges`."""
+
+    step: int
+    edges: list[float]
+    best: list[float]
+    others: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +125,7 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
 """Section, title, and the beginning and end of the names that share one chart, a line each."""
 
 
-def build_charts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     """The charts that the run has data for; metrics that no chart names follow one by one in "Further"."""
     data = columns([dict(row) for row in rows])
     charts = [_chart(c.section, c.title, c.help, c.metrics, data) for c in CHARTS]
@@ -108,13 +141,13 @@ def build_charts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [chart for chart in charts if chart["series"]]
 
 
-def overlay(runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> list[dict[str, Any]]:
+def overlay(runs: Sequence[tuple[str, Sequence[ChartData]]]) -> list[ChartData]:
     """The line charts of several runs, those of one title on top of each other; charts of a run alone stay.
 
     A series knows its run by number (`run`) and, in a chart of several metrics, its metric by number (`metric`).
     Stacked and scattered charts cannot be laid over each other and are left out.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], ChartData] = {}
     labels: dict[tuple[str, str], list[str]] = {}
     lines = [(number, name, chart) for number, (name, charts) in enumerate(runs) for chart in charts]
     for number, name, chart in lines:
@@ -126,16 +159,19 @@ def overlay(runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> list[dic
         for series in chart["series"]:
             if series["label"] not in known:
                 known.append(series["label"])
-            place = {"run": number, "metric": known.index(series["label"])}
-            into["series"].append({**series, "label": f"{name}: {series['label']}", **place})
+            metric = known.index(series["label"])
+            into["series"].append({**series, "label": f"{name}: {series['label']}", "run": number, "metric": metric})
     return list(found.values())
 
 
-def histogram_chart(counts: Mapping[str, Any]) -> dict[str, Any]:
+def histogram_chart(counts: Histogram) -> ChartData:
     """The chart of a score histogram: counts over the middles of its bins, best candidates against the others."""
     edges = counts["edges"]
     middles = [float(f"{(low + high) / 2:.6g}") for low, high in pairwise(edges)]
-    series = [{"label": name, "x": middles, "y": counts[name]} for name in ("best", "others")]
+    series: list[Series] = [
+        {"label": "best", "x": middles, "y": counts["best"]},
+        {"label": "others", "x": middles, "y": counts["others"]},
+    ]
     remark = f"responses by score, not by step; evaluation after step {counts['step']}"
     return {
         "section": "Reward model",
@@ -147,7 +183,7 @@ def histogram_chart(counts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def headline(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def headline(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
     """The few numbers at the top of the page: where it began and where it is."""
     data = columns([dict(row) for row in rows])
     tiles = [{"label": "step", "value": str(rows[-1]["step"]), "before": ""}]
@@ -182,7 +218,7 @@ def evenly(count: int, limit: int) -> list[int]:
 
 def _chart(
     section: str, title: str, remark: str, metrics: Sequence[tuple[str, str]], data: Mapping[str, Column]
-) -> dict[str, Any]:
+) -> ChartData:
     series = [_series(label, data[name]) for label, name in metrics if name in data]
     return {"section": section, "title": title, "help": remark, "kind": "line", "series": series}
 
@@ -193,13 +229,13 @@ def _family(begin: str, end: str, data: Mapping[str, Column]) -> list[tuple[str,
     return [(name.removeprefix(begin).removesuffix(end), name) for name in names]
 
 
-def _series(label: str, column: Column) -> dict[str, Any]:
+def _series(label: str, column: Column) -> Series:
     steps, values = column
     picked = evenly(len(steps), MAX_POINTS)
     return {"label": label, "x": [steps[i] for i in picked], "y": [float(f"{values[i]:.6g}") for i in picked]}
 
 
-def _time_split(data: Mapping[str, Column]) -> dict[str, Any]:
+def _time_split(data: Mapping[str, Column]) -> ChartData:
     """Seconds of each phase, stacked; a phase that a step did not have took 0 seconds of it."""
     parts = {"time/step_seconds", *(name for _, name in _SAMPLING)}  # the whole, and what `generate` counts already
     names = [name for name in data if _is_phase(name) and name not in parts]

@@ -10,21 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import jinja2
 
-from burnish.config.departures import Departure, departures
 from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import BurnishError, DataError
-from burnish.observability.alarms import replay
+from burnish.observability.alarms import Alarm, replay
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
-from burnish.report.charts import build_charts, headline, histogram_chart, overlay
-from burnish.report.samples import Limits, sample_rollouts
+from burnish.report.charts import ChartData, build_charts, headline, histogram_chart, overlay
+from burnish.report.departures import Departure, departures
+from burnish.report.samples import Limits, Samples, sample_rollouts
 from burnish.report.value_plots import value_charts
+from burnish.types import Json
 
 HISTOGRAM_FILE = "score_histogram.json"
 
@@ -35,12 +36,21 @@ class RunPage:
 
     name: str
     tiles: list[dict[str, str]]
-    alarms: Sequence[Any]
-    charts: list[dict[str, Any]]
-    samples: Mapping[str, Any]
+    alarms: Sequence[Alarm]
+    charts: list[ChartData]
+    samples: Samples
     config: str | None
     departures: list[Departure] | None
     environment: str | None
+
+
+class ConfigurationRow(TypedDict):
+    """A field in which a run departs from the defaults, with a value for each run."""
+
+    path: str
+    values: list[str]
+    default: str
+    differs: bool
 
 
 def write_report(run_dir: Path, out: Path | None = None, *, limits: Limits | None = None) -> Path:
@@ -94,13 +104,13 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
     )
 
 
-def configuration_table(pages: Sequence[RunPage]) -> list[dict[str, Any]]:
+def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
     """Rows of field, default and a value for each run, of all fields in which a run departs from the defaults."""
     found: dict[str, dict[str, Departure]] = {}
     for page in pages:
         for departure in page.departures or ():
             found.setdefault(departure.path, {})[page.name] = departure
-    table = []
+    table: list[ConfigurationRow] = []
     for path, by_run in found.items():
         some = next(iter(by_run.values()))
         values = [_shown(by_run[page.name].value if page.name in by_run else some.default) for page in pages]
@@ -109,7 +119,7 @@ def configuration_table(pages: Sequence[RunPage]) -> list[dict[str, Any]]:
     return table
 
 
-def script_json(value: Any) -> str:
+def script_json(value: object) -> str:
     """JSON that is safe inside a <script> element: no character in it can end the element or start markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
@@ -117,13 +127,13 @@ def script_json(value: Any) -> str:
     return text
 
 
-def score_histogram(run_dir: Path) -> list[dict[str, Any]]:
+def score_histogram(run_dir: Path) -> list[ChartData]:
     """The chart of held-out scores that a reward model's run leaves behind; none for other runs."""
     text = _optional_text(run_dir / HISTOGRAM_FILE)
     return [] if text is None else [histogram_chart(json.loads(text))]
 
 
-def _write(path: Path, title: str, pages: Sequence[RunPage], charts: Sequence[Mapping[str, Any]]) -> Path:
+def _write(path: Path, title: str, pages: Sequence[RunPage], charts: Sequence[ChartData]) -> Path:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     text = environment.from_string(_asset("page.html")).render(
         title=title,
@@ -142,7 +152,7 @@ def _write(path: Path, title: str, pages: Sequence[RunPage], charts: Sequence[Ma
     return path
 
 
-def _rollouts(pages: Sequence[RunPage]) -> dict[str, Any]:
+def _rollouts(pages: Sequence[RunPage]) -> dict[str, object]:
     return {"runs": [page.name for page in pages], "files": [page.samples["files"] for page in pages]}
 
 
@@ -151,11 +161,11 @@ def _departures(config: str | None) -> list[Departure] | None:
     return departures(data) if isinstance(data, dict) else None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _value_charts(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _value_charts(run_dir: Path, rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     """None for a run without a critic, whose rollouts need not be searched for values."""
     return value_charts(run_dir / "rollouts") if any("critic/value_mean" in row for row in rows) else []
 

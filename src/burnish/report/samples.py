@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from burnish.errors import DataError
-from burnish.observability.recorder import read_rollouts, recorded_files, step_of
+from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, step_of
 from burnish.report.charts import evenly
+from burnish.types import Json
 
-TOKEN_NUMBERS = ("logprobs", "advantages", "values", "returns")
+TOKEN_NUMBERS: tuple[Literal["logprobs", "advantages", "values", "returns"], ...] = (
+    "logprobs",
+    "advantages",
+    "values",
+    "returns",
+)
 """What a response on the page may hold one number a token of."""
 
 
@@ -27,11 +33,63 @@ class Limits:
     total_bytes: int = 3_000_000
 
 
-def sample_rollouts(folder: Path, limits: Limits) -> dict[str, Any]:
-    """`{"files": [{kind, step, groups}], "note": what was left out}`; no files when nothing was recorded."""
+Numbers = list[float | str]
+"""One a token; text for what was not finite."""
+
+
+class Response(TypedDict):
+    """A response on the page; numbers of its tokens where they were recorded."""
+
+    sample: int
+    tokens: list[str]
+    count: int
+    reward: float | str | None
+    parts: dict[str, float | str]
+    finish: str
+    status: str
+    detail: str
+    greedy: bool
+    kept: bool | None
+    why: str
+    advantage: float | str | None
+    logprobs: NotRequired[Numbers]
+    advantages: NotRequired[Numbers]
+    values: NotRequired[Numbers]
+    returns: NotRequired[Numbers]
+
+
+class Group(TypedDict):
+    """A prompt and its responses; `left_out`: how many more there are."""
+
+    id: str
+    prompt: Json
+    answer: str | None
+    domain: str
+    left_out: int
+    responses: list[Response]
+
+
+class Recorded(TypedDict):
+    """The rollouts of a step; `kind` is `step` or `eval`."""
+
+    kind: str
+    step: int
+    groups: list[Group]
+
+
+class Samples(TypedDict):
+    """What the page shows, and a note on what was left out."""
+
+    files: list[Recorded]
+    note: str
+
+
+def sample_rollouts(folder: Path, limits: Limits) -> Samples:
+    """The rollouts that fit; no files when nothing was recorded."""
     every = recorded_files(folder)
     chosen = [path for kind in ("step-", "eval-") for path in _spread(_of_kind(every, kind), limits.steps)]
-    shown, dropped_prompts, dropped_responses = [], 0, 0
+    shown: list[Recorded] = []
+    dropped_prompts, dropped_responses = 0, 0
     for path in chosen:
         groups = _read_groups(path)
         kept = _fit(groups, limits, limits.total_bytes // len(chosen))
@@ -50,12 +108,12 @@ def _spread(paths: Sequence[Path], limit: int) -> list[Path]:
     return [paths[i] for i in evenly(len(paths), limit)]
 
 
-def _read_groups(path: Path) -> list[dict[str, Any]]:
+def _read_groups(path: Path) -> list[Group]:
     """The file's lines by group, in the order in which the groups come."""
-    groups: dict[Any, dict[str, Any]] = {}
+    groups: dict[int, Group] = {}
     try:
         for line in read_rollouts(path):
-            fresh = {
+            fresh: Group = {
                 "id": line["prompt_id"],
                 "prompt": line["prompt"],
                 "answer": None if line["answer"] is None else str(line["answer"]),
@@ -71,9 +129,9 @@ def _read_groups(path: Path) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _compact(line: Mapping[str, Any]) -> dict[str, Any]:
+def _compact(line: RecordedLine) -> Response:
     """Only what the page shows, with numbers cut to what an eye can tell apart."""
-    entry: dict[str, Any] = {
+    entry: Response = {
         "sample": line["sample_index"],
         "tokens": line["token_texts"] if "token_texts" in line else [line["response"]],
         "count": len(line["response_tokens"]),
@@ -98,7 +156,7 @@ def _compact(line: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _fit(groups: list[dict[str, Any]], limits: Limits, budget: int) -> list[dict[str, Any]]:
+def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
     """Evenly picked groups within the budget; fewer responses of each once a single group is too big."""
     groups = [_fewer(group, limits.responses_per_prompt) for group in groups]
     sizes = [_size(group) for group in groups]
@@ -109,7 +167,7 @@ def _fit(groups: list[dict[str, Any]], limits: Limits, budget: int) -> list[dict
     return [_shrink(groups[0], budget)] if groups else []
 
 
-def _shrink(group: dict[str, Any], budget: int) -> dict[str, Any]:
+def _shrink(group: Group, budget: int) -> Group:
     """A group too big by itself: fewer responses, at last one response cut short."""
     for count in range(len(group["responses"]) - 1, 0, -1):
         fewer = _fewer(group, count)
@@ -120,20 +178,23 @@ def _shrink(group: dict[str, Any], budget: int) -> dict[str, Any]:
     return {**one, "responses": [_cut(one["responses"][0], share)]}
 
 
-def _fewer(group: dict[str, Any], count: int) -> dict[str, Any]:
+def _fewer(group: Group, count: int) -> Group:
     responses = group["responses"]
     picked = evenly(len(responses), count)
     left_out = group["left_out"] + len(responses) - len(picked)
     return {**group, "responses": [responses[i] for i in picked], "left_out": left_out}
 
 
-def _cut(response: dict[str, Any], share: float) -> dict[str, Any]:
+def _cut(response: Response, share: float) -> Response:
     keep = max(1, int(len(response["tokens"]) * share))
-    lists: dict[str, Any] = {name: response[name][:keep] for name in TOKEN_NUMBERS if name in response}
-    return {**response, **lists, "tokens": [*response["tokens"][:keep], " […cut for this page]"]}
+    cut: Response = {**response, "tokens": [*response["tokens"][:keep], " […cut for this page]"]}
+    for name in TOKEN_NUMBERS:
+        if name in cut:
+            cut[name] = cut[name][:keep]
+    return cut
 
 
-def _size(group: Mapping[str, Any]) -> int:
+def _size(group: Group) -> int:
     return len(json.dumps(group, ensure_ascii=False).encode("utf-8", errors="replace"))
 
 

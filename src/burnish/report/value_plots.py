@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from burnish.observability.recorder import read_rollouts, recorded_files, step_of
-from burnish.report.charts import evenly
+from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, step_of
+from burnish.report.charts import ChartData, Series, evenly
 
 MAX_DOTS = 1200
 PARTS = 10
@@ -16,7 +15,7 @@ Point = tuple[float, float]
 """Value before a token, and the return from it on."""
 
 
-def value_charts(folder: Path) -> list[dict[str, Any]]:
+def value_charts(folder: Path) -> list[ChartData]:
     """The chart of the newest training step that recorded values and returns; none where no step did."""
     steps = [path for path in recorded_files(folder) if path.name.startswith("step-")]
     for path in reversed(steps):
@@ -28,13 +27,13 @@ def value_charts(folder: Path) -> list[dict[str, Any]]:
     return []
 
 
-def _points(line: Mapping[str, Any]) -> list[Point]:
+def _points(line: RecordedLine) -> list[Point]:
     """Numbers that are not finite are recorded as text, and left out."""
     pairs = zip(line["token_values"], line["token_returns"], strict=True)
     return [(v, r) for v, r in pairs if not isinstance(v, str) and not isinstance(r, str)]
 
 
-def _chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> dict[str, Any]:
+def _chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ChartData:
     series = [
         _series("later tokens", "dots", _thinned(later, MAX_DOTS)),
         _series("first token", "dots", _thinned(firsts, MAX_DOTS // 2)),
@@ -66,6 +65,6 @@ def _thinned(points: Sequence[Point], limit: int) -> list[Point]:
     return [points[i] for i in evenly(len(points), limit)]
 
 
-def _series(label: str, mark: str, points: Sequence[Point]) -> dict[str, Any]:
+def _series(label: str, mark: str, points: Sequence[Point]) -> Series:
     x, y = ([float(f"{point[i]:.5g}") for point in points] for i in (0, 1))
     return {"label": label, "mark": mark, "x": x, "y": y}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.errors import ConfigError, RewardError
-from burnish.types import FinishReason, Prompt, Rollout
+from burnish.types import FinishReason, Json, Prompt, Rollout
 from burnish.words import nearest
 
 Item = tuple[Prompt, Rollout]
@@ -26,7 +26,7 @@ def _prompt_text(prompt: Prompt) -> str:
     return said[-1] if said else (prompt.messages[-1].content if prompt.messages else "")
 
 
-def _messages(prompt: Prompt) -> list[dict[str, str]]:
+def _messages(prompt: Prompt) -> list[dict[str, Json]]:
     """The conversation as dictionaries; a text prompt counts as one message of the user."""
     if prompt.messages is None:
         return [{"role": "user", "content": prompt.text or ""}]

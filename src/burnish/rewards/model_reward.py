@@ -27,6 +27,8 @@ from burnish.words import nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_TOKENS_PER_MICROBATCH = 16_384
+"""More than in training (`optimization.tokens_per_microbatch`): scoring keeps nothing for a backward pass."""
 OPTIONS = ("device", "dtype", "tokens_per_microbatch", "chat", "template_options")
 CHATS = ("auto", "always", "never")
 
@@ -112,7 +114,7 @@ def load_model_reward(spec: RewardSpec) -> ModelReward:
     options, path = spec.options, spec.name.removeprefix(MODEL_REWARD)
     config = ModelConfig(path=path, device=options.get("device", "auto"), dtype=options.get("dtype", "float32"))
     model = load_reward_model(config, field=_field(spec))
-    budget = int(options.get("tokens_per_microbatch", 16_384))
+    budget = int(options.get("tokens_per_microbatch", _TOKENS_PER_MICROBATCH))
     return ModelReward(
         spec, model, budget, ChatFormat(options.get("chat", "auto"), options.get("template_options", {}))
     )

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from burnish.config.names import short_reward_name
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.calling import Caller, TracebackInWorkerError
 from burnish.rewards.combining import Weighted, combine
@@ -314,7 +313,7 @@ def _failed(rollout: Rollout) -> bool:
 
 def _specs(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
     """Plain specifications with a label each: the given one, the built-in's name, the function's name, or `model`."""
-    labels = [reward.label or short_reward_name(reward.name) for reward in rewards]
+    labels = [reward.log_label for reward in rewards]
     for label, count in Counter(labels).items():
         if count > 1:
             raise ConfigError(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from burnish.config.names import short_reward_name
 from burnish.errors import ConfigError
 from burnish.rewards.registry import BUILT_INS
 from burnish.types import RewardStatus, Rollout
@@ -14,7 +13,7 @@ from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig
-    from burnish.config.schema_evaluation import EvaluationConfig
+    from burnish.config.schema_evaluation import RlEvaluationConfig
 
 OWN_TOP_SCORE = 1.0
 """What a full score of a user's own reward is taken to be; `evaluation.success_score` says otherwise."""
@@ -80,7 +79,7 @@ def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) ->
 
 
 def success_of(
-    rewards: Sequence[RewardConfig], answer_labels: Sequence[str], evaluation: EvaluationConfig
+    rewards: Sequence[RewardConfig], answer_labels: Sequence[str], evaluation: RlEvaluationConfig
 ) -> Success | None:
     """What a run counts as solved: `evaluation.success` and `success_score`, else `full_marks`.
 
@@ -100,7 +99,7 @@ def success_of(
     return Success(thresholds)
 
 
-def why_not_measured(evaluation: EvaluationConfig) -> str:
+def why_not_measured(evaluation: RlEvaluationConfig) -> str:
     """The one line for a run without `Success`."""
     reason = "no reward compares with the answer"
     if evaluation.success_score is not None:
@@ -109,7 +108,7 @@ def why_not_measured(evaluation: EvaluationConfig) -> str:
 
 
 def _by_label(rewards: Sequence[RewardConfig]) -> dict[str, RewardConfig]:
-    return {reward.label or short_reward_name(reward.name): reward for reward in rewards}
+    return {reward.log_label: reward for reward in rewards}
 
 
 def _threshold(name: str, least: float | None, rewards: Mapping[str, RewardConfig]) -> float:

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
 from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import CriticConfig, RewardConfig, RlConfig, RunConfig
+from burnish.config.schema import CriticConfig, RewardConfig, RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.config.schema_rm import RmConfig
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 
 Config = TypeVar("Config", bound=RunConfig)

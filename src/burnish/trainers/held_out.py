@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
-from burnish.config.schema import SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.algorithms.statistics import wilson_interval
+from burnish.config.schema import RmConfig, SftConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import ConfigError, DataError
 from burnish.forward.allocator import keep_freed_memory
@@ -37,7 +37,6 @@ from burnish.trainers.reward_model.preference_metrics import (
     ScoredComparison,
     accuracy,
     describe,
-    wilson_interval,
 )
 from burnish.trainers.reward_model.preference_metrics import histogram as score_histogram
 from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples

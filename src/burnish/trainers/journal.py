@@ -10,7 +10,7 @@ from functools import cache
 from rich.console import Console
 
 from burnish.checkpointing.run import RunDirectory
-from burnish.config.schema import RunConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked
 from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
@@ -103,7 +103,7 @@ def open_journal(
             display.alarm(alarm)
         try:
             yield Journal(
-                recorder=recorder if config.logging.record_rollouts else None,
+                recorder=recorder if isinstance(config, RlConfig) and config.logging.record_rollouts else None,
                 sinks=sinks,
                 alarms=AlarmBell(),
                 display=display,

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from burnish.config.schema import RunConfig, SftConfig
+from burnish.config.schema import RmConfig, RunConfig, SftConfig
 from burnish.config.schema_data import DataSource
-from burnish.config.schema_rm import RmConfig
+from burnish.data.loaded_sources import load_sources
 from burnish.data.overlap import find_overlap
 from burnish.data.preferences import count_comparisons
-from burnish.data.prompts import load_sources
 from burnish.data.sources import needs_download
 from burnish.models.loading import UNLIMITED_CONTEXT
 from burnish.observability.sinks import find_sinks

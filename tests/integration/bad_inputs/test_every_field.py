@@ -10,8 +10,7 @@ import yaml
 
 from burnish.config import fields
 from burnish.config.loading import Kind, load_run_data
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.errors import ConfigError
 
 VALUES: list[Any] = [

@@ -62,16 +62,20 @@ def test_metrics_of_trained_tokens_only():
     d = [math.log(4), *[math.log(0.5)] * 4]
     assert metrics["logprob_diff_mean"] == pytest.approx(sum(map(abs, d)) / 5)
     assert metrics["logprob_diff_max"] == pytest.approx(math.log(4))
-    assert metrics["k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in d) / 5)
-    assert metrics["effective_sample_size"] == pytest.approx(36 / (5 * 17))
+    assert metrics["logprob_k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in d) / 5)
+    assert metrics["weight_mean"] == pytest.approx(6 / 5)
+    assert metrics["weight_square_mean"] == pytest.approx(17 / 5)
+    assert effective_sample_size(6 / 5, 17 / 5) == pytest.approx(36 / (5 * 17))
 
 
 def test_effective_sample_size():
-    mask = torch.ones(1, 4, dtype=torch.bool)
-    assert effective_sample_size(torch.ones(1, 4), mask).item() == pytest.approx(1.0)
-    assert effective_sample_size(torch.tensor([[1.0, 0, 0, 0]]), mask).item() == pytest.approx(0.25)
-    huge = torch.tensor([[1e30, 1e30, 1e30, NAN]])
-    assert effective_sample_size(huge, torch.tensor([[True, True, True, False]])).item() == pytest.approx(1.0)
+    """Equal weights; one token of four has them all; the largest ratios there are."""
+    assert effective_sample_size(1.0, 1.0) == 1.0
+    assert effective_sample_size(1 / 4, 1 / 4) == pytest.approx(0.25)
+    beyond = torch.full((1, 4), 500.0)
+    metrics = mismatch_metrics(beyond, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
+    moments = (metrics[f"weight_{name}"].result() for name in ("mean", "square_mean"))
+    assert effective_sample_size(*moments) == pytest.approx(1.0)  # type: ignore[arg-type]
 
 
 def test_nothing_trained_measures_nothing():

@@ -61,7 +61,6 @@ def test_clipping():
         (lambda: shaping.clip_advantages(torch.ones(1), limit=0.0), "advantage clip"),
         (lambda: shaping.overlong_penalty(torch.ones(1), max_response_tokens=8, buffer_tokens=9), "overlong buffer"),
         (lambda: shaping.overlong_penalty(torch.ones(1), max_response_tokens=8, buffer_tokens=0), "overlong buffer"),
-        (lambda: shaping.reward_normalisation(torch.ones(4)), "all equal"),
     ],
 )
 def test_numbers_that_cannot_be_meant_are_refused(call, words):

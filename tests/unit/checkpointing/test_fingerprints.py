@@ -11,8 +11,7 @@ import pytest
 
 from burnish.checkpointing.fingerprints import Fingerprints, refuse_changes
 from burnish.checkpointing.sources import named_files
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.errors import CheckpointError
 
 

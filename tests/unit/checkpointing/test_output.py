@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from burnish.checkpointing.output import check_output
-from burnish.config.schema import RlConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig
 from burnish.errors import ConfigError
 
 BASE = {"model": "owner/model", "data": {"train": "owner/data"}, "rewards": "math"}

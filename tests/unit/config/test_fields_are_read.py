@@ -9,8 +9,7 @@ import pytest
 
 import burnish
 from burnish.config.fields import iter_fields
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 
 REFUSED_BUT_FOR_ITS_DEFAULT = {"max_staleness"}
 READ_THROUGH = {"at_start": "begins"}

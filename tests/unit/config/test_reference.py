@@ -6,8 +6,7 @@ from pathlib import Path
 
 from burnish.config.fields import inner_section, iter_fields
 from burnish.config.reference import reference_page
-from burnish.config.schema import RlConfig, SftConfig
-from burnish.config.schema_rm import RmConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 

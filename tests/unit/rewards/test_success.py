@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from burnish.config.schema import RewardConfig
-from burnish.config.schema_evaluation import EvaluationConfig
+from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.errors import ConfigError
 from burnish.rewards.success import Success, full_marks, success_of, why_not_measured
 from burnish.types import FinishReason, RewardStatus, Rollout
@@ -36,33 +36,33 @@ def test_full_marks_are_those_of_the_rewards_that_read_the_answer() -> None:
 
 def test_a_named_reward_judges_alone_from_its_own_threshold() -> None:
     def named(**fields: Any) -> Success | None:
-        return success_of(MIXED, ("math", "own"), EvaluationConfig(**fields))
+        return success_of(MIXED, ("math", "own"), RlEvaluationConfig(**fields))
 
     assert named() == Success({"math": 1.0, "own": 1.0})
     assert named(success="own", success_score=0.25) == Success({"own": 0.25})
     assert named(success="math") == Success({"math": 1.0})
     assert named(success="own/right") == Success({"own/right": 1.0})
     assert named(success="model", success_score=-3) == Success({"model": -3.0})
-    assert success_of(rewards({"name": "exact"}), ("exact",), EvaluationConfig(success_score=0.5)) == Success(
+    assert success_of(rewards({"name": "exact"}), ("exact",), RlEvaluationConfig(success_score=0.5)) == Success(
         {"exact": 0.5}
     )
 
 
 def test_a_threshold_that_a_built_in_cannot_reach_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"success_score is 2.3, which 'math' cannot reach: it gives at most 1"):
-        success_of(MIXED, ("math",), EvaluationConfig(success="math", success_score=2.3))
+        success_of(MIXED, ("math",), RlEvaluationConfig(success="math", success_score=2.3))
     with pytest.raises(ConfigError, match="cannot reach"):
-        success_of(rewards({"name": "exact"}), ("exact",), EvaluationConfig(success_score=1.5))
+        success_of(rewards({"name": "exact"}), ("exact",), RlEvaluationConfig(success_score=1.5))
 
 
 def test_learned_rewards_judge_nothing_and_the_run_says_so() -> None:
     learned = rewards({"name": "model:m"})
-    assert success_of(learned, (), EvaluationConfig()) is None
-    assert why_not_measured(EvaluationConfig()) == (
+    assert success_of(learned, (), RlEvaluationConfig()) is None
+    assert why_not_measured(RlEvaluationConfig()) == (
         "accuracy, pass@k and maj@k are not measured: no reward compares with the answer "
         "(evaluation.success names a reward to judge by)"
     )
-    assert "success_score 0.5 judges nothing" in why_not_measured(EvaluationConfig(success_score=0.5))
+    assert "success_score 0.5 judges nothing" in why_not_measured(RlEvaluationConfig(success_score=0.5))
 
 
 def test_what_cannot_be_judged_is_neither_solved_nor_unsolved() -> None:

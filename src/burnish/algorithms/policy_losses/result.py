@@ -48,12 +48,12 @@ class Tokens:
         """
         ratio = (self.ratio_BT if ratio_BT is None else ratio_BT).detach()
         count = self.mask_BT.sum()
-        low, high = self._share(clipped_low_BT), self._share(clipped_high_BT)
+        low, high = self._count(clipped_low_BT), self._count(clipped_high_BT)
         approx_kl = self._mean(kl.k3(torch.zeros_like(ratio), self.log_ratio_BT.detach()))
         return {
-            "clip_fraction": Metric(Reduction.MEAN, low.value + high.value, count),
-            "clip_fraction_low": low,
-            "clip_fraction_high": high,
+            "clip_fraction": Metric(Reduction.MEAN, low + high, count),
+            "clip_fraction_low": Metric(Reduction.MEAN, low, count),
+            "clip_fraction_high": Metric(Reduction.MEAN, high, count),
             "ratio_mean": self._mean(ratio),
             "ratio_max": Metric(Reduction.MAX, fill_masked(ratio, self.mask_BT, -torch.inf).max(), count),
             "ratio_min": Metric(Reduction.MIN, fill_masked(ratio, self.mask_BT, torch.inf).min(), count),
@@ -65,11 +65,16 @@ class Tokens:
         """Fraction of the trained tokens where `chosen_BT` is True."""
         return self._mean(chosen_BT.to(self.ratio_BT.dtype))
 
-    def _share(self, chosen_BT: Tensor | None) -> Metric:
-        return self.share(torch.zeros_like(self.mask_BT) if chosen_BT is None else chosen_BT)
+    def _count(self, chosen_BT: Tensor | None) -> Tensor:
+        """Trained tokens that are chosen, as a float, 0-d; a loss that chooses none has none."""
+        chosen_BT = torch.zeros_like(self.mask_BT) if chosen_BT is None else chosen_BT
+        return self._sum(chosen_BT.to(self.ratio_BT.dtype))
 
     def _mean(self, values_BT: Tensor) -> Metric:
-        return Metric(Reduction.MEAN, fill_masked(values_BT.detach(), self.mask_BT).sum(), self.mask_BT.sum())
+        return Metric(Reduction.MEAN, self._sum(values_BT), self.mask_BT.sum())
+
+    def _sum(self, values_BT: Tensor) -> Tensor:
+        return fill_masked(values_BT.detach(), self.mask_BT).sum()
 
 
 def read_tokens(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tokens:

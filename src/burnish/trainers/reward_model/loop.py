@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from burnish.checkpointing.pending import Pending
+from burnish.config.schema import RmConfig
 from burnish.config.schema_data import Sources
-from burnish.config.schema_rm import RmConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences

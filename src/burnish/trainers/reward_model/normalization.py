@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from burnish.config.schema_rm import NormalizationConfig, RmConfig
+from burnish.config.schema import RmConfig
+from burnish.config.schema_rm import NormalizationConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.data.prompts import load_prompts
 from burnish.data.samplers import permutation

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from burnish.algorithms.statistics import wilson_interval
+
 GAP_EDGES = (0.0, 0.25, 0.5, 1.0, 2.0, math.inf)
 CALIBRATION_BINS = 10
 MAX_LABELLED_MARGINS = 10
@@ -59,14 +61,6 @@ def share_of_first(values: Sequence[float], index: int) -> float:
 def accuracy(comparisons: Sequence[ScoredComparison]) -> float:
     """Share of comparisons in which the best candidate scores highest."""
     return math.fsum(comparison.hit for comparison in comparisons) / len(comparisons)
-
-
-def wilson_interval(share: float, count: int, *, z: float = 1.959964) -> tuple[float, float]:
-    """Confidence interval (95 % by default) of a share of `count` independent trials (Wilson 1927,
-    https://doi.org/10.1080/01621459.1927.10502953)."""
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def calibration_error(comparisons: Sequence[ScoredComparison], bins: int = CALIBRATION_BINS) -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from burnish.algorithms.preference_losses import best_of, bradley_terry
-from burnish.config.schema_rm import RmConfig
+from burnish.algorithms.preference_losses import best_lead, best_of, bradley_terry, share_of_first
+from burnish.config.schema import RmConfig
 from burnish.models.reward_learner import ComparedScores
 from burnish.models.roles import ObjectiveValue
 from burnish.types import Metric, Reduction
@@ -48,15 +47,13 @@ class PreferenceLoss:
 
 
 def _metrics(compared: ComparedScores, per_comparison: Tensor) -> dict[str, Metric]:
-    scores = compared.scores_BK.detach().masked_fill(~compared.mask_BK, -torch.inf)
-    best, decided = scores.gather(1, compared.best_B[:, None]).squeeze(1), ~compared.tie_B
-    others = scores.scatter(1, compared.best_B[:, None], -torch.inf).max(dim=1).values
-    # Equal scores decide nothing: half a hit, as for a coin.
-    hits = (best > others).float() + 0.5 * (best == others).float()
-    candidates = compared.mask_BK.sum()
+    scores, best, mask = compared.scores_BK.detach(), compared.best_B, compared.mask_BK
+    decided = ~compared.tie_B
+    hits = share_of_first(scores, best, mask_BK=mask)
+    lead = best_lead(scores, best, mask_BK=mask)
     return {
         "train/loss": Metric(Reduction.MEAN, per_comparison.detach().sum(), len(per_comparison)),
         "train/accuracy": Metric(Reduction.MEAN, hits[decided].sum(), decided.sum()),
-        "rm/score_gap": Metric(Reduction.MEAN, (best - others)[decided].sum(), decided.sum()),
-        "rm/score_mean": Metric(Reduction.MEAN, compared.scores_BK.detach()[compared.mask_BK].sum(), candidates),
+        "rm/score_gap": Metric(Reduction.MEAN, lead[decided].sum(), decided.sum()),
+        "rm/score_mean": Metric(Reduction.MEAN, scores[mask].sum(), mask.sum()),
     }

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from burnish.observability.metrics import variance_of
+from burnish.algorithms.mismatch import effective_sample_size
+from burnish.algorithms.statistics import explained_variance, variance_of
 
 SPREADS = {
     "reward/std": ("reward/mean", "reward/square_mean"),
@@ -22,27 +23,27 @@ SPREADS = {
 def derive(row: Mapping[str, float]) -> dict[str, float]:
     """The row with its second moments replaced by spreads, and with the throughputs of the step."""
     row = derive_values(row)
-    for name, (mean, square_mean) in SPREADS.items():
+    for spread, (mean, square_mean) in SPREADS.items():
         if square_mean in row:
-            row[name] = math.sqrt(variance_of(row.pop(square_mean), row[mean]))
+            row[spread] = math.sqrt(variance_of(row.pop(square_mean), row[mean]))
     if "rollout/weight_square_mean" in row:
-        row["rollout/effective_sample_size"] = row["rollout/weight_mean"] ** 2 / row.pop("rollout/weight_square_mean")
+        weights = row["rollout/weight_mean"], row.pop("rollout/weight_square_mean")
+        row["rollout/effective_sample_size"] = effective_sample_size(*weights)
     return row | throughputs(row)
 
 
 def derive_values(row: Mapping[str, float]) -> dict[str, float]:
-    """The row with a critic's moments replaced by return_std and explained_variance = 1 - Var(R - V) / Var(R).
-
-    1 is a perfect critic, 0 is no better than a constant, below 0 worse. It is left out where all returns are equal.
-    """
+    """The row with a critic's moments replaced by return_std and explained_variance, which is left out where all
+    returns are equal."""
     row = dict(row)
     if "critic/return_square_mean" not in row:
         return row
     variance = variance_of(row.pop("critic/return_square_mean"), row["critic/return_mean"])
     residual = variance_of(row.pop("critic/residual_square_mean"), row.pop("critic/residual_mean"))
     row["critic/return_std"] = variance**0.5
-    if variance > 1e-12:
-        row["critic/explained_variance"] = 1 - residual / variance
+    explained = explained_variance(residual, variance)
+    if explained is not None:
+        row["critic/explained_variance"] = explained
     return row
 
 

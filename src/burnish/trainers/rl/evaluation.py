@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from burnish.algorithms.statistics import pass_at_k
 from burnish.observability.metrics import mean_of
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import Success
@@ -109,16 +109,6 @@ class Evaluator:
         winners = [majority(rs, self.vote_key) for rs, _ in complete]
         metrics[f"maj@{self.samples}"] = mean_of([bool(self.success.solved(winner)) for winner in winners])
         return metrics
-
-
-def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
-    """Chance that at least one of k samples drawn without replacement from these is solved: 1 - C(n-c, k) / C(n, k).
-
-    The unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107.03374).
-    """
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"pass@{k} needs at least {k} samples, there are {num_samples}")
-    return 1.0 - math.comb(num_samples - num_solved, k) / math.comb(num_samples, k)
 
 
 def majority(rollouts: Sequence[Rollout], vote_key: Callable[[Rollout], str]) -> Rollout:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from burnish.algorithms.statistics import explained_variance
 from burnish.models.roles import Critic
 from burnish.observability.metrics import mean_of
 from burnish.observability.recorder import TokenValues
@@ -44,8 +45,10 @@ def _describe(judged: Sequence[Rollout], values: TokenValues) -> dict[str, Metri
     expected = torch.tensor([values[r.group_id, r.sample_index][0] for r in judged], dtype=torch.float64)
     scores = torch.tensor([r.reward for r in judged], dtype=torch.float64)
     metrics = {"eval/value_mean": mean_of(expected.tolist())}
-    spread = scores.var(correction=0) if len(judged) else torch.zeros(())
-    if float(spread) > 1e-12:
-        explained = 1 - float((scores - expected).var(correction=0) / spread)
+    if not judged:
+        return metrics
+    residual, variance = (values.var(correction=0).item() for values in (scores - expected, scores))
+    explained = explained_variance(residual, variance)
+    if explained is not None:
         metrics["eval/explained_variance"] = Metric(Reduction.LAST, explained)
     return metrics

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.aggregation import aggregate
-from burnish.algorithms.kl import k3, kl_loss
-from burnish.algorithms.mismatch import correction_weights, ratio_deviation
-from burnish.algorithms.ratios import log_ratio, ratio
+from burnish.algorithms.kl import kl_loss
+from burnish.algorithms.masking import fill_masked
+from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
@@ -125,25 +124,15 @@ class LikelihoodObjective:
 
 
 def _mismatch(trainer_logprobs: Tensor, batch: Batch) -> dict[str, Metric]:
-    """Sampler against trainer on the same tokens, as sums, so that micro-batches merge into the numbers of the step."""
+    """Nothing for responses that came without the sampler's log-probabilities."""
     if batch.rollout_logprobs is None:
         return {}
-    mask, rollout = batch.loss_mask, batch.rollout_logprobs
-    distance = log_ratio(trainer_logprobs, rollout, mask)
-    weights = torch.where(mask, ratio(trainer_logprobs, rollout, mask), torch.zeros_like(distance)).double()
-    count = mask.sum()
-    per_token = k3(rollout, trainer_logprobs.detach(), mask=mask)
-    return {
-        "rollout/logprob_diff_mean": Metric(Reduction.MEAN, distance.abs().sum(), count),
-        "rollout/logprob_diff_max": Metric(Reduction.MAX, distance.abs().max(), count),
-        "rollout/logprob_k3": Metric(Reduction.MEAN, per_token.double().sum(), count),
-        "rollout/weight_mean": Metric(Reduction.MEAN, weights.sum(), count),
-        "rollout/weight_square_mean": Metric(Reduction.MEAN, weights.square().sum(), count),
-    }
+    metrics = mismatch_metrics(trainer_logprobs, batch.rollout_logprobs, batch.loss_mask)
+    return {f"rollout/{name}": metric for name, metric in metrics.items()}
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Metric:
-    kept = torch.where(mask_BT, values_BT.detach(), torch.zeros_like(values_BT))
+    kept = fill_masked(values_BT.detach(), mask_BT)
     return Metric(Reduction.MEAN, kept.sum(), mask_BT.sum())
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from burnish.algorithms.advantages import Estimator, resolve_estimator
-from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import AlgorithmConfig, RlConfig, RunConfig, VllmConfig
+from burnish.config.schema import RlConfig, RunConfig, VllmConfig
 from burnish.config.schema_data import DataSource, ModelConfig
 from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import PromptSet, read_prompts
@@ -28,32 +27,29 @@ from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of
 from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm.process import has_vllm
-from burnish.trainers.rl.credit import estimator_numbers, reads_responses_alone
+from burnish.trainers.rl.algorithm import AlgorithmParts, resolve_algorithm
+from burnish.trainers.rl.credit import reads_responses_alone
 from burnish.trainers.rl.feeds import load_prompt_set, shared_columns
 from burnish.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-AlgorithmParts = tuple[Estimator, PolicyLossSpec, dict[str, Any]]
-"""The estimator, the loss and the loss's numbers."""
 
-
-def check_settings(config: RlConfig) -> AlgorithmParts:
-    """The algorithm's parts. ConfigError for what a look at the run file, and at the classes and functions that it
-    names, shows to be unusable; nothing is loaded or written."""
-    estimator, loss, numbers = resolve_algorithm(config.algorithm)
-    check_estimator(config, estimator)
-    if config.algorithm.skip_zero_advantages and not loss.zero_at_zero_advantage:
+def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
+    """ConfigError for what a look at the run file, and at the classes and functions that it names, shows to be
+    unusable; nothing is loaded or written."""
+    check_estimator(config, parts.estimator)
+    if config.algorithm.skip_zero_advantages and not parts.loss.zero_at_zero_advantage:
         raise ConfigError(
-            f"algorithm.skip_zero_advantages is true, but the loss {loss.name!r} may have a gradient at advantage 0",
+            f"algorithm.skip_zero_advantages is true, but the loss {parts.loss.name!r} may have a gradient at "
+            "advantage 0",
             remedy="set it to false, or choose another algorithm.loss",
         )
     find_engine(config.rollout.engine)
     if config.rollout.engine == "vllm":
         check_vllm(config.rollout.vllm)
     find_sinks(config.logging.sinks)
-    return estimator, loss, numbers
 
 
 def check_fit(config: RlConfig, context_tokens: int | None, num_embeddings: int) -> None:
@@ -75,7 +71,7 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
     weights and downloads nothing: what only they can tell is left to the run. `context_tokens`: of the model, if known.
     """
-    check_settings(config)
+    check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
     train = _local_prompts(config, config.data.train, "train", tokenizer, context_tokens)
@@ -83,24 +79,6 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     _check_rewards(config, [_prompts_of(found) for found in (train, heldout) if found])
     twice = find_overlap(() if train is None else _asked(train), () if heldout is None else _asked(heldout))
     return (None if train is None else len(train)), [*twice.lines(), *notes_on(config)]
-
-
-def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
-    """What the names in the run file stand for; misspelt options fail here, before anything is loaded."""
-    estimator = resolve_estimator(algorithm.estimator)
-    if estimator.needs_values and not estimator.token_level:
-        raise ConfigError(
-            f"algorithm.estimator {algorithm.estimator!r} asks for values but gives no returns to train a critic with",
-            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
-        )
-    estimator_numbers(estimator, algorithm)
-    loss = resolve_policy_loss(algorithm.loss)
-    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
-    known = {*loss.options, *loss.required_options}
-    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
-    numbers |= algorithm.loss_options
-    loss.check_options(numbers)
-    return estimator, loss, numbers
 
 
 def check_vllm(settings: VllmConfig) -> None:
@@ -126,6 +104,11 @@ def check_vllm(settings: VllmConfig) -> None:
 def check_estimator(config: RlConfig, estimator: Estimator) -> None:
     """ConfigError for settings of the run that the estimator cannot use: it would ignore them, or fail in mid-run."""
     name, algorithm = estimator.name, config.algorithm
+    if estimator.needs_values and not estimator.token_level:
+        raise ConfigError(
+            f"algorithm.estimator {name!r} asks for values but gives no returns to train a critic with",
+            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
+        )
     if estimator.needs_groups and config.rollout.group_size == 1:
         raise ConfigError(
             f"rollout.group_size is 1, but the estimator {name!r} compares the responses to one prompt",

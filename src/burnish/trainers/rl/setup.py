@@ -35,6 +35,7 @@ from burnish.trainers.chaining import pinned
 from burnish.trainers.journal import open_journal
 from burnish.trainers.outer_loop import restore
 from burnish.trainers.path_record import record_paths, recorded_paths
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collector
 from burnish.trainers.rl.critic_setup import (
     build_separate_critic,
@@ -60,7 +61,9 @@ ENGINE_LOG = "vllm.log"
 @contextmanager
 def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RlRun]:
     """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
-    estimator, loss, numbers = check_settings(config)
+    parts = resolve_algorithm(config.algorithm)
+    check_settings(config, parts)
+    estimator, loss, numbers = parts
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from burnish.config.loading import load_run_data
+from burnish.config.schema import RmConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.config.schema_rm import RmConfig
 from burnish.errors import BurnishError, ConfigError
 from burnish.models.reward_model import load_reward_model
 from burnish.report.report import write_report

@@ -18,7 +18,6 @@ from burnish.trainers.reward_model.preference_metrics import (
     histogram,
     length_correlation,
     margin_buckets,
-    wilson_interval,
 )
 from burnish.trainers.reward_model.preference_objective import PreferenceLoss
 
@@ -30,12 +29,6 @@ DRAW = ScoredComparison((2.0, 2.0), (4, 4), 1, margin=2.0)
 def test_accuracy_counts_a_draw_half() -> None:
     assert accuracy([RIGHT, WRONG, DRAW]) == 0.5
     assert ScoredComparison((1.0, 1.0, 1.0, 0.0), (1, 1, 1, 1), 0).hit == pytest.approx(1 / 3)
-
-
-def test_the_interval_of_wilson() -> None:
-    low, high = wilson_interval(0.5, 100)
-    assert (low, high) == (pytest.approx(0.40383, abs=1e-5), pytest.approx(0.59617, abs=1e-5))
-    assert wilson_interval(1.0, 10)[1] == pytest.approx(1.0)
 
 
 def test_loss_is_minus_log_sigmoid_of_the_gap() -> None:

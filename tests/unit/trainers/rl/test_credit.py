@@ -10,12 +10,12 @@ import torch
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config import names
-from burnish.config.schema import AlgorithmConfig
+from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch
 from burnish.trainers.rl.batching import Outcome
 from burnish.trainers.rl.credit import assign_advantages, estimator_numbers, whiten_minibatch
-from burnish.trainers.rl.preflight import resolve_algorithm
+from burnish.trainers.rl.preflight import check_estimator
 
 
 def four_rows(**fields: torch.Tensor) -> Batch:
@@ -156,7 +156,7 @@ def test_gae_takes_score_kl_and_values_to_the_golden_numbers() -> None:
 
 def test_an_estimator_that_asks_for_values_must_give_returns() -> None:
     with pytest.raises(ConfigError, match="no returns to train a critic with"):
-        resolve_algorithm(AlgorithmConfig(estimator=f"{__name__}:values_only"))
+        check_estimator(RlConfig(model={"path": "m"}), resolve_estimator(f"{__name__}:values_only"))
 
 
 def values_only(scores_B: torch.Tensor, values_BT: torch.Tensor) -> torch.Tensor:

@@ -5,37 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import Sampling
-from burnish.trainers.rl.evaluation import Evaluator, majority, pass_at_k, powers_up_to
+from burnish.trainers.rl.evaluation import Evaluator, majority, powers_up_to
 from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 
 def answer(text: str, index: int) -> Rollout:
     return Rollout("p", 0, index, (1,), (2,), (0.0,), FinishReason.STOP, 0, response=text)
-
-
-def test_pass_at_k_counts_draws_without_replacement() -> None:
-    assert pass_at_k(4, 1, 1) == pytest.approx(0.25)
-    assert pass_at_k(4, 1, 2) == pytest.approx(1 - 3 / 6)
-    assert pass_at_k(4, 0, 4) == 0.0
-    assert pass_at_k(4, 1, 4) == 1.0
-
-
-def test_pass_at_k_wants_enough_samples() -> None:
-    with pytest.raises(ValueError, match="pass@5"):
-        pass_at_k(4, 1, 5)
-
-
-@given(st.integers(1, 12), st.data())
-def test_pass_at_k_grows_with_k_and_with_solved(n: int, data: st.DataObject) -> None:
-    solved = data.draw(st.integers(0, n))
-    chances = [pass_at_k(n, solved, k) for k in range(1, n + 1)]
-    assert chances == sorted(chances)
-    assert chances[0] == pytest.approx(solved / n)
 
 
 def test_the_largest_set_wins_and_the_first_seen_among_equals() -> None:

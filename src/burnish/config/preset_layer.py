@@ -1,0 +1,58 @@
+"""What a preset sets beneath a run file: all its values but those of a part that the file turns off in one word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from burnish.config.presets import PRESETS, RM_PRESETS, Preset
+from burnish.config.schema import Kind
+from burnish.config.schema_rl import AlgorithmConfig
+from burnish.types import Json
+
+_KNOWN: Mapping[Kind, Mapping[str, Preset]] = {"rl": PRESETS, "rm": RM_PRESETS, "sft": {}}
+
+
+def preset_of(kind: Kind, given: Mapping[str, Json]) -> Preset | None:
+    """The preset that a run file of this kind names, or the default one; None for an unknown name."""
+    default = AlgorithmConfig.model_fields["preset"].default
+    name = _section(given, "algorithm").get("preset", default) if kind == "rl" else given.get("preset")
+    return _KNOWN[kind].get(name) if isinstance(name, str) else None
+
+
+def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
+    """The values by dotted path. `given` is what the run file and the command line say, shorthand forms written out."""
+    dropped = {*_kl(given), *_whitening(given, preset), *_incomplete_responses(given, preset)}
+    return {key: value for key, value in preset.values.items() if key not in dropped}
+
+
+def _kl(given: Mapping[str, Json]) -> tuple[str, ...]:
+    """The KL of a preset is one thing: a run file that turns it off in one word need not unset the others."""
+    said = _section(given, "algorithm")
+    steering = ("algorithm.kl_estimator", "algorithm.kl_target", "algorithm.kl_horizon")
+    if said.get("kl_in") == "none" and "kl_coef" not in said:
+        return ("algorithm.kl_coef", *steering)
+    if said.get("kl_coef") in (0, 0.0) and "kl_in" not in said:
+        return ("algorithm.kl_in", *steering)
+    if "kl_target" in said and said["kl_target"] is None:
+        return ("algorithm.kl_horizon",)
+    return ()
+
+
+def _whitening(given: Mapping[str, Json], preset: Preset) -> tuple[str, ...]:
+    """Where nothing is whitened, it is not whitened over anything."""
+    said, switches = _section(given, "algorithm"), ("whiten_rewards", "whiten_advantages")
+    is_on = any(said.get(switch, preset.values.get(f"algorithm.{switch}", False)) is not False for switch in switches)
+    return () if is_on else ("algorithm.whiten_over",)
+
+
+def _incomplete_responses(given: Mapping[str, Json], preset: Preset) -> tuple[str, ...]:
+    """Without a token to cut at there is no position to look for it from, and no response that lacks it."""
+    if preset.values.get("scoring.truncate_token") is None:
+        return ()
+    is_off = _section(given, "scoring").get("truncate_token", "") is None
+    return ("scoring.truncate_after", "scoring.incomplete_score") if is_off else ()
+
+
+def _section(given: Mapping[str, Json], name: str) -> Mapping[str, Json]:
+    section = given.get(name)
+    return section if isinstance(section, dict) else {}

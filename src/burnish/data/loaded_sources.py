@@ -1,0 +1,115 @@
+"""The rows of each source and how they are read: what prompts, examples and comparisons are all made from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from burnish.config.schema_data import DataSource
+from burnish.data.rows import Row, describe, value_at
+from burnish.data.schemas import Purpose, Reading, recognise
+from burnish.data.sources import Table, default_domain, read_table, source_names
+from burnish.data.understanding import Understanding
+from burnish.errors import DataError
+
+OverLong = Literal["drop", "truncate", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """Rows of one source and how they are read. `name` begins the ids of its rows, `own_domain` is the domain of those
+    that name none."""
+
+    source: DataSource
+    name: str
+    table: Table
+    reading: Reading
+    share: float | None
+    own_domain: str
+
+    def understanding(self, *, kept: int, skipped: Counter[str], changed: Counter[str]) -> Understanding:
+        return Understanding(
+            path=self.source.path,
+            name=self.name,
+            rows=len(self.table.rows),
+            kept=kept,
+            schema=self.reading.schema,
+            roles=self.reading.roles,
+            domain=self.fixed_domain(),
+            prompt_template=self.source.prompt_template,
+            system_prompt=self.source.system_prompt,
+            limit=self.source.limit,
+            share=self.share,
+            skipped=dict(skipped),
+            changed=dict(changed),
+            columns_left_out=self.table.unreadable_columns,
+        )
+
+    def fixed_domain(self) -> str | None:
+        """The domain of all rows, or None where each row names its own."""
+        if self.source.domain is not None:
+            return self.source.domain
+        return None if "domain" in self.reading.roles else self.own_domain
+
+    def domain_of(self, row: Row) -> str:
+        fixed = self.fixed_domain()
+        if fixed is not None:
+            return fixed
+        value = value_at(row, self.reading.roles["domain"], role="domain")
+        if isinstance(value, (Sequence, dict)) and not isinstance(value, str):
+            raise DataError(
+                f"{row.where}: column {self.reading.roles['domain']!r} (domain) holds {describe(value)}, not a name",
+                remedy="set domain for the source, or columns: {domain: ...}",
+            )
+        return self.own_domain if value is None or value == "" else str(value)
+
+    def id_of(self, row: Row) -> str:
+        """`<source name>:<row number>`, or the id column's value in place of the number."""
+        if "id" not in self.reading.roles:
+            return f"{self.name}:{row.number}"
+        value = value_at(row, self.reading.roles["id"], role="id")
+        if not isinstance(value, (str, int)) or value == "":
+            raise DataError(
+                f"{row.where}: column {self.reading.roles['id']!r} (id) holds {describe(value)}, not text or a number",
+                remedy="name a column of unique ids, or none (row numbers are used then)",
+            )
+        return f"{self.name}:{value}"
+
+    def rows_with_ids(self) -> Iterator[tuple[str, Row]]:
+        """Each row with its id. DataError for an id that comes twice."""
+        seen: dict[str, str] = {}
+        for row in self.table.rows:
+            row_id = self.id_of(row)
+            if row_id in seen:
+                raise DataError(
+                    f"{row.where}: id {row_id.removeprefix(self.name + ':')!r} was given already at {seen[row_id]}",
+                    remedy="make ids unique, or remove columns.id (row numbers are used then)",
+                )
+            seen[row_id] = row.where
+            yield row_id, row
+
+
+def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[LoadedSource]:
+    """Rows and layouts of all sources. DataError for none, and for any that cannot be read or understood."""
+    if not sources:
+        raise DataError("no data set is named", remedy="set data.train (or data.eval) to a path")
+    total = sum(source.weight for source in sources)
+    loaded = []
+    for source, name in zip(sources, source_names(sources), strict=True):
+        table = read_table(source)
+        reading = recognise(table.rows, source, purpose)
+        share = source.weight / total if len(sources) > 1 else None
+        loaded.append(LoadedSource(source, name, table, reading, share, default_domain(source)))
+    return loaded
+
+
+def require_rows(kept: Sequence[object], loaded: LoadedSource, skipped: Counter[str]) -> None:
+    """DataError when every row of a source was left out."""
+    if not kept:
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in skipped.items())
+        raise DataError(
+            f"{loaded.source.path}: no row is left of {len(loaded.table.rows):,}: {reasons}",
+            remedy="raise the limit on tokens, or set data.over_long: truncate",
+        )

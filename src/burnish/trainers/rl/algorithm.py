@@ -1,0 +1,31 @@
+"""The estimator and the loss that a run file names, with the numbers that it sets for the loss."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.config.schema import AlgorithmConfig
+from burnish.trainers.rl.credit import estimator_numbers
+
+
+class AlgorithmParts(NamedTuple):
+    """What `algorithm` in a run file stands for. `loss_numbers` are keyword arguments of the loss."""
+
+    estimator: Estimator
+    loss: PolicyLossSpec
+    loss_numbers: dict[str, Any]
+
+
+def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
+    """Find the functions by their names. ConfigError for a name or an option that is not known."""
+    estimator = resolve_estimator(algorithm.estimator)
+    estimator_numbers(estimator, algorithm)  # looked up again for each step: here for the errors, before models load
+    loss = resolve_policy_loss(algorithm.loss)
+    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    known = {*loss.options, *loss.required_options}
+    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
+    numbers |= algorithm.loss_options
+    loss.check_options(numbers)
+    return AlgorithmParts(estimator, loss, numbers)

@@ -1,0 +1,205 @@
+"""How much of the code a reader meets who follows one GRPO step: its places, their lines, and the hops to `backward`.
+
+    python tools/read_path.py            # print the path and its counts
+    python tools/read_path.py --check    # fail when a count is past its limit (part of `make check`)
+
+A tiny run makes one step under Python's profiler. A place is a function or a record (dataclass) that the step enters; it
+counts once. The path is made of
+
+- every place of the rooms that a step is made of (`ROOMS`), also those that one of them enters only to help another;
+- formulas of `algorithms` that the path calls itself, not the helpers inside that room: a formula is read as one.
+
+What a step asks of the other rooms (an engine to generate, a scorer to score, a recorder to record) is printed as a
+door, and not counted: a reader of the step stays outside. A hop is a call from one function of ours to another on the
+way from the loop to the first `Tensor.backward`. The run takes the plain path (`debug.plain`), which says what is computed; each
+fast path is held to it by tests. `--fast` walks the fast ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "burnish"
+MAX_HOPS = 4
+MAX_PLACES = 90
+MAX_LINES = 1_100
+LOOP, STEP = "run_loop", "RlRun.train_step"
+ROOMS = ("trainers", "forward", "models")
+FORMULAS = "algorithms"
+
+
+Place = tuple[str, str]
+"""File below the package, and qualified name."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """What one step entered: places of the path with their lines, doors to other rooms, and the hops to `backward`."""
+
+    places: dict[Place, int] = field(default_factory=dict)
+    doors: set[Place] = field(default_factory=set)
+    hops: tuple[str, ...] = ()
+    inside: bool = False
+    """Whether the step is under way."""
+
+    def enter(self, frame: FrameType, event: str, _: object) -> None:
+        """The profiler's call."""
+        code = frame.f_code
+        if code.co_qualname == STEP:
+            self.inside = event == "call"
+        if event != "call" or not self.inside:
+            return
+        if code.co_name == "backward" and code.co_filename.endswith(os.path.join("torch", "_tensor.py")):
+            self.hops = self.hops or tuple(reversed(list(our_callers(frame))))
+        elif code.co_name == "__init__" and code.co_filename == "<string>":
+            self.note_record(type(frame.f_locals["self"]))
+        elif code.co_filename.startswith(str(PACKAGE)) and not code.co_name.startswith("<"):
+            # A comprehension or a lambda is read with the function around it.
+            self.note_function(code, frame.f_back)
+
+    def note_function(self, code: CodeType, caller: FrameType | None) -> None:
+        place = (Path(code.co_filename).relative_to(PACKAGE).as_posix(), code.co_qualname)
+        room, called_from = place[0].partition("/")[0], room_of(caller)
+        if room in ROOMS or (room == FORMULAS and called_from in ROOMS):
+            self.places.setdefault(place, len(inspect.getsource(code).splitlines()))
+        elif called_from in ROOMS:
+            self.doors.add(place)
+
+    def note_record(self, record: type) -> None:
+        if is_dataclass(record) and record.__module__.startswith("burnish."):
+            place = Path(inspect.getsourcefile(record) or "").relative_to(PACKAGE).as_posix()
+            if place.partition("/")[0] in ROOMS:
+                self.places.setdefault((place, record.__qualname__), 0)  # its lines are a list of names
+
+
+def room_of(frame: FrameType | None) -> str:
+    """The room of the nearest function of ours on the stack; empty outside of them."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(str(PACKAGE)) and not frame.f_code.co_name.startswith("<"):
+            return Path(frame.f_code.co_filename).relative_to(PACKAGE).parts[0]
+        frame = frame.f_back
+    return ""
+
+
+def our_callers(frame: FrameType | None) -> Iterator[str]:
+    """Functions of this package on the stack, up to the loop and without it."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(str(PACKAGE)):
+            if code.co_name == LOOP:
+                return
+            yield code.co_qualname
+        frame = frame.f_back
+
+
+@contextmanager
+def walking(walk: Walk) -> Iterator[None]:
+    """Python's profiler on for this thread."""
+    sys.setprofile(walk.enter)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def walk_one_step(folder: Path, *, plain: bool = True) -> Walk:
+    """Make one GRPO step on a model and data of a few kilobytes, and note what it enters."""
+    from rich.console import Console
+
+    from burnish.config.loading import load_run_data
+    from burnish.trainers.interrupt import StopRequest
+    from burnish.trainers.outer_loop import run_loop
+    from burnish.trainers.rl.setup import open_rl_run
+
+    walk = Walk()
+    config = load_run_data(run_file(folder, plain=plain)).rl
+    with open_rl_run(config, Console(quiet=True)) as run, walking(walk):
+        run_loop(run, StopRequest())
+    return walk
+
+
+def run_file(folder: Path, *, plain: bool) -> dict[str, object]:
+    """A run of one step of GRPO with a reward from a file, two updates and no evaluation."""
+    from burnish.models.characters import character_tokenizer, tiny_llama
+
+    tokenizer = character_tokenizer("0123456789+=", eos="<eos>", pad="<pad>", context_length=32)
+    model = tiny_llama(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=32,
+        context_length=32,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_embeddings=False,
+        initializer_range=0.5,  # far from 0, so that responses differ and a group has something to learn from
+        seed=0,
+    )
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = "".join(f'{{"prompt": "{number}+1=", "answer": "{number + 1}"}}\n' for number in range(8))
+    (folder / "train.jsonl").write_text(rows)
+    (folder / "reward.py").write_text("def digits(response: str) -> float:\n    return float(len(set(response)))\n")
+    return {
+        "output": str(folder / "run"),
+        "model": str(folder / "model"),
+        "data": {"train": str(folder / "train.jsonl")},
+        "rewards": f"{folder}/reward.py:digits",
+        "algorithm": "grpo",
+        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_response_tokens": 4},
+        "optimization": {"minibatches": 2},
+        "debug": {"plain": plain},
+        "steps": 1,
+    }
+
+
+def describe(walk: Walk) -> Iterator[str]:
+    """The path, file by file, and its counts beside their limits."""
+    files: dict[str, list[str]] = {}
+    for (file, name), lines in walk.places.items():
+        files.setdefault(file, []).append(f"{name} {lines}" if lines else f"{name} (record)")
+    for file, names in sorted(files.items()):
+        yield f"{file}: {', '.join(names)}"
+    yield "doors: " + ", ".join(f"{file}:{name}" for file, name in sorted(walk.doors))
+    yield "hops: " + " > ".join((LOOP, *walk.hops, "Tensor.backward"))
+    for name, count, limit in counts(walk):
+        yield f"{name}: {count} (at most {limit})"
+
+
+def counts(walk: Walk) -> list[tuple[str, int, int]]:
+    """(name, count, limit) of what is held."""
+    return [
+        ("hops", len(walk.hops), MAX_HOPS),
+        ("places", len(walk.places), MAX_PLACES),
+        ("lines", sum(walk.places.values()), MAX_LINES),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Count what a reader of one GRPO step meets.")
+    parser.add_argument("--check", action="store_true", help="fail when a count is past its limit")
+    parser.add_argument("--fast", action="store_true", help="walk the fast paths instead of the plain one")
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(PACKAGE.parent))
+    with tempfile.TemporaryDirectory() as folder:
+        walk = walk_one_step(Path(folder), plain=not arguments.fast)
+    print("\n".join(describe(walk)))
+    past = [name for name, count, limit in counts(walk) if count > limit]
+    if not walk.hops:
+        past.append("hops: the step has made no backward pass")
+    return 1 if arguments.check and past else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
