@@ -80,6 +80,8 @@ def test_the_same_call_goes_on_and_another_is_refused(fields: dict[str, Any], ti
     for change in ({"data": _rows(tiny_task, "eval")}, {"rewards": _digits(3)}):
         with pytest.raises(burnish.BurnishError, match="other inputs than this call gives"):
             burnish.train({**given, **change}, output="parts", steps=4, quiet=True)
+    prints = json.loads((Path("parts/checkpoints/step-000003/fingerprints.json")).read_text())["files"]
+    assert {"rewards.0: digits.txt", "data.train.0: train.jsonl"} <= set(prints)
     accepted = burnish.train({**given, "rewards": _digits(3)}, output="parts", steps=4, accept_changes=True, quiet=True)
     assert accepted.step == 4
     fresh = burnish.train({**given, "rewards": _digits(3)}, output="parts", steps=1, fresh=True, quiet=True)
@@ -122,7 +124,7 @@ def test_what_a_run_says(fields: dict[str, Any], tiny_task: Path, tmp_path: Path
     assert (first.step, first.domain, len(first.token_texts)) == (3, "train", len(first.response_tokens))
     assert "background:rgba" in first._repr_html_()
     assert {rollout.domain for rollout in run.rollouts(2, evaluation=True)} == {"eval"}
-    with pytest.raises(burnish.BurnishError, match="no rollouts of step 9"):
+    with pytest.raises(burnish.BurnishError, match=r"no rollouts of step 9"):
         run.rollouts(9)
     assert run.report() == Path("run/report.html")
     assert "finished at step 3" in repr(run)
