@@ -31,7 +31,7 @@ from burnish.config.schema import RlConfig
 from burnish.observability.history import read_history
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.setup import open_rl_run
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 EXAMPLE = Path("examples/stylistic_continuation")
 PAGE = Path("docs/details_ablation.md")

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "peers"))
+from lines import write_json
 from parent import run_script
 from report import processor
 
@@ -112,7 +113,7 @@ def about(options: argparse.Namespace, load_before: float) -> dict[str, Any]:
 def write(report: Mapping[str, Any], axes: Sequence[Axis], findings: Sequence[Finding], options: Any) -> None:
     output: Path = options.output
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(output.with_suffix(".json"), report)
     draw(report, axes, findings, options.clock, output.with_suffix(".png"))
     text = to_markdown(report, axes, findings, options.clock, output.with_suffix(".png").name)
     output.with_suffix(".md").write_text(text, encoding="utf-8")

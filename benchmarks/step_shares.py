@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 from floor import step_macs
+from lines import write_json
 from models import write_model, write_prompts
 from parent import run_script
 from report import processor
@@ -57,7 +57,7 @@ def main() -> None:
         "tables": tables,
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.output.with_suffix(".json"), report)
     options.output.with_suffix(".md").write_text(to_markdown(report), encoding="utf-8")
     print(to_markdown(report))
 

@@ -3,28 +3,31 @@
     python tools/read_path.py            # print the path and its counts
     python tools/read_path.py --check    # fail when a count is past its limit (part of `make check`)
 
-A tiny run makes one step under Python's profiler. A place is a function or a record (dataclass) that the step enters; it
-counts once. The path is made of
+A tiny run makes one step under Python's profiler. A place is a function or a record (dataclass) that the step enters,
+and counts once. The path is made of
 
-- every place of the rooms that a step is made of (`ROOMS`), also those that one of them enters only to help another;
+- the places of `ROOMS`, which say what a step computes. A function of one statement (an accessor, a name for an
+  expression) is read where it is used: its lines count, and it is not a place;
 - formulas of `algorithms` that the path calls itself, not the helpers inside that room: a formula is read as one.
 
-What a step asks of the other rooms (an engine to generate, a scorer to score, a recorder to record) is printed as a
-door, and not counted: a reader of the step stays outside. A hop is a call from one function of ours to another on the
-way from the loop to the first `Tensor.backward`. The run takes the plain path (`debug.plain`), which says what is computed; each
-fast path is held to it by tests. `--fast` walks the fast ones.
+What a step asks of others is a door, printed and not counted, because a reader of the step stays outside: an engine
+generates, a scorer scores, telemetry (`NOT_ON_PATH`) describes and records. A hop is a call from one function of ours
+to another on the way from the loop to the first `Tensor.backward`. The run takes the plain path (`debug.plain`), which
+says what is computed; each fast path is held to it by tests. `--fast` walks the fast ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import os
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -36,17 +39,39 @@ MAX_LINES = 1_100
 LOOP, STEP = "run_loop", "RlRun.train_step"
 ROOMS = ("trainers", "forward", "models")
 FORMULAS = "algorithms"
+NOT_ON_PATH = ("trainers/telemetry", "trainers/workplace.py")
 
 
 Place = tuple[str, str]
 """File below the package, and qualified name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a function: its lines of code, and the statements of its body. Docstrings, comments and blank lines are not
+    counted: a path must not become shorter by being explained less."""
+
+    lines: int
+    statements: int
+
+    @staticmethod
+    def of(code: CodeType) -> Size:
+        source = textwrap.dedent(inspect.getsource(code))
+        (function,) = ast.parse(source).body
+        assert isinstance(function, ast.FunctionDef)
+        body = function.body[ast.get_docstring(function) is not None :]
+        head = source.splitlines()[: function.body[0].lineno - 1]
+        code_lines = [*head, *source.splitlines()[body[0].lineno - 1 :]]
+        simple = len(body) == 1 and isinstance(body[0], ast.Return | ast.Expr | ast.Assign)
+        lines = sum(bool(line.strip()) and not line.strip().startswith("#") for line in code_lines)
+        return Size(lines, 1 if simple else max(2, len(body)))
+
+
 @dataclass(slots=True)
 class Walk:
     """What one step entered: places of the path with their lines, doors to other rooms, and the hops to `backward`."""
 
-    places: dict[Place, int] = field(default_factory=dict)
+    places: dict[Place, Size] = field(default_factory=dict)
     doors: set[Place] = field(default_factory=set)
     hops: tuple[str, ...] = ()
     inside: bool = False
@@ -69,24 +94,29 @@ class Walk:
 
     def note_function(self, code: CodeType, caller: FrameType | None) -> None:
         place = (Path(code.co_filename).relative_to(PACKAGE).as_posix(), code.co_qualname)
-        room, called_from = place[0].partition("/")[0], room_of(caller)
-        if room in ROOMS or (room == FORMULAS and called_from in ROOMS):
-            self.places.setdefault(place, len(inspect.getsource(code).splitlines()))
-        elif called_from in ROOMS:
+        called_from = file_of(caller)
+        if is_path(place[0]) or (place[0].startswith(FORMULAS) and is_path(called_from)):
+            self.places.setdefault(place, Size.of(code))
+        elif is_path(called_from):
             self.doors.add(place)
 
     def note_record(self, record: type) -> None:
         if is_dataclass(record) and record.__module__.startswith("burnish."):
-            place = Path(inspect.getsourcefile(record) or "").relative_to(PACKAGE).as_posix()
-            if place.partition("/")[0] in ROOMS:
-                self.places.setdefault((place, record.__qualname__), 0)  # its lines are a list of names
+            file = Path(inspect.getsourcefile(record) or "").relative_to(PACKAGE).as_posix()
+            if is_path(file):
+                self.places.setdefault((file, record.__qualname__), Size(lines=0, statements=len(fields(record))))
 
 
-def room_of(frame: FrameType | None) -> str:
-    """The room of the nearest function of ours on the stack; empty outside of them."""
+def is_path(file: str) -> bool:
+    """Whether a file below the package is one of those that say what a step computes."""
+    return file.startswith(ROOMS) and not file.startswith(NOT_ON_PATH)
+
+
+def file_of(frame: FrameType | None) -> str:
+    """The file of the nearest function of ours on the stack; empty outside of them."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(str(PACKAGE)) and not frame.f_code.co_name.startswith("<"):
-            return Path(frame.f_code.co_filename).relative_to(PACKAGE).parts[0]
+            return Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
         frame = frame.f_back
     return ""
 
@@ -167,8 +197,8 @@ def run_file(folder: Path, *, plain: bool) -> dict[str, object]:
 def describe(walk: Walk) -> Iterator[str]:
     """The path, file by file, and its counts beside their limits."""
     files: dict[str, list[str]] = {}
-    for (file, name), lines in walk.places.items():
-        files.setdefault(file, []).append(f"{name} {lines}" if lines else f"{name} (record)")
+    for (file, name), size in walk.places.items():
+        files.setdefault(file, []).append(f"{name} {size.lines or 'record'}{'' if size.statements > 1 else ' -'}")
     for file, names in sorted(files.items()):
         yield f"{file}: {', '.join(names)}"
     yield "doors: " + ", ".join(f"{file}:{name}" for file, name in sorted(walk.doors))
@@ -181,8 +211,8 @@ def counts(walk: Walk) -> list[tuple[str, int, int]]:
     """(name, count, limit) of what is held."""
     return [
         ("hops", len(walk.hops), MAX_HOPS),
-        ("places", len(walk.places), MAX_PLACES),
-        ("lines", sum(walk.places.values()), MAX_LINES),
+        ("places", sum(size.statements > 1 for size in walk.places.values()), MAX_PLACES),
+        ("lines", sum(size.lines for size in walk.places.values()), MAX_LINES),
     ]
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lines import write_json
 from parent import run_script
 from report import add_ratios, build_row, processor, to_markdown
 from workloads import WORKLOADS, Workload, check_same_work
@@ -148,7 +149,7 @@ def write(report: dict[str, Any], output: Path) -> None:
     report["rows"].sort(key=lambda row: row["workload"])  # stable: peers and precisions keep their order
     add_ratios(report["rows"])
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(output.with_suffix(".json"), report)
     output.with_suffix(".md").write_text(to_markdown(report), encoding="utf-8")
 
 

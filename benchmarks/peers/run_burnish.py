@@ -17,7 +17,7 @@ from burnish.config.schema import RlConfig
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 REWARD = Path(__file__).parent / "reward.py"
 

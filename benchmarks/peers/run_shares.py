@@ -18,7 +18,7 @@ from burnish.kernels.attention import AttentionKernels
 from burnish.kernels.decoding import DecodeKernels
 from burnish.kernels.training import TrainKernels
 from burnish.trainers.rl.setup import open_rl_run
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 KINDS = (
     ("products", ("mm", "addmm", "addmm_", "bmm", "_linear_pointwise")),

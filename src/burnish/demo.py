@@ -1,7 +1,7 @@
 """The demo's task: two-digit additions, a forgetful demonstrator, a tiny transformer, and the two run files.
 
-Everything is a pure function of the seed. `burnish demo` writes all of it into a folder, where ordinary commands can
-use it. A program takes the pieces: `split_problems`, `problem_rows`, `demonstration_rows` and `write_model`.
+Everything depends only on the seed. `burnish demo` writes all of it into a folder, where ordinary commands can use it.
+A program takes the pieces: `split_problems`, `problem_rows`, `demonstration_rows` and `write_model`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from string import Template
 ALPHABET = "0123456789+="
 NUM_HELD_OUT = 500
 FORGET_PROBABILITY = 0.8
-"""How often the demonstrator drops the carry out of the ones, where there is one."""
+"""How often the demonstrator drops the carry out of the ones, if there is one."""
 NUM_DEMONSTRATIONS = 4
-"""Demonstrations of each problem, each forgetful or not by itself: with one alone the model would learn by heart which
-problems are shown with a carry, instead of how to carry."""
+"""Demonstrations per problem, each forgetful or not independently. With only one, the model would memorise which
+problems are shown with a carry, instead of learning how to carry."""
 
 SFT_STEPS = 1300
 RL_STEPS = 60
@@ -27,7 +27,7 @@ RL_STEPS = 60
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """One problem. The answer is written ones first: carries then flow in the direction in which text is written."""
+    """One problem. The answer is written with the ones first, so that carries flow in the direction of writing."""
 
     a: int
     b: int
@@ -49,7 +49,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class DemoFolder:
-    """Where the parts of a demo lie."""
+    """The folder of a demo, and the paths in it."""
 
     path: Path
 
@@ -86,7 +86,7 @@ class DemoFolder:
         return self.path / "rl"
 
     def is_demo(self) -> bool:
-        """Whether an earlier demo was begun here."""
+        """Whether an earlier demo was started here."""
         return self.sft_file.is_file() and self.rl_file.is_file()
 
 
@@ -98,7 +98,7 @@ def split_problems(seed: int) -> tuple[list[Addition], list[Addition]]:
 
 
 def demonstrate(problems: Iterable[Addition], seed: int) -> list[str]:
-    """What the forgetful demonstrator writes down for each problem."""
+    """What the forgetful demonstrator writes for each problem."""
     chance = random.Random(seed + 1)
     return [p.without_carry if chance.random() < FORGET_PROBABILITY else p.answer for p in problems]
 
@@ -117,7 +117,7 @@ def demonstration_rows(problems: Iterable[Addition], seed: int) -> list[dict[str
 
 
 def write_data(folder: DemoFolder, seed: int) -> float:
-    """Write the three data files. Returns the share of demonstrations that are wrong."""
+    """Write the three data files. Returns the fraction of demonstrations that are wrong."""
     train, held_out = split_problems(seed)
     demonstrations = demonstration_rows(train, seed)
     _write_lines(folder.demonstrations, demonstrations)
@@ -142,7 +142,7 @@ def write_model(folder: Path, seed: int) -> int:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         tie_embeddings=False,
-        initializer_range=0.06,  # the customary 0.02 is made for wide models; so narrow a one starts three times slower
+        initializer_range=0.06,  # the usual 0.02 is for wide models; with it, this narrow one starts three times slower
         seed=seed,
     )
     model.save_pretrained(folder)
@@ -151,7 +151,7 @@ def write_model(folder: Path, seed: int) -> int:
 
 
 def write_run_files(folder: DemoFolder, seed: int) -> None:
-    """Write the run files of the two trainings; they are like any other run file."""
+    """Write the two run files, which are ordinary run files."""
     values = {
         "seed": seed,
         "sft_steps": SFT_STEPS,
@@ -170,7 +170,7 @@ def write_run_files(folder: DemoFolder, seed: int) -> None:
 
 
 def _quoted(path: Path) -> str:
-    """A path as YAML reads it back whatever characters it holds."""
+    """A path quoted so that YAML reads it back unchanged, whatever characters it contains."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
@@ -194,7 +194,7 @@ optimization:
   learning_rate: 2e-3
   betas: [0.9, 0.99]
   warmup_steps: 20
-  schedule: linear  # down to 0: what rises afterwards is not left-over learning rate
+  schedule: linear  # down to 0, so that later gains are not due to unfinished training
 evaluation: {every_steps: 200, max_prompts: null}
 checkpoint: {every_steps: null}
 """

@@ -1,15 +1,18 @@
 """Every error that Burnish raises on purpose.
 
-A message names what is wrong, where (field, file and line, step) and what to do about it. The command line turns
-each of these into one message and exit code 2; anything else is a defect of Burnish and keeps its traceback.
+A message says what is wrong, where (field, file and line, step) and what to do about it. The command line prints such
+an error as one message and exits with code 2. Any other exception is a bug in Burnish and keeps its traceback.
 """
 
 from __future__ import annotations
 
 
 class BurnishError(Exception):
-    """Base of all expected errors. `remedy` is one sentence that tells the user what to change; `unexpected` marks an
-    error whose cause nobody foresaw (`burnish.reading`), so that its traceback is worth keeping."""
+    """Base of all expected errors.
+
+    `remedy` is one sentence that tells the user what to change. `unexpected` marks an error with an unforeseen cause
+    (see `burnish.reading`), whose traceback is worth keeping.
+    """
 
     def __init__(self, message: str, *, remedy: str | None = None, unexpected: bool = False) -> None:
         super().__init__(message if remedy is None else f"{message}\n  -> {remedy}")
@@ -27,11 +30,11 @@ class DataError(BurnishError):
 
 
 class ModelError(BurnishError):
-    """A model folder or a tokenizer cannot be loaded or does not fit the run."""
+    """A model or tokenizer cannot be loaded, or does not fit the run."""
 
 
 class RewardError(BurnishError):
-    """A reward cannot be loaded, or fails more often than the run allows."""
+    """A reward cannot be loaded, or it fails more often than the run allows."""
 
 
 class RolloutError(BurnishError):
@@ -39,12 +42,12 @@ class RolloutError(BurnishError):
 
 
 class KernelError(BurnishError):
-    """Code in C for this machine cannot be built or loaded."""
+    """The C kernels cannot be built or loaded on this machine."""
 
 
 class CheckpointError(BurnishError):
-    """A checkpoint cannot be written, found, read or does not belong to this run."""
+    """A checkpoint cannot be written, found or read, or it does not belong to this run."""
 
 
 class DivergenceError(BurnishError):
-    """A loss or gradient is not finite; raised before the optimizer step would spoil the weights."""
+    """A loss or gradient is not finite. Raised before the optimizer step, so the weights are still good."""

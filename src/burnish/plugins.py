@@ -1,4 +1,4 @@
-"""Code from outside: modules and classes that a run file names, and where they went wrong; how a process ended."""
+"""Plugins: modules, files and classes that a run file names, and messages that say where they failed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from typing import Any
 from burnish.errors import BurnishError, ConfigError
 from burnish.words import did_you_mean
 
-MEND = "mend it (--debug shows the whole traceback)"
+FIX_IT = "fix it (--debug shows the whole traceback)"
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OWN = str(Path(__file__).parent)
 
 
 def describe_failure(error: BaseException) -> str:
-    """`NameError: name 'x' is not defined (/home/me/my_parts.py:3)`: what happened, and in which line of whose file.
+    """What happened and on which line: `NameError: name 'x' is not defined (/home/me/my_parts.py:3)`.
 
-    The line is the innermost one of a file that is neither installed nor Burnish's own; of an error without such a
-    line, the innermost of all.
+    The line is the innermost one in a file that is neither installed nor part of Burnish. If the traceback has none,
+    it is the innermost line of all.
     """
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
@@ -53,13 +53,16 @@ def describe_exit(status: int) -> str:
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks a run to stop. A scheduler sends it to every process of a job at once, a terminal to its whole group."""
+"""Signals that ask a run to stop. A scheduler sends them to every process of a job, a terminal to its whole group."""
 
 
 @contextmanager
 def holding_back_stop_signals() -> Iterator[None]:
-    """Around the start of a process that is to outlive such a signal: it is born with them blocked, and has time to
-    ignore them before it lets them through. One that comes to this process meanwhile is handled at the end."""
+    """Block the stop signals while a process is started that must survive them.
+
+    The child inherits the block, so it can set up its own handling before it unblocks them. A signal that reaches this
+    process in the meantime is handled at the end of the block.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -68,31 +71,32 @@ def holding_back_stop_signals() -> Iterator[None]:
 
 
 def import_named(module_name: str, wanted: str) -> ModuleType:
-    """The module. ConfigError, beginning with `wanted`, when it is not there or fails while it is imported."""
+    """The module. Raises ConfigError, beginning with `wanted`, if it does not exist or fails to import."""
     try:
         return importlib.import_module(module_name)
     except (BurnishError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # boundary: a module from outside may raise anything
+    except BaseException as error:  # boundary: a plugin may raise anything
         absent = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
         raise ConfigError(
             f"{wanted}, but cannot import module {module_name!r}: {error if absent else describe_failure(error)}",
-            remedy="check the spelling, and that it can be imported from where the run starts" if absent else MEND,
+            remedy="check the spelling, and that it can be imported where the run starts" if absent else FIX_IT,
         ) from error
 
 
 def import_place(place: str, wanted: str) -> ModuleType:
-    """The module behind `package.module` or `path/to/file.py` (counted from the folder in which the command was
-    started; the file may import its neighbours). A file is run once in a process, like a module.
+    """The module that `package.module` or `path/to/file.py` names.
 
-    ConfigError, beginning with `wanted`, when it is not there or fails while it is imported.
+    A path is relative to the current folder, and the file may import other files in its folder. Like a module, a file
+    is run only once per process. Raises ConfigError, beginning with `wanted`, if it does not exist or fails to import.
     """
     if not place.endswith(".py"):
         return import_named(place, wanted)
     path = Path(place).expanduser()
     if not path.is_file():
-        raise ConfigError(f"{wanted}, but there is no file {place!r}", remedy=f"it was looked for from {Path.cwd()}")
+        raise ConfigError(f"{wanted}, but there is no file {place!r}", remedy=f"the path is relative to {Path.cwd()}")
     path = path.resolve()
+    # The checksum of the whole path keeps two files of the same name apart.
     name = f"burnish_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     return sys.modules[name] if name in sys.modules else _run_file(path, name, wanted)
 
@@ -102,23 +106,23 @@ def _run_file(path: Path, name: str, wanted: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{wanted}, but {path} cannot be imported", remedy="name a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
+    sys.modules[name] = module  # before it runs, because dataclasses look up their module here
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, so that nothing beside the file hides an installed package
+        sys.path.append(str(path.parent))  # at the end, so that no file next to it hides an installed package
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:  # boundary: a file from outside may raise anything, and half of it must not stay
+    except BaseException as error:  # boundary: a plugin may raise anything, and a half-run module must not stay
         del sys.modules[name]
         if isinstance(error, (BurnishError, KeyboardInterrupt)):
             raise
-        raise ConfigError(f"{wanted}, but its file fails: {describe_failure(error)}", remedy=MEND) from error
+        raise ConfigError(f"{wanted}, but its file fails: {describe_failure(error)}", remedy=FIX_IT) from error
     return module
 
 
 def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) -> type:
-    """The class that `package.module:Class` or `file.py:Class` names, checked to have the methods of the protocol.
+    """The class that `package.module:Class` or `file.py:Class` names. It must have all `methods` of the protocol.
 
-    `field` is where the run file names it. Raises ConfigError saying which part cannot be found or is missing.
+    `field` is the field of the run file that names it. Raises ConfigError that says which part is missing.
     """
     module_name, _, class_name = name.rpartition(":")
     members = vars(import_place(module_name, f"{field} is {name!r}"))
@@ -139,26 +143,28 @@ def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) 
 
 
 def is_outside(name: str) -> bool:
-    """Whether a name in the run file is that of code from outside (`package.module:name`, `path/to/file.py:name`)."""
+    """Whether a name in the run file refers to a plugin (`package.module:name`, `path/to/file.py:name`)."""
     return ":" in name
 
 
 @contextmanager
 def calling_outside(what: str, kind: type[BurnishError]) -> Iterator[None]:
-    """Around a call into code from outside: whatever it raises becomes an error of that kind, beginning with `what` and
-    naming the line. Memory that cannot be had is not the code's doing and passes."""
+    """Turn whatever a plugin raises into an error of type `kind`, which begins with `what` and names the line.
+
+    Running out of memory is not the plugin's fault and passes unchanged.
+    """
     try:
         yield
     except (BurnishError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # boundary: code from outside may raise anything
+    except BaseException as error:  # boundary: a plugin may raise anything
         if is_out_of_memory(error):
             raise
-        raise kind(f"{what} failed: {describe_failure(error)}", remedy=MEND) from error
+        raise kind(f"{what} failed: {describe_failure(error)}", remedy=FIX_IT) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had: Python's own error, the system's, or one of torch's allocators'."""
+    """Whether the error means out of memory: Python's MemoryError, ENOMEM, or a message of torch's allocators."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     words = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc")
@@ -168,7 +174,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def construct(found: Any, name: str, first: Any, arguments: Mapping[str, Any], *, field: str, first_name: str) -> Any:
-    """`found(first, **arguments)`. ConfigError when its constructor does not take them."""
+    """`found(first, **arguments)`. Raises ConfigError if the constructor does not accept them."""
     try:
         inspect.signature(found).bind(first, **arguments)
     except TypeError as error:

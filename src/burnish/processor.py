@@ -1,8 +1,8 @@
-"""What this machine's processor offers beyond the plain way to compute, and the switches that turn it off.
+"""Special capabilities of this machine's processor, and the environment variables that turn them off.
 
-`BURNISH_WITHOUT` names what is to be left alone, separated by commas: tests that stand for another processor set it,
-and so can anyone who suspects a fast path. The C compiler has a switch already: `CC=no-such`. `BURNISH_TIMING=off`
-takes every fast path that computes the same without timing it (`burnish.forward.fast_paths`).
+`BURNISH_WITHOUT` is a comma-separated list of capabilities not to use. Tests set it to simulate another processor, and
+users can set it when they suspect a fast path. To turn off the C compiler, set `CC=no-such`. With `BURNISH_TIMING=off`
+every fast path that computes the same result is taken without being timed (`burnish.forward.fast_paths`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import Literal, get_args
 
 from burnish.errors import ConfigError
 
-Capability = Literal["onednn", "onednn_bfloat16", "medium_float32", "bfloat16"]
+Capability = Literal["onednn", "onednn_bfloat16", "medium_float32", "bfloat16", "varlen_attention", "flex_attention"]
 """`onednn`: matrix products with weights in blocks; `onednn_bfloat16`: the same for bfloat16; `medium_float32`:
-float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16."""
+float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16. Of a GPU: `varlen_attention`
+and `flex_attention`, two ways to attend in packed rows."""
 
 WITHOUT, TIMING = "BURNISH_WITHOUT", "BURNISH_TIMING"
-REMEDY = "set model.dtype: float32, unless memory is what you lack"
+REMEDY = "set model.dtype: float32, unless you lack the memory"
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"})
-"""Of x86 and ARM."""
+"""Names of these instructions in /proc/cpuinfo, on x86 and ARM."""
 _LIMITS_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
-"""Values of ONEDNN_MAX_CPU_ISA below the instructions for bfloat16."""
+"""Values of ONEDNN_MAX_CPU_ISA that leave out the instructions for bfloat16."""
 
 
 def allows(capability: Capability) -> bool:
-    """Whether BURNISH_WITHOUT leaves it on. Raises ConfigError when that names something that there is not."""
+    """Whether BURNISH_WITHOUT leaves this capability on. Raises ConfigError if the variable names an unknown one."""
     names = {name.strip() for name in os.environ.get(WITHOUT, "").split(",")} - {""}
     unknown = sorted(names - set(get_args(Capability)))
     if unknown:
@@ -41,7 +42,7 @@ def allows(capability: Capability) -> bool:
 
 
 def times_paths() -> bool:
-    """Whether fast paths are timed. Raises ConfigError for a value of BURNISH_TIMING other than on and off."""
+    """Whether fast paths are timed. Raises ConfigError if BURNISH_TIMING is neither on nor off."""
     value = os.environ.get(TIMING, "on")
     if value not in ("on", "off"):
         raise ConfigError(f"the environment variable {TIMING} is {value!r}", remedy="set it to on or off")
@@ -49,19 +50,19 @@ def times_paths() -> bool:
 
 
 def has_onednn() -> bool:
-    """Whether PyTorch has oneDNN's products with weights in blocks."""
-    import torch  # here, so that `burnish plan` can ask about bfloat16 without it
+    """Whether PyTorch offers oneDNN's matrix products with packed weights."""
+    import torch  # not at the top, so that `burnish plan` can ask about bfloat16 without loading torch
 
     if not allows("onednn") or not torch.backends.mkldnn.is_available():
         return False
     try:
         return callable(torch.ops.mkldnn._reorder_linear_weight) and callable(torch.ops.mkldnn._linear_pointwise)
-    except AttributeError:  # a build of PyTorch that registers none of them
+    except AttributeError:  # these operators are private, and some builds of PyTorch do not have them
         return False
 
 
 def has_onednn_bfloat16() -> bool:
-    """The same for bfloat16, which asks more of the processor."""
+    """The same for bfloat16, which fewer processors support."""
     import torch
 
     if not has_onednn() or not allows("onednn_bfloat16"):
@@ -73,8 +74,10 @@ def has_onednn_bfloat16() -> bool:
 
 
 def multiplies_bfloat16() -> bool | None:
-    """Whether the processor has instructions for it, by its own description; None where it gives none. Without them
-    each product is made of float32 ones and of conversions, and takes several times as long."""
+    """Whether the processor has instructions for it, according to /proc/cpuinfo; None if that is not available.
+
+    Without them, each product is emulated in float32 with conversions, which takes several times as long.
+    """
     if not allows("bfloat16"):
         return False
     if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _LIMITS_WITHOUT_BFLOAT16:
@@ -88,17 +91,17 @@ def multiplies_bfloat16() -> bool | None:
 
 @cache
 def description() -> tuple[str, ...]:
-    """What the system says of its first processor, without its clock and the like; empty where it says nothing."""
+    """What the system says about its first processor, without its clock rate and the like; empty if nothing."""
     try:
         first = _CPU_INFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-    except OSError:  # another system than Linux
+    except OSError:  # not Linux
         return ()
     kept = ("model name", "flags", "features", "cpu implementer", "cpu part", "cpu variant")
     return tuple(line for line in first if line.lower().startswith(kept))
 
 
 def identity() -> dict[str, str]:
-    """Everything about processor and settings that speed depends on, for a key."""
+    """Everything about processor and settings that affects speed, to key stored timings."""
     settings = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CC")
     return {
         "machine": platform.machine(),
@@ -108,8 +111,7 @@ def identity() -> dict[str, str]:
 
 
 def emulation_note() -> str | None:
-    """What `multiplies_bfloat16` means for a bfloat16 model on this machine's CPU; None where all is well, or nothing
-    is known."""
+    """A warning for a bfloat16 model on a CPU that only emulates bfloat16; None if it does not, or if unknown."""
     if multiplies_bfloat16() is not False:
         return None
     return f"bfloat16 is emulated on this processor, several times slower than float32: {REMEDY}"

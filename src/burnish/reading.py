@@ -1,7 +1,7 @@
-"""The boundary to files that are the user's: whatever goes wrong while one is read becomes an error that names it.
+"""The boundary to the user's files: any failure to read one becomes an error that names the file.
 
-Every place where Burnish begins to read such a file (run file, data set, model folder, tokenizer, reward file, metrics)
-stands inside `reading`. What can be foreseen is refused there in its own words; `reading` is for the rest.
+Whenever Burnish reads such a file (run file, data set, model folder, tokenizer, reward file, metrics), it does so
+inside `reading`. Foreseeable problems get their own messages at that place; `reading` catches the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from burnish.errors import BurnishError, DataError
 
 FOLDER = "is a folder, not a file"
-"""What `file_problem` says of a folder, which is no problem everywhere."""
+"""What `file_problem` returns for a folder. Some callers accept one."""
 
 _MAX_REASON_CHARACTERS = 300
 _KINDS = (
@@ -31,10 +31,10 @@ _KINDS = (
 
 
 @contextmanager
-def reading(what: str, raises: type[BurnishError] = DataError, *, remedy: str = "mend or replace it") -> Iterator[None]:
-    """Turn every exception but our own into `raises`, which names `what` (a file and what was being done with it).
+def reading(what: str, raises: type[BurnishError] = DataError, *, remedy: str = "fix or replace it") -> Iterator[None]:
+    """Turn every exception except our own into `raises`; `what` names the file and what was being done with it.
 
-    Such an error is marked as unexpected, so that the command line keeps its traceback in a file.
+    The error is marked as unexpected, so the command line keeps its traceback in a file.
     """
     try:
         yield
@@ -45,19 +45,19 @@ def reading(what: str, raises: type[BurnishError] = DataError, *, remedy: str = 
 
 
 def reason_of(error: BaseException) -> str:
-    """`ValueError: what it says` on one line, never longer than a few lines of a terminal."""
-    said = " ".join(str(error).split()) or _SILENT.get(type(error), "it says no more")
-    reason = f"{type(error).__name__}: {said}"
+    """`ValueError: its message`, without line breaks and cut to a few lines of a terminal."""
+    message = " ".join(str(error).split()) or _DEFAULT_MESSAGES.get(type(error), "no message given")
+    reason = f"{type(error).__name__}: {message}"
     return reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + " ..."
 
 
-_SILENT: dict[type[BaseException], str] = {MemoryError: "there is not enough memory"}
+_DEFAULT_MESSAGES: dict[type[BaseException], str] = {MemoryError: "not enough memory"}
 
 
 def file_problem(path: Path) -> str | None:
-    """What keeps `path` from being read as a regular file, in words that follow its name; None when nothing does.
+    """Why `path` cannot be read as a regular file, as words to put after its name; None if it can.
 
-    Pipes and devices count as problems: reading one may never end.
+    Pipes and devices count as problems, because reading one may never end.
     """
     try:
         mode = path.stat().st_mode
@@ -72,12 +72,15 @@ def file_problem(path: Path) -> str | None:
 
 
 class UnreadableError(Exception):
-    """A file that cannot be used; the message follows its name."""
+    """A file cannot be used. The message is meant to follow the file's name."""
 
 
 def read_json(path: Path) -> Any:
-    """The content of one of our own files. UnreadableError for whatever may stand there instead: nothing, a pipe or a
-    device, which must not be waited for, bytes that are no text, a text that is no JSON."""
+    """The content of one of our own JSON files.
+
+    Raises UnreadableError if there is anything else in its place: no file, a pipe or device (never waited for), bytes
+    that are not text, or text that is not JSON.
+    """
     problem = file_problem(path)
     if problem is not None:
         raise UnreadableError(problem)
@@ -92,22 +95,24 @@ def read_json(path: Path) -> Any:
 def _stat_problem(path: Path, error: OSError) -> str:
     match error.errno:
         case errno.ENOENT if path.is_symlink():
-            return "is a link to nothing"
+            return "is a broken link"
         case errno.ENOENT:
             return "does not exist"
         case errno.ENOTDIR:
-            return "does not exist: a part of its path is a file, not a folder"
+            return "does not exist: part of its path is a file, not a folder"
         case errno.ELOOP:
-            return "is a link that leads back to itself"
+            return "is a link that points back to itself"
         case errno.ENAMETOOLONG:
-            return "has a name that is too long for any file"
+            return "has a name that is too long for a file"
         case _:
-            return f"cannot be looked at: {error.strerror}"
+            return f"cannot be accessed: {error.strerror}"
 
 
 def read_at_most(stream: BufferedIOBase, max_bytes: int) -> bytearray:
-    """All that is in the stream, or a little more than `max_bytes` where it has more (then it is too long). Raises
-    whatever the stream raises."""
+    """The whole stream, or slightly more than `max_bytes` of it if it is longer, so that callers can tell.
+
+    Raises whatever the stream raises.
+    """
     content = bytearray()
     while len(content) <= max_bytes and (piece := stream.read(_PIECE_BYTES)):
         content += piece

@@ -1,6 +1,7 @@
-"""Programs that come with a user's files (chat templates, regular expressions) may never end, or take all the memory.
+"""Calls in a separate process with a limit on time and memory.
 
-They are tried in a process of their own, which ends when its time or its memory does.
+For programs that come with a user's files (chat templates, regular expressions), which may never end or may use up all
+memory.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from burnish.trial import serve; serve()"
 _SLOWER_THAN_ITS_WORK = 6
-"""Seconds on the clock for one of arithmetic: the machine may be busy with other things."""
+"""Wall-clock seconds allowed per second of CPU time, because the machine may be busy with other work."""
 
 
 def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int, max_bytes: int | None = None) -> Any:
-    """`module:function` called with the request; both it and the result are plain JSON values.
+    """Call `module:function` with `request` as keyword arguments. Request and result are plain JSON values.
 
-    seconds: of arithmetic. max_bytes: of memory, all of the process's own included. Raises TimeoutError and MemoryError
-    past them, and RuntimeError with the last line that a failing process wrote.
+    seconds: limit on CPU time. max_bytes: limit on address space, including what Python itself uses. Raises
+    TimeoutError or MemoryError past these limits, and RuntimeError with the last line that a failing process wrote.
     """
     limits = {"function": function, "seconds": seconds, "max_bytes": max_bytes}
     try:
@@ -34,19 +35,20 @@ def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int,
         )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError from error
-    if done.returncode < 0:  # the system ended it at the limit of its arithmetic
+    if done.returncode < 0:  # the system killed it at the limit on CPU time
         raise TimeoutError
-    said = done.stderr.decode("utf-8", "backslashreplace").strip().rpartition("\n")[2]
-    if said.startswith("MemoryError"):
+    last_line = done.stderr.decode("utf-8", "backslashreplace").strip().rpartition("\n")[2]
+    if last_line.startswith("MemoryError"):
         raise MemoryError
     if done.returncode:
-        raise RuntimeError(said or f"exit status {done.returncode}")
+        raise RuntimeError(last_line or f"exit status {done.returncode}")
     return json.loads(done.stdout)
 
 
 def serve() -> None:
-    """What the process does: take one request from standard input, answer on standard output."""
+    """What the separate process runs: one request from standard input, its answer to standard output."""
     asked = json.load(sys.stdin)
+    # At the soft limit the system sends SIGXCPU, which ends Python; the hard one kills whatever survived that.
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"], asked["seconds"] + 1))
     if asked["max_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (asked["max_bytes"], asked["max_bytes"]))

@@ -1,4 +1,4 @@
-"""Host-side data: plain frozen values that travel between the rooms. No torch here; everything is JSON-able.
+"""Host-side data: plain frozen values passed between the packages. No torch here; everything is JSON-able.
 
 `Prompt` -> `RolloutRequest` -> `Rollout` (scored: `with_reward`) -> `RolloutGroup` -> `burnish.forward.batch.Batch`.
 """
@@ -13,16 +13,16 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 """Plain data, as JSON and YAML hold it."""
 UseKernels = Literal["auto", "required", "off"]
-"""Code in C: where it can be had, or refuse to run without, or not at all."""
+"""C kernels: use them where they can be built, refuse to run without them, or never use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation, as chat templates know it.
+    """One turn of a conversation, in the form that chat templates expect.
 
-    `tool_calls` are `{"type": "function", "function": {"name", "arguments"}}`, arguments a mapping;
-    `reasoning_content` is what the assistant thought before it answered; `extra` is whatever else the turn carries
-    (`name`, `tool_call_id`, ...), handed to the template as it is.
+    `tool_calls` are `{"type": "function", "function": {"name", "arguments"}}`, where `arguments` is a mapping.
+    `reasoning_content` is the assistant's thinking before its answer. `extra` holds all other fields of the turn
+    (`name`, `tool_call_id`, ...) and is passed to the template unchanged.
     """
 
     role: str
@@ -37,7 +37,7 @@ class Message:
         return [str(function["name"]) for function in functions if isinstance(function, dict)]
 
     def to_dict(self) -> dict[str, Json]:
-        """The turn as templates, records and rewards read it; what it does not carry is left out."""
+        """The turn as a dictionary, for templates, records and rewards. Absent fields are left out."""
         turn: dict[str, Json] = {"role": self.role, "content": self.content}
         if self.reasoning_content is not None:
             turn["reasoning_content"] = self.reasoning_content
@@ -50,10 +50,10 @@ class Message:
 class Prompt:
     """What the policy is asked. Exactly one of `text` and `messages` is set.
 
-    `id` is unique in its data set and stable across runs (source name and row number), so that sampling noise and
-    recorded rollouts can be keyed by it; two rows with equal text stay two prompts. `answer` is what a verifiable
-    reward compares with; `columns` are all the columns of the row, handed to rewards by name. `tools` are the JSON
-    schemas of functions that the chat template offers the model.
+    `id` is unique in its data set and stable across runs (source name and row number), so it can key sampling noise
+    and recorded rollouts. Two rows with equal text are two prompts. `answer` is what a verifiable reward compares the
+    response with. `columns` holds all columns of the row, which rewards receive by name. `tools` are JSON schemas of
+    the functions that the chat template offers to the model.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Prompt:
 class FinishReason(StrEnum):
     """Why a response ended."""
 
-    STOP = "stop"  # a stop token or a stop string; the token that stopped it is part of the response
+    STOP = "stop"  # a stop token or stop string was sampled; it is part of the response
     LENGTH = "length"  # cut at max_response_tokens (or at the end of the context)
 
 
@@ -83,15 +83,15 @@ class RewardStatus(StrEnum):
     OK = "ok"
     TIMEOUT = "timeout"
     ERROR = "error"
-    MISSING = "missing"  # the reward said that it cannot judge this row (returned None)
+    MISSING = "missing"  # the reward cannot judge this row (it returned None)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """What a reward function may return instead of a bare float.
 
-    `parts` are named components for logging (they do not enter the sum again). `token_rewards`, when given, holds one
-    number per response token (dense reward) and `value` must be their sum.
+    `parts` are named components, for logging only: they are not added to `value`. `token_rewards`, if given, holds one
+    number per response token (a dense reward), and `value` must be their sum.
     """
 
     value: float
@@ -103,8 +103,8 @@ class Score:
 class RolloutRequest:
     """One prompt to be continued `len(sample_indices)` times.
 
-    `sample_indices` number the samples of this prompt in this step; together with seed, step, `prompt_id` and token
-    position they determine the sampling noise, so a refilled or re-asked sample takes fresh indices.
+    `sample_indices` number the samples of this prompt in this step. Seed, step, `prompt_id`, sample index and token
+    position determine the sampling noise, so a sample that is drawn again needs a new index.
     """
 
     prompt_id: str
@@ -115,7 +115,7 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled response. Token ids and log-probabilities are exactly those of the sampler, never re-tokenised."""
+    """One sampled response, with the sampler's own token ids and log-probabilities (text is never re-tokenised)."""
 
     prompt_id: str
     group_id: int
@@ -133,7 +133,8 @@ class Rollout:
     status_detail: str = ""
 
     def to_dict(self) -> dict[str, Json]:
-        """A JSON-able dictionary (one line of `rollouts/step-*.jsonl`). Written out: a step makes thousands."""
+        """A JSON-able dictionary: one line of `rollouts/step-*.jsonl`."""
+        # Field by field, because `dataclasses.asdict` copies every token list, and a step has thousands of rollouts.
         return {
             "prompt_id": self.prompt_id,
             "group_id": self.group_id,
@@ -154,7 +155,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All responses to one prompt of one step, and the greedy one where the estimator asked for it."""
+    """All responses to one prompt in one step, plus the greedy response if the estimator needs it."""
 
     prompt: Prompt
     group_id: int
@@ -164,7 +165,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Candidate responses to one prompt, the best of them marked. A chosen/rejected pair is k = 2 with `best` = 0."""
+    """Candidate responses to one prompt, with the index of the best. A chosen/rejected pair has `best` = 0."""
 
     prompt: Prompt
     responses: tuple[str, ...]
@@ -173,7 +174,7 @@ class Preference:
 
 
 class Reduction(StrEnum):
-    """How two readings of one metric become one."""
+    """How two readings of a metric are merged."""
 
     MEAN = "mean"
     SUM = "sum"

@@ -7,7 +7,8 @@ import torch
 
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import CheckpointError, DivergenceError
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.accumulation import count_denominators
+from burnish.models.critic import SeparateCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.trainers.rl.value_objective import ClippedValueObjective
@@ -23,12 +24,12 @@ def _separate(loaded, lora=None):
 
 def _shared(loaded, lora=None):
     policy = LocalPolicy(loaded, SETTINGS, tokens_per_microbatch=24, lora=lora)
-    return policy, SharedCritic(policy, SETTINGS, tokens_per_microbatch=24)
+    return policy, policy.add_value_head(SETTINGS)
 
 
 IMPLEMENTATIONS = {
     "separate": _separate,
-    "separate beside LoRA": lambda loaded: _separate(loaded, LoraConfig(rank=2)),
+    "separate next to LoRA": lambda loaded: _separate(loaded, LoraConfig(rank=2)),
     "shared": _shared,
     "shared with LoRA": lambda loaded: _shared(loaded, LoraConfig(rank=2)),
 }
@@ -107,6 +108,29 @@ def test_a_batch_without_trained_tokens_moves_nothing(pair, batch):
     metrics = critic.update(batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)), LOSS).metrics
     assert metrics["critic/empty_updates"].result() == 1
     assert torch.equal(critic.values(batch), values)
+
+
+def test_accumulate_and_settle_are_an_update(pair, new_model, batch, request):
+    _, one = pair
+    _, other = IMPLEMENTATIONS[request.node.callspec.params["pair"]](new_model())
+    for planned in (3, 4):
+        whole = one.update(batch, LOSS, planned_step=planned)
+        other.accumulate(batch, LOSS, count_denominators(batch))
+        parts = other.settle(planned)
+        assert {n: m.result() for n, m in whole.metrics.items()} == {n: m.result() for n, m in parts.metrics.items()}
+    assert torch.equal(one.values(batch), other.values(batch))
+
+
+def test_a_step_in_two_parts_is_one_step(pair, new_model, batch, request):
+    _, one = pair
+    _, other = IMPLEMENTATIONS[request.node.callspec.params["pair"]](new_model())
+    one.update(batch, LOSS)
+    for rows in ([0, 2], [1, 3]):
+        other.accumulate(batch.select(rows), LOSS, count_denominators(batch))
+    assert other.version == 0
+    other.settle()
+    assert other.version == 1
+    torch.testing.assert_close(other.values(batch), one.values(batch), atol=1e-5, rtol=0)
 
 
 def test_state_and_weights_make_a_twin(pair, new_model, batch, tmp_path, request):

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from burnish.config.schema import VllmConfig
 from burnish.errors import RolloutError
 from burnish.models.characters import character_tokenizer
+from burnish.models.weights import Weights
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import build_engine
 from burnish.types import FinishReason, Rollout, RolloutRequest
@@ -45,29 +45,34 @@ class SavedLetters(Letters):
         character_tokenizer(letters[2:], eos="b", pad="a", order=letters).save_pretrained(folder)
 
 
+def new_model(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=24,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.3,
+            bos_token_id=None,
+            eos_token_id=EOS,
+            pad_token_id=0,
+        )
+    )
+
+
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutEngine]:
     """vLLM has an interpreter of its own, named by BURNISH_VLLM_PYTHON."""
     python = os.environ.get("BURNISH_VLLM_PYTHON")
     if request.param == "vllm" and not python:
         pytest.skip("no vLLM (set BURNISH_VLLM_PYTHON to an interpreter that has it)")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=24,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        pad_token_id=0,
-    )
     arguments: dict[str, Any] = {"eos_token_ids": [EOS], "pad_token_id": 0, "context_length": CONTEXT}
     built = build_engine(
         request.param,
-        LlamaForCausalLM(config),
+        new_model(),
         tokenizer=SavedLetters(),
         max_batch_rows=4,
         vllm=VllmConfig(python=python, options={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}),
@@ -150,10 +155,17 @@ def test_a_stop_id_of_the_sampling_still_ends_a_response(engine: RolloutEngine) 
     assert any(r.finish_reason is FinishReason.STOP for r in rollouts)
 
 
-def test_rollouts_carry_the_version_of_the_last_sync(engine: RolloutEngine) -> None:
-    policy: Any = SimpleNamespace(version=17)
-    engine.sync(policy)
-    assert {r.policy_version for r in engine.generate(REQUESTS, SAMPLING, seed=0, step=0)} == {17}
+def test_weights_of_the_last_sync_are_sampled_with_and_rollouts_carry_their_version(engine: RolloutEngine) -> None:
+    """They come without a module here, as those of a policy in another process do."""
+    first = contents(engine.generate(REQUESTS, SAMPLING, seed=0, step=0))
+    engine.sync(Weights(17, Weights.of(new_model(seed=1)).tensors))
+    other = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
+    assert {r.policy_version for r in other} == {17}
+    assert contents(other) != first
+    engine.sync(Weights(18, Weights.of(new_model()).tensors))
+    again = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
+    assert {r.policy_version for r in again} == {18}
+    assert contents(again) == first
 
 
 @pytest.mark.parametrize(

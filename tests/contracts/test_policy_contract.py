@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from burnish.config.schema_data import LoraConfig
-from burnish.errors import DivergenceError
+from burnish.errors import DivergenceError, RolloutError
+from burnish.models.accumulation import count_denominators
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import ObjectiveValue
+from burnish.models.roles import Denominators, ObjectiveValue, Signals
+from burnish.types import Metric, Reduction
 
 
 def _local(loaded, lora=None):
@@ -32,7 +34,10 @@ class Likelihood:
 
     def __call__(self, scores, batch, denominators):
         chosen = torch.where(batch.loss_mask, scores.logprobs_BT, 0.0)
-        return ObjectiveValue(self.factor * chosen.sum() / denominators.num_tokens, {})
+        rows = Metric(Reduction.SUM, len(batch))
+        return ObjectiveValue(
+            self.factor * chosen.sum() / denominators.num_tokens, {"rows": rows}, Signals(approx_kl=rows)
+        )
 
 
 def test_logprobs_have_the_batch_shape_and_no_gradient(policy, batch):
@@ -74,6 +79,77 @@ def test_divergence_leaves_the_weights(policy, batch):
         policy.update(batch, Likelihood(float("nan")))
     assert policy.version == 0
     assert torch.equal(before, policy.logprobs(batch).logprobs_BT)
+
+
+def weights_of(policy):
+    return {name: tensor.clone() for name, tensor in policy.publish().tensors()}
+
+
+def twins(policy, new_model, request):
+    return policy, IMPLEMENTATIONS[request.node.callspec.params["policy"]](new_model())
+
+
+def test_accumulate_and_settle_are_an_update(policy, new_model, batch, request):
+    one, other = twins(policy, new_model, request)
+    for planned in (3, 4):
+        whole = one.update(batch, Likelihood(), planned_step=planned)
+        other.accumulate(batch, Likelihood(), count_denominators(batch))
+        parts = other.settle(planned)
+        assert {n: m.result() for n, m in whole.metrics.items()} == {n: m.result() for n, m in parts.metrics.items()}
+        assert whole.signals == parts.signals
+    expected, found = weights_of(one), weights_of(other)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_step_in_two_parts_is_one_step(policy, new_model, batch, request):
+    """The gradients add up, and so do metrics and signals."""
+    one, other = twins(policy, new_model, request)
+    whole = one.update(batch, Likelihood())
+    for rows in ([0, 2], [1, 3]):
+        other.accumulate(batch.select(rows), Likelihood(), count_denominators(batch))
+    assert other.version == 0
+    parts = other.settle()
+    assert other.version == 1
+    grad_norm = whole.metrics["policy/grad_norm"].result()
+    assert parts.metrics["policy/grad_norm"].result() == pytest.approx(grad_norm, rel=1e-5)
+    assert parts.metrics["rows"].result() == whole.metrics["rows"].result() == 4
+    assert parts.signals.approx_kl.result() == whole.signals.approx_kl.result() == 4
+    expected, found = weights_of(one), weights_of(other)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=2e-5, rtol=0)
+
+
+def test_a_part_that_fails_drops_the_step(policy, new_model, batch, request):
+    class Broken(Likelihood):
+        def __call__(self, scores, part, denominators):
+            raise MemoryError
+
+    one, other = twins(policy, new_model, request)
+    one.update(batch, Likelihood())
+    other.accumulate(batch, Likelihood(), count_denominators(batch))
+    with pytest.raises(MemoryError):
+        other.accumulate(batch, Broken(), count_denominators(batch))
+    with pytest.raises(ValueError, match="there is none"):
+        other.settle()
+    other.update(batch, Likelihood())
+    expected, found = weights_of(one), weights_of(other)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_parts_of_two_steps_do_not_join(policy, batch):
+    policy.accumulate(batch, Likelihood(), Denominators(12, 4))
+    with pytest.raises(ValueError, match="cannot join"):
+        policy.accumulate(batch, Likelihood(), Denominators(13, 4))
+
+
+def test_published_weights_have_the_version_and_end_with_it(policy, batch):
+    weights = policy.publish()
+    assert weights.version == 0
+    assert all(torch.isfinite(tensor).all() for _, tensor in weights.tensors())
+    policy.update(batch, Likelihood())
+    assert policy.publish().version == 1
+    with pytest.raises(RolloutError, match=r"version 0 .* is at version 1"):
+        weights.tensors()
 
 
 def test_state_and_weights_make_a_twin(policy, new_model, batch, tmp_path, request):

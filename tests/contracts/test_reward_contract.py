@@ -120,7 +120,7 @@ def test_contract(reward: RewardConfig, scorer: ProcessRewardScorer) -> None:
     assert [protocol.score([item])[0].reward for item in items[: len(RESPONSES)]] == scores[: len(RESPONSES)]
     assert len(set(scores)) > 1, "these responses must not all score alike, or the comparisons above show nothing"
 
-    metrics = protocol.metrics()
+    metrics = protocol.take_metrics()
     assert all(isinstance(metric, Metric) for metric in metrics.values())
     assert metrics["reward/failed_fraction"].result() == 0.0
     protocol.close()

@@ -18,7 +18,7 @@ from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.roles import Denominators
-from burnish.trainers.rl.batching import Outcome
+from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
 from burnish.trainers.rl.setup import build_kl
@@ -54,7 +54,7 @@ def credited(*overrides: str) -> Batch:
     )
     scored, _ = assign_advantages(
         batch,
-        Outcome(scores_B=torch.tensor(SCORES)),
+        BatchRewards(scores_B=torch.tensor(SCORES)),
         algorithm=config.algorithm,
         estimator=resolve_estimator(config.algorithm.estimator),
         kl_coef=config.algorithm.kl_coef,

@@ -230,7 +230,7 @@ DATA = [
          words="rollout.max_prompt_tokens=64", files={"train.jsonl": json.dumps({"prompt": "1" * 40, "answer": "1"})}),
     case("over-long prompt as an error", "train.jsonl:2", "max_prompt_tokens 8", "data.over_long",
          words="data.over_long=error", files={"train.jsonl": ROW + json.dumps({"prompt": "1" * 12, "answer": "1"})}),
-    case("every prompt too long", "train.jsonl", "no row is left", words="rollout.max_prompt_tokens=2"),
+    case("every prompt too long", "train.jsonl", "rows can be used", words="rollout.max_prompt_tokens=2"),
     case("tokenizer without chat template", "chat template", "model.chat_template",
          files={"train.jsonl": '{"messages": [{"role": "user", "content": "1+1="}], "answer": "2"}\n'}),
 ]  # fmt: skip
@@ -293,7 +293,7 @@ COMMANDS = [
     case("evaluation of a folder that is no run", "not a run", "config.yaml", command=("eval", "empty"),
          files={"empty/x": ""}),
     case("evaluation without held-out data", "data.eval is empty", "held-out", command=("eval", "run.yaml")),
-    case("check without a file", "no run file is named", "--list", command=("check",)),
+    case("check without a file", "no run file is given", "--list", command=("check",)),
     case("rl file for sft", "rewards is not a known key", command=("sft", "run.yaml")),
     case("sft without data", "data.train is empty", base=SFT, words="data.train=[]", command=("sft", "run.yaml")),
     case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base=SFT,
@@ -320,7 +320,7 @@ LEARNED = [
           rows=[FOUR, {**FOUR, "responses": ["1", "2"]}]),
     pairs("label out of range", "pairs.jsonl:1", "best is int 3", "0 to 2", words="loss=best_of",
           rows=[{**FOUR, "best": 3}]),
-    pairs("rows that compare nothing", "compare nothing", "prompt, completion",
+    pairs("rows that compare nothing", "not comparisons", "prompt, completion",
           rows=[{"prompt": "1", "completion": "2"}]),
     case("reward that is no reward model", "reward 'model:model'", "LlamaForCausalLM", "burnish rm",
          words="rewards=model:model"),
@@ -406,7 +406,7 @@ def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
     assert main(["plan", "run.yaml", "model.device=cuda:99"]) == 0
     said = capsys.readouterr().out
     assert "model.device is 'cuda:99', but torch sees" in said
-    assert "run holds a run with another configuration" in said
+    assert "run contains a run with a different configuration" in said
     assert "--fresh would start over" in said
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
 

@@ -85,17 +85,17 @@ def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
 
     path, line = chosen("best")
     assert path == str(policy(sft_run, 2))
-    assert "lowest eval/loss, 1, of those kept; step 0 had 0.5, but checkpoint.keep has let it go" in line
+    assert "lowest eval/loss of those kept, 1; step 0 had 0.5, but checkpoint.keep did not keep it" in line
     assert chosen("best:eval/token_accuracy")[0] == str(policy(sft_run, 4))
 
 
 @pytest.mark.parametrize(
     ("choice", "message", "remedy"),
     [
-        ("@3", "has no checkpoint of step 3", "there are checkpoints of steps 2, 4"),
+        ("@3", "has no checkpoint of step 3", "it has checkpoints of steps 2, 4"),
         ("@best:eval/los", "has not measured 'eval/los'", "did you mean 'eval/loss'?"),
-        ("@newest", "'newest' chooses no checkpoint", "@best:METRIC"),
-        ("@best:", "'best:' chooses no checkpoint", "@best:METRIC"),
+        ("@newest", "'newest' does not name a checkpoint", "@best:METRIC"),
+        ("@best:", "'best:' does not name a checkpoint", "@best:METRIC"),
     ],
 )
 def test_a_choice_that_there_is_not_names_those_there_are(

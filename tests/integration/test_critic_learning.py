@@ -14,11 +14,12 @@ from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.batch import Batch
-from burnish.forward.scoring import ResponseRows, TrunkRunner
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.forward.scoring import ResponsePositions, TrunkRunner
+from burnish.models.critic import SeparateCritic
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.shared_critic import SharedCritic
 from burnish.trainers.rl.objective import PolicyObjective
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective
@@ -71,7 +72,7 @@ def test_a_shared_trunk_comes_to_explain_fixed_returns(tiny_model: Path, rollout
     """Advantages of 0 leave only the value loss, which reaches the trunk through the policy's own update."""
     settings = OptimizerSettings(3e-3, 200)
     policy = LocalPolicy(load_model(ModelConfig(path=str(tiny_model), device="cpu")), settings)
-    critic = SharedCritic(policy, settings)
+    critic = policy.add_value_head(settings)
     numbers = {"clip_low": 0.2, "clip_high": 0.2}
     objective = ActorCriticObjective(PolicyObjective(ppo_clip, numbers, "token_mean", 4), LOSS, coef=0.1)
     for _ in range(80):
@@ -82,10 +83,11 @@ def test_a_shared_trunk_comes_to_explain_fixed_returns(tiny_model: Path, rollout
 def test_a_head_alone_approaches_the_best_linear_read_out(tiny_model: Path, rollouts: Batch) -> None:
     """The least-squares fit to the trunk's hidden states is the most that a head on a still trunk can explain."""
     policy = LocalPolicy(load_model(ModelConfig(path=str(tiny_model), device="cpu")), OptimizerSettings(1e-3, 10))
-    critic = SharedCritic(policy, OptimizerSettings(3e-2, 1000))
+    critic = policy.add_value_head(OptimizerSettings(3e-2, 1000))
     mask = rollouts.loss_mask
     with torch.no_grad():
-        hidden_NH = TrunkRunner(policy.model.base_model).hidden(ResponseRows.of(rollouts, mask)).double()
+        trained = ResponsePositions.of(rollouts, only_trained=True)
+        hidden_NH = TrunkRunner(policy.model.base_model).hidden(rollouts, trained).double()
     returns_N = rollouts.returns[mask].double()  # type: ignore[index]
     inputs = torch.cat([hidden_NH, torch.ones(len(hidden_NH), 1)], dim=1)
     best = variance_explained(inputs @ torch.linalg.lstsq(inputs, returns_N).solution, returns_N)

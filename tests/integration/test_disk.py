@@ -90,7 +90,7 @@ def test_a_flipped_bit_and_an_empty_folder_are_noticed(
     (folder / "checkpoints" / "step-000003").mkdir()
     said = finish()
     assert "step-000003 has no manifest.json" in said
-    assert "another content than the one that was saved" in said
+    assert "does not have the content that was saved" in said
     assert "after step 1" in said
     assert trace(folder) == expected
 

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 import yaml
-from rich.console import Console
 
 from burnish.algorithms.advantages import ESTIMATOR_INPUTS, ESTIMATORS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.checkpointing import fingerprints
 from burnish.checkpointing.run import MAY_DIFFER
-from burnish.config.loading import load_run_data
 from burnish.config.presets import PRESETS
-from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.schemas import ROLES
 from burnish.observability.alarms import DETECTORS
 from burnish.rewards.inputs import ROW_VALUES
 from burnish.rewards.registry import BUILT_INS
-from burnish.trainers.reward_model.loop import train_reward_model
-from burnish.trainers.rl.run import train_rl
-from burnish.trainers.sft import train_sft
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -56,64 +47,6 @@ def paragraph_of(page: str, beginning: str) -> str:
     found = [part for part in (DOCS / page).read_text(encoding="utf-8").split("\n\n") if beginning in part]
     assert len(found) == 1, beginning
     return found[0]
-
-
-def documented_metrics() -> re.Pattern[str]:
-    """All metrics in the tables of docs/operations.md. Capitals and `...` stand for any name."""
-    text = (DOCS / "operations.md").read_text(encoding="utf-8")
-    cells = [
-        row[0] for part in text.split("| metric | meaning |")[1:] for row in rows_of(f"| metric |{part}", "metric")
-    ]
-    names = [name for cell in cells for name in in_backticks(cell)]
-    return re.compile("|".join(re.sub(r"[A-Z]+|\\\.\\\.\\\.", ".+", re.escape(name)) for name in names))
-
-
-def written_metrics(folder: Path) -> set[str]:
-    return {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)} - {
-        "step"
-    }
-
-
-PPO = {"preset": "ppo", "kl_target": 2.0, "entropy_coef": 0.01, "max_epoch_kl": 1.0, "reward_clip": 2.0,
-       "advantage_clip": 2.0, "whiten_rewards": True, "loss_options": {"dual_clip": 3.0}}  # fmt: skip
-GRPO = {"preset": "grpo", "kl_in": "none", "kl_coef": 0, "dynamic_sampling": True, "skip_zero_advantages": True,
-        "overlong_buffer": 0.5, "mismatch_correction": "token_truncate"}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "algorithm", [PPO, GRPO, {"preset": "grpo", "kl_coef": 0.1, "loss": "clip_cov"}], ids=["ppo", "grpo", "cov"]
-)
-def test_every_metric_of_rl_is_in_the_tables(algorithm: dict[str, Any], tiny_run: Callable[..., RlConfig]) -> None:
-    config = tiny_run(algorithm=algorithm, steps=2, evaluation={"every_steps": 1, "samples": 2, "max_prompts": 4})
-    train_rl(config, console=Console(quiet=True))
-    found = written_metrics(Path(config.output))
-    assert len(found) > 50
-    assert not [name for name in sorted(found) if not documented_metrics().fullmatch(name)]
-
-
-def test_every_metric_of_sft_and_rm_is_in_the_tables(
-    tiny_sft: Callable[..., SftConfig], tiny_model: Path, tmp_path: Path
-) -> None:
-    sft = tiny_sft(output=str(tmp_path / "sft"))
-    train_sft(sft, console=Console(quiet=True))
-    pairs = [{"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": "0+0", "margin": n % 2} for n in range(20)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    data = {
-        "output": str(tmp_path / "rm"),
-        "model": str(tiny_model),
-        "data": {"train": str(tmp_path / "pairs.jsonl")},
-        "held_out_fraction": 0.3,
-        "max_tokens": 16,
-        "steps": 2,
-        "margins": True,
-        "normalization": {"kind": "gain_bias", "trainable": True, "responses": 8, "max_response_tokens": 2},
-        "optimization": {"comparisons_per_batch": 4},
-        "logging": {"sinks": []},
-    }
-    train_reward_model(load_run_data(data, [], "rm").rm, console=Console(quiet=True))
-    found = written_metrics(tmp_path / "sft") | written_metrics(tmp_path / "rm")
-    assert len(found) > 30
-    assert not [name for name in sorted(found) if not documented_metrics().fullmatch(name)]
 
 
 def test_the_table_of_alarms_has_every_alarm() -> None:

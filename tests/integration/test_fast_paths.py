@@ -15,7 +15,7 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.race import Outcome, Way
+from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
 from burnish.trainers.path_record import PATHS_FILE
 from burnish.trainers.rl.run import evaluate_run, train_rl
@@ -29,8 +29,8 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Fastest:
     """Which of the ways wins from now on: 0 for the first, -1 for the plainest."""
 
     def win(place: int) -> None:
-        def run_race(ways: Sequence[Way]) -> Outcome:
-            return Outcome(ways[place].name, {way.name: 1.0 if way is ways[place] else 2.0 for way in ways})
+        def run_race(ways: Sequence[Way]) -> RaceResult:
+            return RaceResult(ways[place].name, {way.name: 1.0 if way is ways[place] else 2.0 for way in ways})
 
         chooses = partial(FastPaths, cache=VerdictCache(None), timed=True, run_race=run_race)
         monkeypatch.setattr("burnish.trainers.path_record.FastPaths", chooses)

@@ -22,20 +22,19 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
 from burnish.forward.batch import Batch
 from burnish.forward.microbatches import microbatches_by_groups
-from burnish.forward.packing import prompt_groups
 from burnish.forward.token_scores import TokenScores
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.algorithm import resolve_algorithm
-from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
 from burnish.trainers.sft import train_sft
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Rollout, RolloutGroup
 
 CUTS = (1, 2, 7)
@@ -135,7 +134,7 @@ def ready_batch(run: RlRun, collected: Collected) -> Batch:
     logprobs = run.policy.logprobs(batch).logprobs_BT
     noise = torch.randn(2, *logprobs.shape, generator=torch.Generator().manual_seed(3))
     batch = batch.replace(old_logprobs=logprobs + 0.2 * noise[0], ref_logprobs=logprobs + 0.3 * noise[1])
-    outcome = build_outcome(rows, run.reward_weights)
+    outcome = build_rewards(rows, run.reward_weights)
     settings = run.config.algorithm
     return assign_advantages(batch, outcome, algorithm=settings, estimator=run.estimator, kl_coef=run.kl.coef)[0]
 
@@ -155,7 +154,7 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
 
 def budgets(batch: Batch) -> dict[int, int]:
     """Number of micro-batches to a token budget that cuts the rows into so many, each prompt read once."""
-    whole, groups = sum(batch.sequence_lengths()), prompt_groups(batch)
+    whole, groups = sum(batch.sequence_lengths()), batch.host.groups()
     prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
     return {len(microbatches_by_groups(prompts, lengths, groups, budget)): budget for budget in range(1, whole + 1)}
 

@@ -92,7 +92,7 @@ def test_files_removed_from_the_folder_are_made_anew_with_a_word(
     command = disturbed(commands, words, run, remove)
     assert command.code == 0, command.output
     for name in ("metrics.jsonl", "config.yaml", "environment.json", "rollouts"):
-        assert f"{run / name} was removed while the run was" in command.output
+        assert f"{run / name} was removed during the run" in command.output
     assert "was removed while the run was going on; a new one is made now" in command.output
     assert commands.run(*words[:2], f"output={tmp_path}/calm").code == 0
     found, wanted = trace(run), trace(tmp_path / "calm")
@@ -169,7 +169,7 @@ def test_a_working_folder_that_is_gone_is_one_message(commands: Any, words: tupl
     (tmp_path / "here").mkdir()
     command = commands.run(*words, before=f"import os; os.chdir({str(tmp_path / 'here')!r}); os.rmdir(os.getcwd())")
     assert command.code == 2
-    assert "error: the folder that the command was started in cannot be used: No such file" in command.output
+    assert "error: the current folder cannot be used: No such file" in command.output
     assert "Traceback" not in command.output
 
 

@@ -24,9 +24,10 @@ from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.loading import load_run_data
 from burnish.config.presets import PRESETS
 from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.critic import SeparateCritic
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
+from burnish.models.shared_critic import SharedCritic
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collected
@@ -34,7 +35,7 @@ from burnish.trainers.rl.critic_setup import build_value_objective, critic_setti
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 CRITICS = ("separate", "shared")
 WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]
@@ -82,16 +83,16 @@ def sampled(
 
 
 @pytest.fixture(scope="module", params=CRITICS)
-def with_critic(request: pytest.FixtureRequest, sampled: tuple[RlRun, Collected]) -> Iterator[tuple[RlRun, Collected]]:
+def with_critic(request: pytest.FixtureRequest, sampled: tuple[RlRun, Collected]) -> tuple[RlRun, Collected]:
     """The same run and rollouts with a critic of each kind."""
     run, collected = sampled
     config = run.config.model_copy(update={"critic": CriticConfig(kind=request.param, learning_rate=1e-3)})
     settings = critic_settings(config)
-    policy: LocalPolicy = run.policy  # type: ignore[assignment]
+    assert isinstance(run.policy, LocalPolicy)
+    policy = LocalPolicy(run.policy.loaded, run.policy.settings)
     separate = request.param == "separate"
-    critic: Critic = SeparateCritic.copy_of(policy.loaded, settings) if separate else SharedCritic(policy, settings)
-    yield dataclasses.replace(run, config=config, critic=critic), collected
-    policy.share_trunk(None, None)
+    critic: Critic = SeparateCritic.copy_of(policy.loaded, settings) if separate else policy.add_value_head(settings)
+    return dataclasses.replace(run, config=config, policy=policy, critic=critic), collected
 
 
 def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:

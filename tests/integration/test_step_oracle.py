@@ -53,7 +53,7 @@ class HashScorer:
         total = sum(WEIGHTS[name] * value for name, value in parts.items())
         return dataclasses.replace(rollout, reward=total, reward_parts=parts, status=RewardStatus.OK)
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         return {}
 
     def close(self) -> None: ...

@@ -12,7 +12,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from burnish.config.schema_data import LoraConfig
 from burnish.demo import DemoFolder
 from burnish.models.characters import character_tokenizer
 from burnish.models.lora import Adapter
+from burnish.models.weights import Weights
 from burnish.observability.history import read_history
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
@@ -173,7 +173,7 @@ def test_pushed_weights_are_sampled_from(pair: tuple[Any, VllmEngine, LocalEngin
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9)
-        vllm.sync(SimpleNamespace(version=version))  # type: ignore[arg-type]
+        vllm.sync(Weights.of(model, version))
         ours, theirs = (e.generate(REQUESTS, greedy, seed=0, step=0) for e in (local, vllm))
         assert [r.response_tokens for r in theirs] == [r.response_tokens for r in ours]
         assert largest_gap(ours, theirs) < TOLERANCE

@@ -40,12 +40,12 @@ def test_what_is_no_regular_file_is_told_apart(tmp_path: Path) -> None:
         "file": None,
         ".": "is a folder, not a file",
         "pipe": "is a pipe, not a file",
-        "loop": "is a link that leads back to itself",
-        "dangling": "is a link to nothing",
+        "loop": "is a link that points back to itself",
+        "dangling": "is a broken link",
         "nowhere": "does not exist",
-        "a" * 300: "has a name that is too long for any file",
+        "a" * 300: "has a name that is too long for a file",
         "a\0b": "has a NUL character in its name",
-        "file/x": "does not exist: a part of its path is a file, not a folder",
+        "file/x": "does not exist: part of its path is a file, not a folder",
     }
     assert {name: file_problem(tmp_path / name) for name in said} == said
     assert file_problem(Path("/dev/null")) == "is a device, not a file"

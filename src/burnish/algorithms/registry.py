@@ -32,7 +32,7 @@ class Row:
         return tuple(p.name for p in _parameters(self.function) if p.kind is not inspect.Parameter.KEYWORD_ONLY)
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Keyword-only numbers that a run file may set, with their defaults."""
         return {p.name: p.default for p in _keywords(self.function) if p.default is not inspect.Parameter.empty}
 
@@ -80,12 +80,12 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
     return functions[function_name]
 
 
-def first_line(function: Callable[..., Any]) -> str:
+def first_line(function: Callable[..., object]) -> str:
     """First line of the docstring, as the summary of a function from outside."""
     return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(function).parameters.values())
     variadic = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if variadic:
@@ -97,5 +97,5 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return parameters
 
 
-def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _keywords(function: Callable[..., object]) -> list[inspect.Parameter]:
     return [p for p in _parameters(function) if p.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -102,8 +102,10 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
     notes.extend(chained)
     facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
     if facts is None:
-        notes.append(f"model.path {config.model.path!r} is no local model folder, so its sizes and memory are unknown")
-    notes.extend(_slow_number_type(config))
+        notes.append(
+            f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
+        )
+    notes.extend(_emulation_notes(config))
     if isinstance(config, RlConfig):
         return _rl_plan(config, facts, notes)
     if isinstance(config, RmConfig):
@@ -113,8 +115,8 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
     raise TypeError(f"no plan for {type(config).__name__}")
 
 
-def _slow_number_type(config: RunConfig) -> Iterator[str]:
-    """A note where the processor that the run would use only emulates its number type."""
+def _emulation_notes(config: RunConfig) -> Iterator[str]:
+    """A note if the processor that the run would use only emulates the run's dtype."""
     from burnish.processor import emulation_note
 
     if config.model.dtype != "bfloat16" or config.model.device not in ("auto", "cpu"):
@@ -129,7 +131,7 @@ def _slow_number_type(config: RunConfig) -> Iterator[str]:
 
 
 def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """Refuses what `burnish rl` would refuse, as far as that can be known without weights and downloads."""
+    """Raises the errors of `burnish rl`, as far as they can be found without weights and downloads."""
     from burnish.planning.plan import plan_rl
     from burnish.trainers.rl.preflight import check_fit, preview
 
@@ -137,13 +139,13 @@ def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
         check_fit(config, facts.context_tokens, facts.vocabulary_size)
     num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
     if num_prompts is None:
-        notes.append("data.train names a data set of the hub, so the number of prompts is unknown")
+        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
     notes.extend(further)
     return plan_rl(config, num_prompts=num_prompts, facts=facts)
 
 
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """With a local model its tokenizer tells how many comparisons fit, and so how many steps there will be."""
+    """The plan of `burnish rm`. A local model's tokenizer shows how many comparisons fit, and so how many steps."""
     from burnish.planning.plan_rm import plan_rm
     from burnish.trainers.preview import preview_rm
 
@@ -153,7 +155,7 @@ def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
 
 
 def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """With a local model its tokenizer tells how long the examples are, and so how many steps there will be."""
+    """The plan of `burnish sft`. A local model's tokenizer shows how long the examples are, and so how many steps."""
     from burnish.planning.plan import plan_sft
     from burnish.trainers.preview import preview_sft
 

@@ -1,1 +1,1 @@
-"""Saving a run so that it can be killed at any instant and resumed as if nothing had happened."""
+"""Save a run so that it can be killed at any time and resumed as if nothing had happened."""

@@ -1,4 +1,4 @@
-"""Which checkpoint a model path means when it names a run: `runs/sft`, `runs/sft@500`, `runs/sft@best:eval/loss`."""
+"""Find the checkpoint that a model path means if it names a run: `runs/sft`, `runs/sft@500`, `runs/sft@best`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from burnish.words import did_you_mean, suggestion
 
 BEST = "best"
 _MAX_DIGITS = 18
-"""No step has more; int() would refuse thousands of them."""
+"""More than any step has. `int` raises ValueError for thousands of digits."""
 DEFAULT_METRICS = {
     "rl": ("eval/accuracy", "eval/reward_mean"),
     "sft": ("eval/loss",),
     "rm": ("eval/accuracy",),
 }
-"""By kind of run, what `@best` compares: the first of these that the run has measured."""
+"""Kind of run -> metrics for `@best`. The first one that the run has measured is used."""
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "truncated", "failed")
-"""Words in the names of metrics whose lowest value is the best; of all others it is the highest."""
+"""A metric with one of these words in its name is best when lowest, any other when highest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A checkpoint of a run, and in words why this one."""
+    """A checkpoint of a run, and why it was chosen."""
 
     run: Path
     checkpoint: Checkpoint
@@ -41,11 +41,11 @@ class Chosen:
 
 
 def find_checkpoint(path: str, *, field: str) -> Chosen | None:
-    """The checkpoint that `RUN` (the newest whole one), `RUN@STEP`, `RUN@best` or `RUN@best:METRIC` means.
+    """The checkpoint that `RUN` (the newest complete one), `RUN@STEP`, `RUN@best` or `RUN@best:METRIC` means.
 
-    None for a path that names no run (a model folder, a hub name). `field` is where the run file names it. Raises
-    CheckpointError, with what there is, for a run without a whole checkpoint, a step that has none, and a metric that
-    was not measured at any of the kept checkpoints.
+    None for a path that is not a run (a model folder, a hub name). `field` is the field of the run file that names it.
+    Raises CheckpointError, which lists the choices, for a run without a complete checkpoint, a step without one, or a
+    metric that was not measured at any of the kept checkpoints.
     """
     folder, choice = split_choice(path)
     if not is_run(folder):
@@ -69,19 +69,20 @@ def find_checkpoint(path: str, *, field: str) -> Chosen | None:
     if choice.isascii() and choice.isdigit() and len(choice) <= _MAX_DIGITS:
         return _of_step(folder, store, int(choice), field)
     raise CheckpointError(
-        f"{field} is {path!r}, but {choice!r} chooses no checkpoint",
-        remedy=f"write {folder} for the newest, {folder}@STEP, {folder}@best or {folder}@best:METRIC; {_kept(store)}",
+        f"{field} is {path!r}, but {choice!r} does not name a checkpoint",
+        remedy=f"write {folder} for the newest, {folder}@STEP, {folder}@best or {folder}@best:METRIC; "
+        + _list_checkpoints(store),
     )
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was started in this folder. (A model folder has a config.json of its own.) `os.path` says no to
-    names that the system refuses, where `pathlib` raises."""
+    """Whether a run was started in this folder, which is not a model folder (with a config.json)."""
+    # `os.path` returns False for names that the system refuses, where `pathlib` raises.
     return os.path.isfile(RunDirectory(folder).config_file) and not os.path.exists(folder / "config.json")
 
 
 def split_choice(path: str) -> tuple[Path, str | None]:
-    """`runs/sft@best` as folder and choice. An existing folder with an @ in its name is meant as it stands."""
+    """(folder, choice) of `runs/sft@best`. An existing folder with an @ in its name has no choice."""
     before, at, choice = path.rpartition("@")
     if not at or os.path.isdir(Path(path).expanduser()):
         return Path(path).expanduser(), None
@@ -93,20 +94,20 @@ def _newest(folder: Path, store: CheckpointStore, field: str) -> Chosen:
     if found.checkpoint is None:
         raise CheckpointError(
             f"{field} is {str(folder)!r}, a run whose checkpoints are all damaged: {found.problems[0]}",
-            remedy="put one of them back, or train again",
+            remedy="restore one of them, or train again",
         )
     damaged = "".join(f"; not used: {problem}" for problem in found.problems)
     return Chosen(folder, found.checkpoint, f"the newest{damaged}")
 
 
-def _of_step(folder: Path, store: CheckpointStore, step: int, field: str, reason: str = "as asked for") -> Chosen:
+def _of_step(folder: Path, store: CheckpointStore, step: int, field: str, reason: str = "as requested") -> Chosen:
     if step not in store.steps():
-        raise CheckpointError(f"{field}: {folder} has no checkpoint of step {step}", remedy=_kept(store))
+        raise CheckpointError(f"{field}: {folder} has no checkpoint of step {step}", remedy=_list_checkpoints(store))
     checkpoint = store.at(step)
     problem = verify(checkpoint.folder, step)
     if problem is not None:
         raise CheckpointError(
-            f"{field}: the checkpoint of step {step} of {folder} is damaged: {problem}", remedy=_kept(store)
+            f"{field}: the checkpoint of step {step} of {folder} is damaged: {problem}", remedy=_list_checkpoints(store)
         )
     return Chosen(folder, checkpoint, reason)
 
@@ -123,21 +124,22 @@ def _best(folder: Path, store: CheckpointStore, metric: str | None, field: str) 
     if name not in measured:
         steps = ", ".join(map(str, sorted(history[name])))
         raise CheckpointError(
-            f"{field}: {folder} measured {name} at steps {steps}, and no checkpoint of those is kept; {_kept(store)}",
-            remedy="let evaluation.every_steps and checkpoint.every_steps fall together, raise checkpoint.keep, or "
-            "choose a step",
+            f"{field}: {folder} measured {name} at steps {steps}, but has kept no checkpoint of these; "
+            + _list_checkpoints(store),
+            remedy="make evaluation.every_steps and checkpoint.every_steps coincide, raise checkpoint.keep, or choose "
+            "a step",
         )
     lower = any(word in name for word in LOWER_IS_BETTER)
     best_of_all = _argbest(history[name], lower)
     step = _argbest({at: value for at, value in history[name].items() if at in kept}, lower)
-    reason = f"{'lowest' if lower else 'highest'} {name}, {history[name][step]:.4g}, of those kept"
+    reason = f"{'lowest' if lower else 'highest'} {name} of those kept, {history[name][step]:.4g}"
     if history[name][best_of_all] != history[name][step]:
-        reason += f"; step {best_of_all} had {history[name][best_of_all]:.4g}, but checkpoint.keep has let it go"
+        reason += f"; step {best_of_all} had {history[name][best_of_all]:.4g}, but checkpoint.keep did not keep it"
     return _of_step(folder, store, step, field, reason)
 
 
 def _argbest(values: Mapping[int, float], lower: bool) -> int:
-    """Step of the best value, the latest of equal ones."""
+    """The step of the best value; the latest one if several are equal."""
     return max(values, key=lambda step: (-values[step] if lower else values[step], step))
 
 
@@ -147,20 +149,20 @@ def _default_metric(folder: Path, measured: Mapping[str, object], field: str) ->
     if found is None:
         listed = ", ".join(_comparable(measured)) or "none"
         raise CheckpointError(
-            f"{field}: {folder} has measured no {' and no '.join(candidates)} at a checkpoint that is kept",
+            f"{field}: {folder} has measured no {' and no '.join(candidates)} at a checkpoint that it has kept",
             remedy=f"name a metric (@best:METRIC; measured there: {listed}) or a step",
         )
     return found
 
 
 def _comparable(measured: Mapping[str, object]) -> Sequence[str]:
-    """Names that are worth offering: held-out ones where there are any."""
+    """The metrics to suggest: held-out ones, if there are any."""
     held_out = [name for name in measured if name.startswith("eval/")]
     return held_out or [name for name in measured if not name.startswith(("time/", "throughput/"))]
 
 
-def _kept(store: CheckpointStore) -> str:
-    return "there are checkpoints of steps " + ", ".join(map(str, store.steps()))
+def _list_checkpoints(store: CheckpointStore) -> str:
+    return "it has checkpoints of steps " + ", ".join(map(str, store.steps()))
 
 
 def _nearest_run(folder: Path) -> str:

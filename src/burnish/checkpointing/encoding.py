@@ -1,7 +1,8 @@
 """Training state on disk without pickle: tensors in one safetensors file, everything else in one JSON file.
 
-What comes back equals what went in: dtypes and shapes of tensors, ints as dictionary keys, tuples, floats to the last
-bit (also nan and the infinities), bytes, numpy arrays. Tensors come back on the CPU. Anything else is refused by name.
+Reading gives back exactly what was written: dtypes and shapes of tensors, ints as dictionary keys, tuples, floats to
+the last bit (including nan and infinities), bytes and numpy arrays. Tensors are read to the CPU. A value of any other
+type is refused by name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from burnish.types import Json
 
 
 def write_state(folder: Path, name: str, state: Mapping[str, object]) -> None:
-    """Write `name.json` and `name.safetensors`. Raises CheckpointError for a value that has no exact form on disk."""
+    """Write `name.json` and `name.safetensors`. CheckpointError for a value that cannot be stored exactly."""
     tensors: dict[str, Tensor] = {}
     plain = _encode(state, name, tensors)
     save_file(tensors, folder / f"{name}.safetensors")
@@ -35,7 +36,7 @@ def write_state(folder: Path, name: str, state: Mapping[str, object]) -> None:
 
 
 def read_state(folder: Path, name: str) -> dict[str, Any]:
-    """What `write_state` wrote. Raises CheckpointError when the files are absent or damaged."""
+    """What `write_state` wrote. Raises CheckpointError if the files are missing or damaged."""
     try:
         plain = read_json(folder / f"{name}.json")
         tensors = load_file(folder / f"{name}.safetensors")
@@ -52,20 +53,23 @@ def read_state(folder: Path, name: str) -> dict[str, Any]:
 
 @contextmanager
 def restoring(folder: Path) -> Iterator[None]:
-    """Around putting a run where a checkpoint left off. A checkpoint whose files are whole and yet hold something else
-    than this version wrote there is named."""
-    remedy = "go on with the version that made it, or remove that folder; the run resumes from the one before it"
-    with reading(f"{folder}: taking up what it holds", CheckpointError, remedy=remedy):
+    """Around restoring a run from a checkpoint: errors name the checkpoint.
+
+    Its files may be undamaged and still not contain what this version expects.
+    """
+    remedy = "use the version that made it, or remove that folder; then the run resumes from the one before it"
+    with reading(f"{folder}: restoring the run from it", CheckpointError, remedy=remedy):
         yield
 
 
 def _encode(value: object, where: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(value, Tensor):
-        return {"$tensor": _keep(value.detach(), tensors)}
+        return {"$tensor": _store_tensor(value.detach(), tensors)}
     if isinstance(value, numpy.ndarray):
-        return {"$array": _keep(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
+        return {"$array": _store_tensor(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
+    # `type` instead of `isinstance` from here on: a subclass would be read back as its base class.
     if type(value) is list:
         return [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
     if type(value) is tuple:
@@ -89,14 +93,15 @@ def _encode_scalar(value: object, where: str) -> Json:
     if type(value) is bytes:
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     raise CheckpointError(
-        f"cannot save {where}: a {type(value).__module__}.{type(value).__qualname__} has no exact form in a checkpoint",
-        remedy="hand over tensors, numpy arrays, numbers, texts, bytes, lists, tuples and dictionaries only",
+        f"cannot save {where}: a checkpoint cannot hold a {type(value).__module__}.{type(value).__qualname__} exactly",
+        remedy="use only tensors, numpy arrays, numbers, strings, bytes, lists, tuples and dictionaries",
     )
 
 
-def _keep(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """Store under a fresh number; cloned, because safetensors refuses tensors that share memory."""
+def _store_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Add the tensor to `tensors` and return its name."""
     name = str(len(tensors))
+    # Cloned, because safetensors refuses tensors that share memory.
     tensors[name] = tensor.cpu().contiguous().clone()
     return name
 

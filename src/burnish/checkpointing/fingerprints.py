@@ -1,7 +1,7 @@
-"""What a run's numbers depend on besides its run file: content of files, versions of packages.
+"""What a run's results depend on besides its run file: the content of files and the versions of packages.
 
-A checkpoint holds the fingerprints of the start that made it. A resumed run compares them with its own, because what
-it goes on to compute would silently be another run's otherwise.
+A checkpoint holds the fingerprints of the start that made it. A resumed run compares them with its own, so that it does
+not silently continue as a different run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FileContent(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """`files`: `field: file` to size and sha256; `versions`: package to version; `machine`: what changes last bits."""
+    """`files`: `field: file` -> size and sha256. `versions`: package -> version. `machine`: what affects rounding."""
 
     files: Mapping[str, FileContent]
     versions: Mapping[str, str]
@@ -46,14 +46,14 @@ class Fingerprints:
 
     @staticmethod
     def of(config: RunConfig) -> Fingerprints:
-        """Reads every file that the run depends on, to its end."""
-        found = {name: _content(path) for name, path in named_files(config).items()}
+        """The current fingerprints. Reads all files that the run depends on completely."""
+        found = {name: _fingerprint(path) for name, path in named_files(config).items()}
         files = {name: content for name, content in found.items() if content is not None}
         return Fingerprints(files, _versions(), _machine())
 
     @staticmethod
     def read(folder: Path) -> Fingerprints | None:
-        """Those of a checkpoint; None for one that was made before there were any. CheckpointError if damaged."""
+        """The fingerprints in a checkpoint; None for one made before they existed. CheckpointError if damaged."""
         path = folder / FINGERPRINT_FILE
         if not os.path.lexists(path):
             return None
@@ -73,27 +73,27 @@ class Fingerprints:
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def changes(self, now: Fingerprints) -> list[str]:
-        """One line for each file and package that is not what it was; empty when the run goes on as it began."""
+        """One line for each file and package that has changed; empty if none has."""
         files = [
             f"{name}: {_file_change(self.files.get(name), now.files.get(name))}"
             for name in sorted(self.files.keys() | now.files.keys())
             if self.files.get(name) != now.files.get(name)
         ]
-        return files + _differing(self.versions, now.versions)
+        return files + _list_differences(self.versions, now.versions)
 
     def machine_changes(self, now: Fingerprints) -> list[str]:
-        """What may change the last bits of a sum, but does not stop a resume."""
-        return _differing(self.machine, now.machine)
+        """Changes that may affect the last bits of sums, but do not prevent resuming."""
+        return _list_differences(self.machine, now.machine)
 
 
 def refuse_changes(run_dir: Path, changes: list[str]) -> None:
-    """Raise CheckpointError with all changes, unless there is none."""
+    """Raise CheckpointError that lists the changes, if there are any."""
     if changes:
         listed = "\n".join(f"  {change}" for change in changes)
         raise CheckpointError(
-            f"{run_dir} was trained with other files or versions than there are now:\n{listed}",
-            remedy="put them back, go on with what there is now (--accept-changes; the numbers are then those of no "
-            "single run), set `output` to another folder, or start over with --fresh",
+            f"{run_dir} was trained with other files or versions than the current ones:\n{listed}",
+            remedy="restore them, continue with the current ones (--accept-changes; then no single run can reproduce "
+            "the results), set `output` to another folder, or start over with --fresh",
         )
 
 
@@ -105,7 +105,7 @@ def _read_texts(entries: Mapping[str, Json]) -> dict[str, str]:
     return {str(name): str(value) for name, value in entries.items()}
 
 
-def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _list_differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [
         f"{name}: {before.get(name, 'none')} before, {now.get(name, 'none')} now"
         for name in sorted(before.keys() | now.keys())
@@ -115,16 +115,16 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 def _file_change(before: FileContent | None, now: FileContent | None) -> str:
     if now is None:
-        return "not there any more"
+        return "does not exist any more"
     if before is None:
-        return "was not there before"
+        return "did not exist before"
     if before["bytes"] != now["bytes"]:
         return f"{before['bytes']:,} bytes before, {now['bytes']:,} now"
-    return f"another content of the same size ({now['bytes']:,} bytes)"
+    return f"different content of the same size ({now['bytes']:,} bytes)"
 
 
-def _content(path: Path) -> FileContent | None:
-    """None for a file that cannot be read: whoever needs it says so."""
+def _fingerprint(path: Path) -> FileContent | None:
+    """Size and hash; None for a file that cannot be read, which is reported where it is needed."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files with sizes and hashes, by which a whole one is told from a damaged one."""
+"""The list of a checkpoint's files with sizes and hashes, which shows whether it is complete and undamaged."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def seal(folder: Path, step: int) -> None:
     files = {_relative(path, folder): _fingerprint(path) for path in _files(folder)}
     content = {"format": FORMAT, "step": step, "files": files}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+    # Everything must be on disk before the folder gets its final name. Otherwise a power failure could leave a
+    # checkpoint with that name and empty files.
     for path in [*_files(folder), folder / MANIFEST]:
         fsync_file(path)
     for inner in [path for path in folder.rglob("*") if path.is_dir()]:
@@ -27,7 +29,7 @@ def seal(folder: Path, step: int) -> None:
 
 
 def verify(folder: Path, step: int) -> str | None:
-    """None for a whole checkpoint of that step, else what is wrong with it."""
+    """None for a complete checkpoint of that step, else what is wrong with it."""
     if not os.path.lexists(folder / MANIFEST):
         return f"{folder} has no {MANIFEST}"
     try:
@@ -37,7 +39,7 @@ def verify(folder: Path, step: int) -> str | None:
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         return f"{folder / MANIFEST} is not a manifest"
     if content.get("format") != FORMAT:
-        return f"{folder / MANIFEST} has format {content.get('format')!r}, this version reads {FORMAT}"
+        return f"{folder / MANIFEST} has format {content.get('format')!r}, but this version reads {FORMAT}"
     if content.get("step") != step:
         return f"{folder} holds step {content.get('step')!r}"
     return next((problem for item in content["files"].items() if (problem := _check(folder, *item))), None)
@@ -55,7 +57,7 @@ def _check(folder: Path, relative: str, expected: object) -> str | None:
         if size != expected["size"]:
             return f"{path} has {size} bytes instead of {expected['size']}"
         if _fingerprint(path)["sha256"] != expected["sha256"]:
-            return f"{path} has another content than the one that was saved"
+            return f"{path} does not have the content that was saved"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     return None

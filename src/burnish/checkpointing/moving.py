@@ -1,4 +1,4 @@
-"""Moving an earlier run out of the way, never one that is still going on."""
+"""Move an earlier run out of the way, but never one that is still running."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from burnish.errors import CheckpointError
 from burnish.observability.atomic import disk_remedy
 
 RUN_SIGNS = (CONFIG_FILE, LOCK_FILE, "checkpoints", "metrics.jsonl")
-"""Any of these in a folder says that a run was there."""
+"""Any of these names in a folder shows that it is a run's folder."""
 
 
 def move_run_aside(folder: Path, *, signs: Sequence[str] = RUN_SIGNS) -> Path | None:
-    """Rename the folder to the first free `NAME.old-N` and return that; None when there is nothing to move.
+    """Rename the folder to the first free `NAME.old-N` and return that path; None if there is nothing to move.
 
-    It holds a run when one of the names in `signs` is in it. It is locked while it moves, and so is every run folder
-    below it. Raises CheckpointError, with nothing changed, when a process is writing to one of them (naming it), when
-    the folder holds other things than a run, and when it cannot be renamed. Of a link, what it points to is moved, and
-    an empty folder is put in its place.
+    A folder is a run's if it contains one of the names in `signs`. It is locked while it moves, together with all run
+    folders below it. If it is a link, its target is moved and replaced by an empty folder. Raises CheckpointError, with
+    nothing changed, if a process is writing to one of the folders, if the folder is not a run's, or if it cannot be
+    renamed.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
     target = folder.resolve()
     if not (target.is_dir() and any((target / sign).exists() for sign in signs)):
         raise CheckpointError(
-            f"{folder} exists and holds no run, so it is not moved aside",
+            f"{folder} exists and is not the folder of a run, so it is not moved aside",
             remedy="set `output` to the folder of a run, or to one that does not exist yet",
         )
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def move_run_aside(folder: Path, *, signs: Sequence[str] = RUN_SIGNS) -> Path | 
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """The folder itself, and those below it that have been locked: a demo has two, a folder of runs many."""
+    """The folder itself, and all folders below it with a lock file: a demo has two, a folder of runs has many."""
     return [folder, *sorted(path.parent for path in folder.rglob(LOCK_FILE) if path.parent != folder)]
 
 

@@ -1,4 +1,4 @@
-"""Where a run may write: never over what it reads, and never where starting anew would move away more than a run."""
+"""Where a run may write: never over what it reads, and never where --fresh would move away more than a run."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
 from burnish.reading import FOLDER, file_problem
 
-_REMEDY = "set output to a folder of its own, for example runs/first"
+_REMEDY = "set output to a separate folder, for example runs/first"
 
 
 def check_output(config: RunConfig) -> None:
-    """ConfigError when a run cannot write to `output`. Changes nothing; a folder that does not exist yet is fine."""
+    """ConfigError if a run cannot write to `output`. Changes nothing. The folder need not exist yet."""
     check_place(config.output)
     folder = Path(config.output).resolve()
     if folder == folder.parent:
         raise ConfigError(f"output {config.output!r} is the root of the file system", remedy=_REMEDY)
     for what, place in (("working folder", Path.cwd()), ("home folder", Path.home())):
         if place.resolve().is_relative_to(folder):
-            raise ConfigError(f"output {config.output!r} is or holds the {what} {place}", remedy=_REMEDY)
-    for read in _read_by(config):
+            raise ConfigError(f"output {config.output!r} is or contains the {what} {place}", remedy=_REMEDY)
+    for read in _places_read(config):
         path = read.path()
         if path is None or path.resolve().is_relative_to(folder / INPUTS_FOLDER):  # the run's own, from memory
             continue
         if path.resolve().is_relative_to(folder):
             raise ConfigError(
-                f"output {config.output!r} is or holds {str(path)!r}, which {read.field} reads", remedy=_REMEDY
+                f"output {config.output!r} is or contains {str(path)!r}, which {read.field} reads", remedy=_REMEDY
             )
 
 
 def check_place(output: str) -> None:
-    """ConfigError when something other than a folder stands at this path or on the way to it."""
+    """ConfigError if this path, or one of its parents, exists and is not a folder."""
     path = Path(output)
     for place in (path, *path.parents):
         problem = file_problem(place)
@@ -46,9 +46,11 @@ def check_place(output: str) -> None:
             raise ConfigError(f"output {output!r} cannot be a folder: {place} {found}", remedy=_REMEDY)
 
 
-def _read_by(config: RunConfig) -> Iterator[Place]:
-    """What the run reads. Of another run (`runs/sft@best`) the whole folder counts. Options of rewards are left out,
-    because a reward may also write to what they name."""
+def _places_read(config: RunConfig) -> Iterator[Place]:
+    """What the run reads. For a checkpoint of another run (`runs/sft@best`) this is the whole run folder.
+
+    Options of rewards are left out, because a reward may also write to what they name.
+    """
     evaluated = (Place(f"data.eval.{i}", source.path, "data") for i, source in enumerate(config.data.eval))
     for place in (*read_places(config), *evaluated):
         if place.kind in ("model", "settings"):

@@ -1,7 +1,8 @@
-"""What was still to be done about a checkpoint's step when the run had to stop: evaluation, and its line of metrics.
+"""What is left to do for a checkpoint's step: its evaluation and its line of metrics.
 
-A checkpoint is made at the end of a step, when its line is written. One that is made because something failed in
-between has `pending.json` beside the weights, and the resumed run first does the rest of that step.
+Normally a checkpoint is made at the end of a step, after its line of metrics is written. If a run has to stop between
+its last update and that line, the checkpoint has a `pending.json` next to the weights, and the resumed run first
+finishes that step.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ PENDING_FILE = "pending.json"
 
 @dataclass(slots=True)
 class Pending:
-    """A step whose weights are final and whose metrics are not written.
+    """A step whose weights are final but whose metrics are not yet written.
 
-    `row`: its numbers so far, without those of an evaluation. `normalised`: whether a reward model's last
-    normalisation, which belongs to its last step, has been done.
+    `row`: its metrics so far, without those of an evaluation. `normalised`: whether the final normalisation of a reward
+    model, which belongs to its last step, is done.
     """
 
     row: dict[str, float]
     normalised: bool = False
 
     def is_finite(self) -> bool:
-        """Whether the row can be written at all."""
+        """Whether all metrics are finite, so that the row can be written."""
         return all(math.isfinite(value) for value in self.row.values())
 
 
 def write_pending(folder: Path, pending: Pending | None) -> None:
-    """Write `pending.json` into a checkpoint that is being made; nothing when its step is complete."""
+    """Write `pending.json` into a checkpoint that is being made, unless its step is complete (None)."""
     if pending is not None:
         content = {"row": pending.row, "normalised": pending.normalised}
         (folder / PENDING_FILE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
 
 
 def read_pending(folder: Path) -> Pending | None:
-    """The unfinished business of a checkpoint, None when its step is complete. CheckpointError for a damaged file."""
+    """What is left to do for a checkpoint's step; None if it is complete. CheckpointError for a damaged file."""
     path = folder / PENDING_FILE
     if not os.path.lexists(path):
         return None

@@ -1,4 +1,4 @@
-"""The folder of a run: its resolved configuration, what it ran on, and whether it may be resumed."""
+"""The folder of a run: its resolved configuration, its environment, and whether it may be resumed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ MAY_DIFFER = (
     "rollout.max_batch_rows",
     "scoring.workers",
 )
-"""Fields (with all below them) that a resumed run may change: none of them changes what is learned.
+"""Fields (and everything below them) that a resumed run may change, because they do not affect what is learned, except
+by rounding (model.device, model.kernels).
 
-`steps` may change as well while `optimization.schedule` is constant; otherwise it sets the learning rate of every step.
+`steps` may change too if `optimization.schedule` is constant. With other schedules, the learning rate of every step
+depends on it.
 """
 
-_CONFIG_REMEDY = "put the run's own file back, start over with --fresh, or give the folder of a run"
+_CONFIG_REMEDY = "restore the run's own file, start over with --fresh, or name the folder of a run"
 
 _PACKAGES = (
     "torch",
@@ -64,7 +66,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field of the run file whose value is not the one that the run began with (None: the field is not there)."""
+    """A field of the run file whose value has changed since the run began (None: the field is missing)."""
 
     field: str
     before: Json
@@ -77,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Where everything of a run lies."""
+    """The folder of a run, and the paths in it."""
 
     path: Path
 
@@ -94,50 +96,50 @@ class RunDirectory:
         return self.path / "rollouts"
 
     def begun(self) -> bool:
-        """Whether a run was started here before."""
+        """Whether a run was started in this folder before."""
         return os.path.lexists(self.config_file)
 
     def admit(self, config: RunConfig) -> bool:
-        """Whether an earlier run is being continued; changes nothing.
+        """Whether this configuration continues an earlier run in the folder. Changes nothing.
 
-        Raises CheckpointError with every difference when the configuration does not agree with that of the run in
-        this folder, or when the folder holds something that is no run.
+        Raises CheckpointError if the configuration differs from that of the run in this folder (listing all
+        differences), or if the folder has checkpoints but no configuration.
         """
         if self.begun():
             self._refuse_differences(config)
             return True
         if (self.path / "checkpoints").is_dir():
             raise CheckpointError(
-                f"{self.path} has checkpoints but no {CONFIG_FILE}, so nobody can tell which run they belong to",
-                remedy="set `output` to another folder, or put the run's config.yaml back",
+                f"{self.path} has checkpoints but no {CONFIG_FILE}, so it is unclear which run they belong to",
+                remedy="set `output` to another folder, or restore the run's config.yaml",
             )
         return False
 
     def begin(self, config: RunConfig, *, accepted: Sequence[str] = ()) -> None:
-        """Write the configuration that this start runs with, and its environment, in which `accepted` names the changes
-        of files and versions that the user let pass.
+        """Write the configuration and the environment of this start.
 
-        Raises CheckpointError when the folder cannot be written.
+        `accepted`: changes of files and versions that the user has accepted, recorded in the environment. Raises
+        CheckpointError if the folder cannot be written.
         """
         try:
-            if _records(config):
+            if _records_rollouts(config):
                 self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
             self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self._write_error(error) from error
 
     def _earlier_starts(self) -> list[Json]:
         if not os.path.lexists(self.environment_file):
             return []
-        remedy = "mend it, or move it away: it only records what earlier starts of the run ran on"
+        remedy = "fix it or move it away; it only records the environment of earlier starts"
         try:
             content = read_json(self.environment_file)
         except UnreadableError as error:
             raise CheckpointError(f"cannot read {self.environment_file}: it {error}", remedy=remedy) from error
         if not isinstance(content, dict) or not isinstance(content.get("starts"), list):
-            raise CheckpointError(f"{self.environment_file} holds no list of `starts`", remedy=remedy)
+            raise CheckpointError(f"{self.environment_file} has no list of `starts`", remedy=remedy)
         return list(content["starts"])
 
     def read_config(self) -> dict[str, Json]:
@@ -156,7 +158,7 @@ class RunDirectory:
         return content
 
     def _remove_torn_files(self) -> None:
-        """What a killed process was writing under a temporary name; the run is locked, so nobody writes there now."""
+        """Remove temporary files of a killed process. The run is locked, so nobody is writing them now."""
         for folder in (self.path, self.rollouts):
             for torn in folder.glob(".*.tmp"):
                 torn.unlink()
@@ -166,16 +168,16 @@ class RunDirectory:
         if found:
             listed = "\n".join(f"  {difference}" for difference in found)
             raise CheckpointError(
-                f"{self.path} holds a run with another configuration:\n{listed}",
+                f"{self.path} contains a run with a different configuration:\n{listed}",
                 remedy="set these fields back to resume it, set `output` to another folder, or start over with --fresh",
             )
 
     def restore(self, config: RunConfig) -> list[str]:
-        """Write anew what somebody has removed from the folder of this run since `begin`; a line about each.
+        """Write again what was removed from the run's folder since `begin`. Returns a line about each.
 
-        Does nothing to the folder of a run that has not begun. Raises CheckpointError when it cannot be written.
+        Raises CheckpointError if the folder cannot be written.
         """
-        wanted = [self.config_file, self.environment_file, *([self.rollouts] if _records(config) else [])]
+        wanted = [self.config_file, self.environment_file, *([self.rollouts] if _records_rollouts(config) else [])]
         missing = [path for path in wanted if not path.exists()]
         try:
             if self.config_file in missing:
@@ -185,40 +187,40 @@ class RunDirectory:
             if self.rollouts in missing:
                 self.rollouts.mkdir()
         except OSError as error:
-            raise self._cannot_write(error) from error
-        return [f"{path} was removed while the run was going on; it is made anew" for path in missing]
+            raise self._write_error(error) from error
+        return [f"{path} was removed during the run and has been restored" for path in missing]
 
-    def _cannot_write(self, error: OSError) -> CheckpointError:
+    def _write_error(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path))
 
     def _add_environment(self, accepted: Sequence[str]) -> None:
-        """Each start of the run adds what it ran on."""
+        """Append the environment of this start to those of earlier starts."""
         start = environment() | ({"accepted_changes": list(accepted)} if accepted else {})
         content = {"starts": [*self._earlier_starts(), start]}
         write_text_atomically(self.environment_file, json.dumps(content, indent=2) + "\n")
 
 
-def _records(config: RunConfig) -> bool:
+def _records_rollouts(config: RunConfig) -> bool:
     return isinstance(config, RlConfig) and config.logging.record_rollouts
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved run file as YAML, every field written out, in the order of the reference, secrets masked."""
+    """The resolved run file as YAML, with all fields in the order of the reference, and secrets masked."""
     values = masked(to_dict(config), hashed=True)
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return text
 
 
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:
-    """Differences between a saved configuration and this one that forbid resuming, sorted by field."""
+    """Differences between a saved configuration and this one that prevent resuming, sorted by field."""
     now = to_dict(config)
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
-    return [found for found in differences(_with_defaults(before, config), now) if not _under(found.field, allowed)]
+    return [found for found in differences(_with_defaults(before, config), now) if not _is_under(found.field, allowed)]
 
 
 def differences(before: dict[str, Json], now: dict[str, Json], prefix: str = "") -> list[Difference]:
-    """All fields with unlike values, sorted by their dotted names; lists are compared as wholes."""
+    """All fields with different values, sorted by their dotted names. Lists are compared as a whole."""
     found: list[Difference] = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
@@ -230,7 +232,7 @@ def differences(before: dict[str, Json], now: dict[str, Json], prefix: str = "")
 
 
 def environment() -> dict[str, Json]:
-    """Versions, machine and git revision that a start of the run had."""
+    """Versions, machine and git revision of this start."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [*masked_command(sys.argv)],
@@ -244,7 +246,7 @@ def environment() -> dict[str, Json]:
 
 
 def git_revision(folder: Path) -> str | None:
-    """Commit of the checkout around `folder`, with "+changes" when it has uncommitted ones; None outside of any."""
+    """Commit of the git checkout around `folder`, with "+changes" if there are uncommitted ones; None without one."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -256,7 +258,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
         )
-    except (OSError, subprocess.SubprocessError):  # no git, no checkout: the run works without
+    except (OSError, subprocess.SubprocessError):  # no git or no checkout, which a run does not need
         return None
     return done.stdout.strip()
 
@@ -281,5 +283,5 @@ def _constant_schedule(config: dict[str, Json]) -> bool:
     return isinstance(optimization, dict) and optimization.get("schedule") == "constant"
 
 
-def _under(field: str, names: tuple[str, ...]) -> bool:
+def _is_under(field: str, names: tuple[str, ...]) -> bool:
     return any(field == name or field.startswith(name + ".") for name in names)

@@ -1,4 +1,4 @@
-"""Which files a run's numbers depend on, by the field of the run file that names them."""
+"""The files that a run's results depend on, with the fields of the run file that name them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from burnish.config.schema_data import DataSource
 from burnish.reading import FOLDER, file_problem
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
-"""Files of a model folder that decide what it computes: weights, configuration, tokenizer, template, code."""
+"""Files in a model folder that affect its results: weights, configuration, tokenizer, template, code."""
 INPUTS_FOLDER = "inputs"
 """Folder in that of a run for what the program that trains held in memory: rows, a model, texts of its functions."""
 _MOST_MODULES = 500
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 Kind = Literal["model", "settings", "data", "code", "option"]
-"""`settings` are a model folder without its weights, or a file; `option` is any text, which may name a file."""
+"""`settings`: a model folder without its weights, or a single file. `option`: any text, which may be a file's path."""
 Found = Iterator[tuple[str, Path]]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Something that a run file says is to be read: the field, and what stands there."""
+    """A field of the run file that names something to read, and its value."""
 
     field: str
     text: str
     kind: Kind
 
     def path(self) -> Path | None:
-        """The file or folder on this machine; None where there is none (a hub name, an installed module)."""
+        """The file or folder on this machine; None if there is none (a hub name, an installed module)."""
         if self.kind == "code":
             file = self.text.rpartition(":")[0]
             return existing(file) if file.endswith(".py") else None
@@ -44,18 +44,20 @@ class Place:
 
 
 def named_files(config: RunConfig) -> dict[str, Path]:
-    """`field: file` to the file itself, for every local file whose content changes what the run learns.
+    """`field: file` -> path, for every local file whose content affects what the run learns.
 
-    Training data, base model and tokenizer, chat template, reward models, and the code of rewards, estimators, losses
-    and engines with the modules next to it that it imports. Left out is what must be fetched from a hub, and what
-    changes nothing that is learned: evaluation data and sinks.
+    These are training data, base model and tokenizer, chat template, reward models, and the code of rewards,
+    estimators, losses and engines, including the modules that it imports from its own folder. Left out are things on
+    the hub, and what does not affect learning: evaluation data and sinks.
     """
     return {f"{field}: {path.name}": path for place in read_places(config) for field, path in _files(place)}
 
 
 def read_places(config: RunConfig) -> Iterator[Place]:
-    """Everything that the run learns from, as its run file names it. Models of other runs stand there as their
-    checkpoints' folders once `burnish.trainers.chaining` has been over the configuration."""
+    """Everything that the run learns from, as named in its run file.
+
+    `burnish.trainers.chaining` has already replaced models of other runs by the folders of their checkpoints.
+    """
     model = config.model
     yield Place("model.path", model.path, "settings" if model.from_scratch else "model")
     if model.tokenizer is not None:
@@ -78,10 +80,10 @@ def function_file(name: str) -> Path:
 
 
 def existing(text: str) -> Path | None:
-    """The file or folder that a text names; None where there is none, and for texts that no path can be."""
+    """The file or folder that a text names; None if it does not exist, or the text cannot be a path."""
     try:
         path = Path(text).expanduser()
-    except RuntimeError:  # `~` of a user that is not there
+    except RuntimeError:  # `~user` for a user that does not exist
         return None
     return path if file_problem(path) in (None, FOLDER) else None
 
@@ -127,7 +129,7 @@ def _files(place: Place) -> Found:
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:
-    """Ordinary files in a folder. None of one that may not be read: whoever needs it says so."""
+    """Regular files in a folder; none if it cannot be read, which is reported where the folder is needed."""
     try:
         return [file for file in sorted(folder.glob(pattern)) if _is_file(file)]
     except OSError:
@@ -135,7 +137,7 @@ def _listed(folder: Path, pattern: str) -> list[Path]:
 
 
 def _code(field: str, name: str) -> Found:
-    """The file of `path/to/file.py:name` or `package.module:name`, and what it imports from its own folder."""
+    """The file of `path/to/file.py:name` or `package.module:name`, and the files it imports from its own folder."""
     place, colon, _ = name.rpartition(":")
     if not colon:
         return
@@ -163,12 +165,12 @@ def _code(field: str, name: str) -> Found:
 
 
 def _module_files(root: Path, parts: Sequence[str]) -> list[Path]:
-    """The file of a dotted module below `root` and the `__init__.py` of each package on the way; empty if not there.
+    """The file of a module below `root`, and the `__init__.py` of each parent package; empty if it does not exist.
 
-    Found by looking, not by importing: importing would run a reward's code in this process.
+    Files are searched for rather than imported, because importing would run a reward's code in this process.
     """
     if not all(part.isidentifier() for part in parts):
-        return []  # no name of a module; the loader refuses it
+        return []  # not the name of a module; loading it will raise an error
     packages = [root.joinpath(*parts[:end], "__init__.py") for end in range(1, len(parts))]
     for module in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
         if _is_file(module):
@@ -177,7 +179,7 @@ def _module_files(root: Path, parts: Sequence[str]) -> list[Path]:
 
 
 def _imported(file: Path, root: Path) -> list[Path]:
-    """Files below `root` that a module imports anywhere in its text; none if it is not Python."""
+    """Files below `root` that a module imports anywhere in its source; none if it is not Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -198,5 +200,5 @@ def _imported(file: Path, root: Path) -> list[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """An ordinary file: hashing a pipe would wait for ever."""
+    """Whether this is a regular file. Hashing a pipe would wait for ever."""
     return file_problem(path) is None

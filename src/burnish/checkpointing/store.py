@@ -1,7 +1,7 @@
-"""Checkpoints of a run: one folder a step, whole or absent.
+"""Checkpoints of a run: one folder per step, which is either complete or absent.
 
-`checkpoints/step-000123` is written under a temporary name, sealed with a manifest, forced to disk and renamed. At any
-instant of a kill the newest sealed checkpoint is still there.
+`checkpoints/step-000123` is written under a temporary name, sealed with a manifest, forced to disk and then renamed.
+Whenever the process is killed, the newest sealed checkpoint still exists.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The newest whole checkpoint, and what was wrong with those that are newer."""
+    """The newest complete checkpoint, and the problems of newer ones."""
 
     checkpoint: Checkpoint | None
     problems: tuple[str, ...]
 
 
 class CheckpointStore:
-    """Saves, finds and removes the checkpoints of one run folder. One process writes (see `RunLock`)."""
+    """Saves, finds and removes the checkpoints of a run folder. Only one process may write (see `RunLock`)."""
 
-    def __init__(self, run_dir: Path, *, keep: int = 2, beside: Mapping[str, str] | None = None) -> None:
-        """`beside`: name to text of small files that every checkpoint holds beside what `write` puts there."""
+    def __init__(self, run_dir: Path, *, keep: int = 2, extra_files: Mapping[str, str] | None = None) -> None:
+        """`extra_files`: name -> text of small files that are added to every checkpoint after `write` has filled it."""
         if keep < 1:
             raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
         self._folder = run_dir / "checkpoints"
         self._keep = keep
-        self._beside = dict(beside or {})
+        self._extra_files = dict(extra_files or {})
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Call `write` with an empty folder to fill, seal it as the checkpoint of `step`, then remove old ones.
 
-        A checkpoint of the same step is replaced. Raises CheckpointError when the disk refuses; older checkpoints are
-        then untouched and nothing half-written remains.
+        A checkpoint of the same step is replaced. Raises CheckpointError if writing to the disk fails. Then older
+        checkpoints are untouched, and nothing half-written remains.
         """
         final = self._path(step)
         writing = final.with_name(final.name + _WRITING)
@@ -64,7 +64,7 @@ class CheckpointStore:
             _remove(writing)
             writing.mkdir(parents=True)
             write(writing)
-            for name, text in self._beside.items():
+            for name, text in self._extra_files.items():
                 (writing / name).write_text(text, encoding="utf-8")
             seal(writing, step)
             self._put_in_place(writing, final)
@@ -72,7 +72,7 @@ class CheckpointStore:
         return Checkpoint(step, final)
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint folder, whole or not, oldest first."""
+        """Steps that have a checkpoint folder, complete or not, oldest first."""
         if not self._folder.is_dir():
             if os.path.lexists(self._folder):
                 raise CheckpointError(
@@ -83,11 +83,11 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in names if match)
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint of a step, whole or not (`steps` says of which there is one)."""
+        """The checkpoint of a step, complete or not. It must be one of `steps`."""
         return Checkpoint(step, self._path(step))
 
     def latest_valid(self) -> Found:
-        """The newest checkpoint whose files are all there and unchanged. No checkpoint at all is not an error."""
+        """The newest checkpoint whose files are all present and unchanged. Having no checkpoint is not an error."""
         problems: list[str] = []
         for step in reversed(self.steps()):
             problem = verify(self._path(step), step)
@@ -97,22 +97,24 @@ class CheckpointStore:
         return Found(None, tuple(problems))
 
     def clean(self) -> list[str]:
-        """Tidy up after a killed run (call it once the run is locked); returns the names of what was removed."""
+        """Tidy up after a killed run, and return the names of what was removed. The run must be locked."""
         if not self._folder.is_dir():
             return []
         with self._disk_errors(None, self._folder):
             return [path.name for path in sorted(self._folder.iterdir()) if self._tidy(path)]
 
     def discard_after(self, step: int) -> None:
-        """Remove checkpoints of later steps (damaged ones, when the run resumes from an older one)."""
+        """Remove checkpoints of later steps. They are damaged if the run resumes from an older one."""
         with self._disk_errors(None, self._folder):
             for later in self.steps():
                 if later > step:
                     _remove(self._path(later))
 
     def prune(self, newest: int) -> None:
-        """Remove all but the `keep` newest up to `newest`, which must be whole: a run that stopped on a full disk, or
-        kept more before, may have left more."""
+        """Remove all checkpoints up to `newest` except the `keep` newest. `newest` must be complete.
+
+        More can be left by a run that stopped on a full disk, or that had a larger `keep` before.
+        """
         with self._disk_errors(None, self._folder):
             self._remove_old(newest)
 
@@ -120,24 +122,24 @@ class CheckpointStore:
         return self._folder / f"step-{step:06d}"
 
     def _put_in_place(self, writing: Path, final: Path) -> None:
-        """Rename; a folder cannot replace a full folder, so an old one of this step steps aside first."""
+        """Rename `writing` to `final`. A rename cannot replace a folder with content, so an old one is moved first."""
         aside = final.with_name(final.name + _REPLACED)
         if final.exists():
             _remove(aside)
             final.rename(aside)
         writing.rename(final)
-        fsync_folder(self._folder)
+        fsync_folder(self._folder)  # so that the rename survives a power failure before the old one is removed
         _remove(aside)
 
     def _remove_old(self, newest: int) -> None:
-        """Drop what is older than the `keep` newest up to `newest`, which is safe on disk by now."""
+        """Remove what is older than the `keep` newest up to `newest`, which is safely on disk by now."""
         for step in [step for step in self.steps() if step <= newest][: -self._keep]:
             _remove(self._path(step))
 
     def _tidy(self, path: Path) -> bool:
         if path.name.endswith(_REPLACED):
             original = path.with_name(path.name.removesuffix(_REPLACED))
-            if not original.exists():  # killed between the two renames: the old one is still the good one
+            if not original.exists():  # killed between the two renames, so the old one is still the valid one
                 path.rename(original)
                 return False
         elif not path.name.endswith(_WRITING):
@@ -149,13 +151,13 @@ class CheckpointStore:
     def _disk_errors(self, step: int | None, path: Path) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # boundary: safetensors and tokenizers report a full disk as errors of their own
-            number = _errno_in(str(error))
+        except Exception as error:  # boundary: safetensors and tokenizers have their own errors for a full disk
+            number = _errno_in(str(error))  # Rust libraries only have it in the message
             if not (isinstance(error, (OSError, SafetensorError)) or number):
                 raise
             cause = error if isinstance(error, OSError) else OSError(number, str(error))
             if step is not None:
-                _remove(path)
+                _remove(path)  # the half-written checkpoint, which also frees its space on a full disk
             what = f"the checkpoint of step {step} at {path}" if step is not None else f"the checkpoints in {path}"
             raise CheckpointError(
                 f"cannot write {what}: {cause.strerror} (older checkpoints are untouched)",
@@ -164,11 +166,11 @@ class CheckpointStore:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; renamed first, so that a kill in between never leaves a half-removed one under a good name."""
+    """Remove a folder. It is renamed first, so that a kill never leaves a half-removed checkpoint under its name."""
     if not folder.exists():
         return
     if not folder.name.endswith(_WRITING):
-        doomed = folder.with_name(folder.name + _WRITING)
+        doomed = folder.with_name(folder.name + _WRITING)  # a name that `clean` removes after a kill
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
         folder = doomed
@@ -176,6 +178,6 @@ def _remove(folder: Path) -> None:
 
 
 def _errno_in(message: str) -> int:
-    """The number in "... (os error 28)", 0 when there is none."""
+    """The number in "... (os error 28)", or 0 if there is none."""
     match = re.search(r"os error (\d+)", message)
     return int(match[1]) if match else 0

@@ -1,4 +1,4 @@
-"""The command line: one function a command, each in its own file. Importing it loads no torch."""
+"""The command line: one function per command, each in its own file. Importing it does not load torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _DEBUG = "--debug"
 _OTHERS_WRITE = 0o022
-"""Taken from the mode of every file and folder that a command makes, whatever the umask was."""
+"""Write permissions of others, which files and folders made by a command never get, whatever the umask."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code.
+    """Run a command and return its exit code.
 
-    0: done; 1: a defect of Burnish (its traceback is shown) or a check that found something; 2: something that the
-    user can put right, told in one message on standard error (`--debug` adds the traceback; that of an error which
-    nobody foresaw is kept in a file of the system's temporary folder, whose path is shown); 130: interrupted.
+    0: success. 1: a bug in Burnish (its traceback is shown), or `burnish check` found a problem. 2: an error that the
+    user can fix, shown as one message on standard error. `--debug` adds the traceback; if the cause was unforeseen, the
+    traceback is kept in a temporary file and the message names it. 130: interrupted.
     """
     _show_any_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in words
     words = [word for word in words if word != _DEBUG]
-    os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
+    os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)  # twice, because the old mask can only be read by setting one
     from burnish.cli.app import build_app
 
     try:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return _code(stop)
     except KeyboardInterrupt:
-        _say("interrupted\n")
+        _write_error("interrupted\n")
         return EXIT_INTERRUPTED
     except BurnishError as error:
         if debug:
@@ -51,14 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_own_modules_importable() -> None:
-    """`package.module:function` in a run file may mean a module beside it: the folder of the command counts, last, so
-    that nothing in it hides an installed package."""
+    """Add the current folder to the import path, for `package.module:function` in run files.
+
+    It is added at the end, so that nothing in it hides an installed package.
+    """
     try:
         here = str(Path.cwd())
     except OSError as error:
         raise BurnishError(
-            f"the folder that the command was started in cannot be used: {error.strerror}",
-            remedy="change to one that is there, then start again",
+            f"the current folder cannot be used: {error.strerror}",
+            remedy="change to a folder that exists, then start again",
         ) from error
     if here not in sys.path:
         sys.path.append(here)
@@ -71,11 +73,13 @@ def _code(stop: SystemExit) -> int:
 
 
 def _show_any_text() -> None:
-    """Names and values with characters that the terminal's encoding lacks (lone surrogates among them) are shown
-    escaped: a message about a file must not fail on the file's name."""
+    """Show characters that the terminal cannot encode, including lone surrogates, as escapes.
+
+    Otherwise a message about a file could fail because of the file's name.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # a descriptor that was changed or lost since the stream was made
+            with contextlib.suppress(OSError):  # the descriptor was changed or closed after the stream was made
                 stream.reconfigure(errors="backslashreplace")
 
 
@@ -83,36 +87,35 @@ def _show(error: BurnishError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    said = str(error)
+    message = str(error)
     if error.unexpected:
-        said += f"\n  the full traceback is in {_keep_traceback(error)}"
+        message += f"\n  the full traceback is in {_keep_traceback(error)}"
     shown = io.StringIO()
     console = Console(file=shown, soft_wrap=True, force_terminal=sys.stderr is not None and sys.stderr.isatty())
-    console.print(Text("error: ", style="bold red") + Text(_without_controls(said)))
-    _say(shown.getvalue())
+    console.print(Text("error: ", style="bold red") + Text(_without_controls(message)))
+    _write_error(shown.getvalue())
 
 
-def _say(text: str) -> None:
-    """Write to standard error, where there is one: a closed pipe or a full disk behind it must not change how the
-    command ends."""
+def _write_error(text: str) -> None:
+    """Write to standard error, if there is one. A closed pipe or full disk behind it must not change the exit code."""
     if sys.stderr is None:
         return
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)  # what is still buffered goes there when Python ends
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)  # because Python flushes its buffer there when it ends
+        os.close(null)
 
 
 def _without_controls(text: str) -> str:
-    """The text with control characters written as escapes, so that nothing in a file can steer the terminal."""
+    """The text with control characters as escapes, so that the content of a file cannot control the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" or c > "\x9f" else repr(c)[1:-1] for c in text)
 
 
 def _keep_traceback(error: BurnishError) -> str:
-    """Write the traceback to a file of its own in the temporary folder; its path, or why there is none."""
+    """Write the traceback to a temporary file. Returns its path, or why there is none."""
     try:
         descriptor, name = tempfile.mkstemp(prefix="burnish-traceback-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -22,7 +22,7 @@ Name = Annotated[
 
 
 def show_algorithms(name: Name = None) -> None:
-    """List the algorithms, or explain one: formulas, sources, preset.
+    """List the algorithms, or explain one: formulas, sources and preset.
 
     [bold]Examples[/bold]
     burnish algorithms
@@ -36,7 +36,7 @@ def show_algorithms(name: Name = None) -> None:
         return _table(console)
     if name not in (*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES):
         known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES))
-        raise ConfigError(f"no algorithm is called {name!r}", remedy=suggestion(name, known))
+        raise ConfigError(f"there is no algorithm called {name!r}", remedy=suggestion(name, known))
     if name in PRESETS:
         _preset(PRESETS[name], console)
         if name in RM_PRESETS:
@@ -56,11 +56,13 @@ def _table(console: Console) -> None:
         kl = "none" if kl_in == "none" else f"{kl_in} {value(preset, 'kl_estimator')} {value(preset, 'kl_coef'):g}"
         table.add_row(preset.name, estimator, loss, aggregation, kl, preset.summary)
     console.print(table)
-    console.print("burnish algorithms NAME explains one; use it with `algorithm: NAME` in the run file", markup=False)
+    console.print(
+        "burnish algorithms NAME explains one; to use it, set `algorithm: NAME` in the run file", markup=False
+    )
 
 
 def value(preset: Preset, field: str) -> Any:
-    """What a field of `algorithm` is under a preset: its own value or the default."""
+    """The value of a field of `algorithm` with this preset: the preset's value or the default."""
     from burnish.config.schema import AlgorithmConfig
 
     default = AlgorithmConfig.model_fields[field].get_default(call_default_factory=True)

@@ -1,4 +1,4 @@
-"""The table of commands, and the help that ties them together."""
+"""The table of commands, and the program's main help text."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ COMMANDS = (
     ("report", "write_report", "Look after a run"),
     ("chat", "chat", "Look after a run"),
 )
-"""Name of the command, function in `burnish.cli.NAME`, panel in the help."""
+"""Name of the command, its function in `burnish.cli.NAME`, and its panel in the help."""
 
 _HELP = """Reinforcement learning for language models: a run file in, a better model out.
 
-A [bold]prompt[/bold] is answered by [bold]group_size[/bold] sampled [bold]responses[/bold] (rollouts).
-A [bold]reward[/bold] scores each; an [bold]estimator[/bold] turns scores into advantages.
-The [bold]policy[/bold] (the model you train) moves towards the better ones,
-and is held near the frozen [bold]reference[/bold] by a KL if you set one.
+For each [bold]prompt[/bold], [bold]group_size[/bold] [bold]responses[/bold] (rollouts) are sampled.
+A [bold]reward[/bold] scores each, and an [bold]estimator[/bold] turns scores into advantages.
+The [bold]policy[/bold] (the model you train) moves towards the better responses.
+A KL penalty, if you set one, keeps it near the frozen [bold]reference[/bold].
 
 One [bold]step[/bold] = prompts_per_step prompts x group_size responses, trained on
 in epochs x minibatches optimizer steps. [bold]burnish plan FILE[/bold] shows the numbers.
 
-A first session: [bold]burnish demo[/bold]. Then with a run file of your own:
+To start: [bold]burnish demo[/bold]. Then with your own run file:
 [bold]burnish check run.yaml[/bold]   do the gold answers get the top reward?
-[bold]burnish plan run.yaml[/bold]    what will happen, and in how much memory?
-[bold]burnish rl run.yaml[/bold]      train; Ctrl-C saves, the same command goes on
-[bold]burnish report runs/NAME[/bold] the curves and the rollouts in one page
+[bold]burnish plan run.yaml[/bold]    what will happen, and how much memory will it take?
+[bold]burnish rl run.yaml[/bold]      train; Ctrl-C saves, the same command continues
+[bold]burnish report runs/NAME[/bold] the curves and the rollouts on one page
 """
 
 _EPILOG = """Any value can be changed on the command line: burnish rl run.yaml steps=20
@@ -46,7 +46,7 @@ Every field is explained in docs/configuration.md."""
 
 
 def build_app() -> typer.Typer:
-    """All commands. The modules of the commands are light: what is heavy is imported when a command runs."""
+    """All commands. Their modules are light: heavy packages are imported when a command runs."""
     app = typer.Typer(
         epilog=_EPILOG,
         rich_markup_mode="rich",
@@ -74,6 +74,6 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors in the input too.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Also show tracebacks for errors in the input.")] = False,
 ) -> None:
-    """Options that stand before the command."""
+    """Options that come before the command."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, with the words that explain them."""
+"""Arguments that several commands share, with their help texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="key.path=value",
-        help="Values that win over the file, for example rollout.group_size=4 or rewards.0.weight=2.",
+        help="Values that override the file, for example rollout.group_size=4 or rewards.0.weight=2.",
         show_default=False,
     ),
 ]

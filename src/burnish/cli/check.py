@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
 ListRewards = Annotated[bool, typer.Option("--list", help="List the built-in rewards and their options.")]
 TopScore = Annotated[
-    float | None, typer.Option(help="What a gold answer must reach in all (default: the best of each).")
+    float | None, typer.Option(help="Total score that a gold answer must reach (default: each reward's top score).")
 ]
-Show = Annotated[int, typer.Option(help="Failing rows to show.", min=0)]
+Show = Annotated[int, typer.Option(help="Number of failing rows to show.", min=0)]
 
 EXIT_FOUND_SOMETHING = 1
 
@@ -40,10 +40,10 @@ def check_rewards(
 ) -> None:
     """Score the gold answers of the data before training.
 
-    A reward that fails them would teach the wrong thing. Also shows how each
-    data file was understood, and what each reward gives the gold answers. No
-    weights are loaded; rewards that read tokens need the model's tokenizer.
-    Exit code 1 when a gold answer does not reach the top score.
+    A reward that fails on them would teach the wrong thing. The command also shows
+    how each data file was read, and the scores of the gold answers for each reward.
+    No weights are loaded. Rewards that read tokens need the model's tokenizer.
+    The exit code is 1 if a gold answer does not reach the top score.
 
     [bold]Examples[/bold]
     burnish check run.yaml
@@ -60,7 +60,7 @@ def check_rewards(
     if list_rewards:
         return _list_rewards(console)
     if file is None:
-        raise ConfigError("no run file is named", remedy="burnish check FILE, or burnish check --list")
+        raise ConfigError("no run file is given", remedy="burnish check FILE, or burnish check --list")
     from burnish.trainers.chaining import pinned
 
     config, chained = pinned(load_run_file(file, overrides or (), "rl").rl)
@@ -78,7 +78,7 @@ def check_rewards(
 def _check_sources(
     config: RlConfig, name: str, sources: Sequence[DataSource], top_score: float | None, show: int, console: Console
 ) -> int:
-    """Print what was understood and what failed; returns the number of failures."""
+    """Print how the data were read and what failed. Returns the number of failures."""
     from burnish.data.prompts import read_prompts
     from burnish.rewards import ProcessRewardScorer, check_gold
     from burnish.rewards.success import full_marks, success_of
@@ -88,6 +88,7 @@ def _check_sources(
     for understanding in understandings:
         for line in understanding.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    # So that all failures are reported, instead of stopping at the first bad batch.
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
     with ProcessRewardScorer(config.rewards, scoring, columns=_columns(prompts)) as scorer:
         judge = full_marks(config.rewards, scorer.answer_labels) if top_score is None else None
@@ -95,9 +96,9 @@ def _check_sources(
         report = check_gold(
             prompts,
             scorer,
-            top_score=-math.inf if top_score is None else top_score,  # without a judge all that can be scored pass
+            top_score=-math.inf if top_score is None else top_score,  # if nothing judges, any score passes
             labels=scorer.answer_labels,
-            encode=_encoder(config, scorer, console),
+            encode=_token_encoder(config, scorer, console),
             judge=judge,
             success=success,
         )
@@ -106,35 +107,38 @@ def _check_sources(
     if prompts and len(report.without_gold) == len(prompts):
         raise DataError(
             f"none of the {len(prompts):,} rows of {name} has a gold answer, so there is nothing to check",
-            remedy=f"name their column ({name}.0.columns: {{answer: ...}}), or add the answers",
+            remedy=f"name the column of the answers ({name}.0.columns: {{answer: ...}}), or add it",
         )
     unreached = success is not None and report.checked > 0 and report.solved == 0
     if success is not None:
-        _show_success(report, success, explicit=_says_success(config), console=console)
+        _show_success(report, success, explicit=_sets_success(config), console=console)
     return len(report.failures) + unreached
 
 
-def _says_success(config: RlConfig) -> bool:
+def _sets_success(config: RlConfig) -> bool:
     return config.evaluation.success is not None or config.evaluation.success_score is not None
 
 
 def _show_success(report: GoldReport, success: Success, *, explicit: bool, console: Console) -> None:
-    """What the run will count as solved, and whether gold answers are."""
+    """Print what the run will count as solved, and whether gold answers are."""
     if report.checked and not report.solved:
-        said = (
+        line = (
             f"no gold answer counts as solved ({success}), so accuracy, pass@k and maj@k can never rise above 0: "
-            "mend the rewards, or set evaluation.success and evaluation.success_score"
+            "fix the rewards, or set evaluation.success and evaluation.success_score"
         )
     elif explicit:
-        said = f"{report.solved:,} of {report.checked:,} gold answers count as solved ({success})"
+        line = f"{report.solved:,} of {report.checked:,} gold answers count as solved ({success})"
     else:
         return
-    console.print(said, markup=False, soft_wrap=True)
+    console.print(line, markup=False, soft_wrap=True)
     console.print()
 
 
-def _encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) -> Encode | None:
-    """What the policy would have sampled to say a text, where a reward asks for tokens: its tokens and the EOS."""
+def _token_encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) -> Encode | None:
+    """A function that gives the tokens that the policy would sample for a text: its tokens and the EOS.
+
+    None if no reward reads tokens, or if the tokenizer cannot be loaded and only rewards outside the check need it.
+    """
     if not scorer.token_labels:
         return None
     from burnish.data.chat import encode_response
@@ -148,7 +152,7 @@ def _encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Console) ->
             raise
         named = ", ".join(scorer.token_labels)
         console.print(
-            f"{error.message}; words stand in for tokens in {named}, which is not judged", markup=False, soft_wrap=True
+            f"{error.message}; {named} sees words instead of tokens, and is not judged", markup=False, soft_wrap=True
         )
         return None
     end, chat = tokenizer.eos_token_id, ChatFormat.of(config.data)
@@ -172,17 +176,18 @@ def _show_report(report: GoldReport, judge: Success | None, labels: Sequence[str
     if judge is not None:
         best = set(judge.thresholds.values())
         top = f"the top score {best.pop():g}" if len(best) == 1 else "the top scores"
-        said = f"{passed} reach {top} (judged by: {judged})"
+        line = f"{passed} reach {top} (judged by: {judged})"
     elif math.isinf(report.top_score):
-        said = f"no reward compares with an answer (--top-score judges the total); {passed} can be scored"
+        line = f"no reward compares with an answer (--top-score judges the total); {passed} can be scored"
     else:
-        said = f"{passed} reach the top score {report.top_score:g} (judged by: {judged})"
-    console.print(said, markup=False, soft_wrap=True)
+        line = f"{passed} reach the top score {report.top_score:g} (judged by: {judged})"
+    console.print(line, markup=False, soft_wrap=True)
     if report.without_gold:
         console.print(f"{len(report.without_gold):,} rows have no gold answer (first: {report.without_gold[0]})")
     if report.parts:
         parts = Table("reward", "mean of gold answers", "lowest", "scored")
         for part in report.parts:
+            # + 0.0 turns -0.0 into 0.0, which the penalties give for a perfect answer.
             parts.add_row(_short(part.name), f"{part.mean + 0.0:.4g}", f"{part.lowest + 0.0:.4g}", f"{part.count:,}")
         console.print(parts)
     if report.failures and show:
@@ -207,7 +212,7 @@ def _list_rewards(console: Console) -> None:
 
     from burnish.rewards import BUILT_INS
 
-    table = Table("reward", "what it gives", "best", "options")
+    table = Table("reward", "score", "top score", "options")
     for name, built_in in BUILT_INS.items():
         options = "\n".join(f"{option}: {text}" for option, text in built_in.options.items())
         summary = _short(built_in.summary, 200)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from burnish.demo import DemoFolder
 
-Output = Annotated[str, typer.Option(help="Folder for everything the demo makes.")]
-Seed = Annotated[int, typer.Option(help="Another seed is another model, other data and other luck.", min=0)]
+Output = Annotated[str, typer.Option(help="Folder for everything that the demo writes.")]
+Seed = Annotated[int, typer.Option(help="Seed of the model, the data and the sampling.", min=0)]
 
 EXIT_INTERRUPTED = 130
 
@@ -25,9 +25,9 @@ EXIT_INTERRUPTED = 130
 def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     """Watch a tiny transformer learn two-digit addition, in minutes and without a download.
 
-    First supervised fine-tuning, on a demonstrator who mostly forgets to carry;
-    then GRPO with a reward that knows the right answer. Model, data and two run
-    files are written to the output folder; an earlier demo there is moved aside.
+    First comes supervised fine-tuning, on a demonstrator who mostly forgets to
+    carry, then GRPO with a reward that knows the right answer. Model, data and two
+    run files are written to the output folder. An earlier demo there is moved aside.
 
     [bold]Examples[/bold]
     burnish demo
@@ -53,8 +53,10 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
 
 
 def make_room(folder: DemoFolder, console: Console) -> None:
-    """Move an earlier demo aside. ConfigError when the folder holds something else, CheckpointError when a demo, or a
-    run in its folder, is still going on."""
+    """Move an earlier demo aside.
+
+    Raises ConfigError if the folder contains something else, and CheckpointError if a demo or a run in it is active.
+    """
     from burnish.checkpointing.lock import LOCK_FILE
     from burnish.checkpointing.moving import move_run_aside
 
@@ -63,14 +65,14 @@ def make_room(folder: DemoFolder, console: Console) -> None:
         console.print(f"moved the earlier demo to {aside}", markup=False)
     elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise ConfigError(
-            f"--output {str(folder.path)!r} exists and holds no demo", remedy="name a folder that does not exist yet"
+            f"--output {str(folder.path)!r} exists and is not a demo", remedy="name a folder that does not exist yet"
         )
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Matrices of 64 columns are too small to share: a second thread gains little, and on a busy machine each of
-    many thousand small operations waits for the slower one."""
+    """Use a single thread. Matrices of 64 columns are too small to gain from a second one, and on a busy machine each
+    of many thousand small operations would wait for the slower thread."""
     import torch
 
     before = torch.get_num_threads()
@@ -82,29 +84,30 @@ def one_thread() -> Iterator[None]:
 
 
 def prepare(folder: DemoFolder, seed: int, console: Console) -> None:
-    """Make the data, the model and the run files, and say what they are."""
+    """Make the data, the model and the run files, and describe them."""
     from burnish import demo as demo_task
 
     wrong = demo_task.write_data(folder, seed)
     parameters = demo_task.write_model(folder.model, seed)
     demo_task.write_run_files(folder, seed)
-    say(
+    show_paragraphs(
         console,
         f"""
 [bold]1  The task[/]
-   47+85= is to be answered 231: the sum, ones first, so that carries flow the way text is written.
-   All 10,000 two-digit additions; {demo_task.NUM_HELD_OUT} are held out and never trained on.
-   The pupil: a Llama of {parameters:,} parameters, random so far.  {folder.model}""",
+   The right answer to 47+85= is 231: the sum with the ones first, so that carries flow in the direction of writing.
+   There are 10,000 two-digit additions; {demo_task.NUM_HELD_OUT} are held out and never trained on.
+   The model: a Llama of {parameters:,} parameters, with random weights so far.  {folder.model}""",
         f"""
 [bold]2  Supervised fine-tuning[/]  {folder.sft_file}
-   The demonstrator forgets to carry out of the ones {demo_task.FORGET_PROBABILITY:.0%} of the times there is one,
-   so {wrong:.0%} of the demonstrations are wrong, on purpose. Imitation can copy that, but not mend it.
+   The demonstrator forgets {demo_task.FORGET_PROBABILITY:.0%} of the carries out of the ones, so {wrong:.0%} of the \
+demonstrations are wrong, on purpose.
+   Imitation can copy these mistakes, but not correct them.
 """,
     )
 
 
 def train(folder: DemoFolder, console: Console) -> None:
-    """Both trainings, through the run files, just as `burnish sft` and `burnish rl` would."""
+    """Train twice from the run files, exactly as `burnish sft` and `burnish rl` would."""
     from burnish.config.loading import load_run_file
     from burnish.trainers.rl.run import train_rl
     from burnish.trainers.sft import train_sft
@@ -112,13 +115,13 @@ def train(folder: DemoFolder, console: Console) -> None:
     if train_sft(load_run_file(folder.sft_file, (), "sft").sft, console=console).stopped:
         raise stopped(console)
     rl = load_run_file(folder.rl_file, (), "rl").rl
-    say(
+    show_paragraphs(
         console,
         f"""
 [bold]3  GRPO[/]  {folder.rl_file}
-   {rl.rollout.group_size} answers to each of {rl.rollout.prompts_per_step} problems a step, reward 1 for a right one \
-and 0 for a wrong one.
-   Nobody shows the model how to carry: it finds out by what is rewarded.
+   {rl.rollout.group_size} answers to each of {rl.rollout.prompts_per_step} problems per step, with reward 1 for a \
+right one and 0 for a wrong one.
+   Nobody shows the model how to carry. It finds out from the rewards.
 """,
     )
     if train_rl(rl, console=console).stopped:
@@ -126,12 +129,12 @@ and 0 for a wrong one.
 
 
 def stopped(console: Console) -> typer.Exit:
-    """What to raise after Ctrl-C."""
-    console.print("the demo was stopped; run it again for a whole one")
+    """The exception to raise after Ctrl-C."""
+    console.print("the demo was stopped; run it again for a complete one")
     return typer.Exit(EXIT_INTERRUPTED)
 
 
-def say(console: Console, *paragraphs: str) -> None:
-    """Print paragraphs as they are laid out."""
+def show_paragraphs(console: Console, *paragraphs: str) -> None:
+    """Print paragraphs without wrapping them."""
     for paragraph in paragraphs:
         console.print(paragraph, highlight=False, soft_wrap=True)

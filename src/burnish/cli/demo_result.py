@@ -1,4 +1,4 @@
-"""What the demo shows at its end: the curve, the numbers, the same problems before and after, and where to go on."""
+"""The results that the demo shows at its end: curve, numbers, some problems before and after, and next steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCURACY = "eval/accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One held-out problem, and what the model wrote before and after GRPO (ones first, as it writes)."""
+    """One held-out problem, and the model's answers before and after GRPO (with the ones first)."""
 
     prompt: str
     answer: str
@@ -27,7 +27,7 @@ class Attempt:
     after: str
 
     @property
-    def mended(self) -> bool:
+    def corrected(self) -> bool:
         return self.before != self.answer == self.after
 
     @property
@@ -40,7 +40,7 @@ class Attempt:
 
 
 def show(folder: DemoFolder, console: Console) -> None:
-    """Everything that there is to see of a finished demo."""
+    """Show the results of a finished demo."""
     from burnish.observability.history import read_history
     from burnish.report.plots import plot_curve
     from burnish.report.report import write_report
@@ -48,8 +48,8 @@ def show(folder: DemoFolder, console: Console) -> None:
     steps, accuracies = read_history(folder.rl_run)[ACCURACY]
     attempts = read_attempts(folder, steps[0], steps[-1])
     page = write_report(folder.rl_run)
-    console.print("\n[bold]4  What became of it[/]\n")
-    curve = plot_curve(steps, accuracies, title="share of the held-out problems answered right (greedy), by GRPO step")
+    console.print("\n[bold]4  Results[/]\n")
+    curve = plot_curve(steps, accuracies, title="share of held-out problems answered right (greedy), by GRPO step")
     console.print(curve, markup=False, highlight=False)
     console.print(f"\n   [bold]{accuracies[0]:.1%} -> {accuracies[-1]:.1%}[/] of {len(attempts)} held-out problems\n")
     console.print(attempts_table(attempts))
@@ -72,17 +72,17 @@ def read_attempts(folder: DemoFolder, first_step: int, last_step: int) -> list[A
 
 
 def chosen(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """A few to look at: mostly such that became right, one that was right before, and one that is not right yet."""
-    mended = [attempt for attempt in attempts if attempt.mended][:4]
+    """A few examples: mostly answers that became right, one that was right before, and one that is still wrong."""
+    corrected = [attempt for attempt in attempts if attempt.corrected][:4]
     kept = [attempt for attempt in attempts if attempt.kept][:1]
-    return [*mended, *kept, *[attempt for attempt in attempts if attempt.still_wrong][:1]]
+    return [*corrected, *kept, *[attempt for attempt in attempts if attempt.still_wrong][:1]]
 
 
 def attempts_table(attempts: Sequence[Attempt]) -> Table:
-    """The chosen problems, answers turned round into the usual order of digits."""
+    """The chosen problems, with the digits of the answers reversed into the usual order."""
     from rich.table import Table
 
-    table = Table("problem", "right answer", "before GRPO", "after", title="answers, turned round for reading")
+    table = Table("problem", "right answer", "before GRPO", "after", title="answers, reversed for reading")
     for attempt in chosen(attempts):
         table.add_row(attempt.prompt, *(_marked(text, attempt.answer) for text in _texts(attempt)))
     return table
@@ -100,31 +100,31 @@ def _marked(text: str, answer: str) -> str:
 
 
 def counts(attempts: Sequence[Attempt]) -> Iterator[str]:
-    """How many of the held-out problems went which way."""
-    mended, kept = sum(a.mended for a in attempts), sum(a.kept for a in attempts)
+    """How many held-out problems became right, stayed right, stayed wrong and became wrong."""
+    corrected, kept = sum(a.corrected for a in attempts), sum(a.kept for a in attempts)
     unlearned = sum(a.still_wrong and a.before == a.answer for a in attempts)
     wrong = sum(a.still_wrong for a in attempts) - unlearned
-    yield f"became right {mended}, stayed right {kept}, stayed wrong {wrong}, became wrong {unlearned}"
+    yield f"became right {corrected}, stayed right {kept}, stayed wrong {wrong}, became wrong {unlearned}"
 
 
 def program() -> str:
-    """The word that started this command, so that what is printed can be copied (`make demo` uses a path)."""
+    """The program that was started, so that printed commands can be copied (`make demo` uses a path)."""
     started = sys.argv[0]
     return started if Path(started).name == "burnish" else "burnish"
 
 
 def next_steps(folder: DemoFolder, page: Path) -> list[str]:
-    """Where to look, and commands to try."""
+    """Where the results are, and commands to try."""
     burnish = program()
     return [
         "",
-        f"report     {page}  (open it in a browser: all curves, and the rollouts of each problem side by side)",
+        f"report     {page}  (open it in a browser: all curves, and the rollouts of each problem)",
         f"model      {folder.rl_run / 'checkpoints'}  (each loads with from_pretrained)",
         "",
         "next",
-        f"  {burnish} rl {folder.rl_file} steps={RL_STEPS + 30}    go on for 30 more steps",
+        f"  {burnish} rl {folder.rl_file} steps={RL_STEPS + 30}    continue for 30 more steps",
         f"  {burnish} rl {folder.rl_file} algorithm.preset=rloo output={folder.path / 'rloo'}    another algorithm",
         f"  {burnish} plan {folder.rl_file}    what a run will do, before it does it",
         f"  {burnish} eval {folder.rl_run} evaluation.samples=8    pass@k and majority votes",
-        f"  {burnish} algorithms    all of them; then write a run file for your own model and data",
+        f"  {burnish} algorithms    list them all; then write a run file for your own model and data",
     ]

@@ -20,13 +20,13 @@ Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this 
 
 
 def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> None:
-    """Measure a model on the held-out data, in all and by domain.
+    """Measure a model on the held-out data, overall and by domain.
 
-    For `rl` the rewards and accuracy of greedy responses, and with
-    evaluation.samples also pass@k and maj@k; for `sft` loss and perplexity;
-    for `rm` accuracy with its interval. Give a run file to measure the model it
-    names, or a run folder to measure its newest checkpoint. Each evaluation has
-    a folder of its own, RUN/eval/NNN; earlier ones stay.
+    For `rl`: rewards and accuracy of greedy responses, and with evaluation.samples
+    also pass@k and maj@k. For `sft`: loss and perplexity. For `rm`: accuracy with
+    its confidence interval. Give a run file to measure the model that it names, or
+    a run folder to measure its newest checkpoint. Each evaluation gets a new folder
+    RUN/eval/NNN.
 
     [bold]Examples[/bold]
     burnish eval run.yaml evaluation.samples=8
@@ -49,7 +49,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
         if chosen is None:
             raise CheckpointError(
                 f"{target} is not a run: it has no config.yaml",
-                remedy="give a run file, or the folder that `output` of a run file names",
+                remedy="give a run file, or the `output` of a run file",
             )
         from burnish.trainers.result import WEIGHTS_FOLDER
 
@@ -69,7 +69,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """One row a metric, one column for all prompts and one for each domain."""
+    """One row per metric, with a column for all prompts and one for each domain."""
     from rich.table import Table
 
     columns: dict[str, dict[str, float]] = {"all": {}}

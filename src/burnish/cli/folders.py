@@ -1,4 +1,4 @@
-"""Run folders on the command line: moving an old run aside."""
+"""Run folders on the command line: move an old run aside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def move_aside(output: str, console: Console) -> None:
-    """Rename an earlier run's folder, so that a new run can start and nothing is lost; never that of a live run."""
+    """Rename the folder of an earlier run, so that a new run can start. CheckpointError if that run is still active."""
     from burnish.checkpointing.moving import move_run_aside
 
     aside = move_run_aside(Path(output))

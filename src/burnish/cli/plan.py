@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
     from burnish.planning.plan import Plan
 
-All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, defaults too.")]
+All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
 
 
 def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = False) -> None:
     """Show what a run will do, without doing it.
 
-    Prompts, rollouts, minibatches, optimizer steps, models and memory, and where
-    each value came from. Nothing is downloaded and no weights are loaded: sizes
-    come from the model's config.json. Local data and rewards are read, and what
-    burnish rl, sft or rm would refuse is refused here too.
+    Shows prompts, rollouts, minibatches, optimizer steps, models and memory, and
+    where each value comes from. Nothing is downloaded and no weights are loaded:
+    sizes come from the model's config.json. Local data and rewards are read, and
+    what burnish rl, sft or rm would refuse is refused here too.
 
     [bold]Examples[/bold]
     burnish plan run.yaml
@@ -70,7 +70,8 @@ def _show_models(plan: Plan, loaded: LoadedConfig, console: Console) -> None:
     memory = Table("memory (estimate)", "size", "from", title="memory", title_justify="left")
     for item in plan.memory:
         memory.add_row(item.name, bytes_in_words(item.num_bytes), item.formula)
-    memory.add_row("together, at most", bytes_in_words(plan.memory_bytes), "cache and activations are not held at once")
+    because = "cache and activations are not needed at the same time"
+    memory.add_row("together, at most", bytes_in_words(plan.memory_bytes), because)
     console.print(memory)
 
 

@@ -9,22 +9,20 @@ import typer
 
 from burnish.errors import BurnishError
 
-Runs = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Folders of one or several runs.", show_default=False)
-]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of one or more runs.", show_default=False)]
 Out = Annotated[
     str | None,
     typer.Option(
-        "--out", help="File to write (default: RUN/report.html; of several runs comparison.html next to the first)."
+        "--out", help="File to write (default: RUN/report.html; for several runs comparison.html next to the first)."
     ),
 ]
 
 
 def write_report(runs: Runs, out: Out = None) -> None:
-    """Write one page with the curves and the rollouts of a run, or of several runs on top of each other.
+    """Write one page with the curves and rollouts of a run, or of several runs overlaid.
 
-    It holds everything it needs, so it can be sent to someone else. A run that is
-    still going on can be reported as well.
+    The page is self-contained, so it can be sent to someone else. The run may still
+    be in progress.
 
     [bold]Examples[/bold]
     burnish report runs/first
@@ -41,9 +39,9 @@ def write_report(runs: Runs, out: Out = None) -> None:
         problem = file_problem(folder)
         if problem != "is a folder, not a file":
             found = "is a file, not a folder" if problem is None else problem
-            raise BurnishError(f"run folder {str(folder)!r} {found}", remedy="give what `output` of the run file names")
+            raise BurnishError(f"run folder {str(folder)!r} {found}", remedy="give the `output` of a run file")
     named = ", ".join(map(str, folders))
-    with reading(f"run folder {named}: writing a report of it", remedy="mend or remove the file that is damaged"):
+    with reading(f"run folder {named}: writing its report", remedy="fix or remove the damaged file"):
         if len(folders) == 1:
             page = report.write_report(folders[0], None if out is None else Path(out))
         else:

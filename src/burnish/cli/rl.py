@@ -16,7 +16,7 @@ AcceptChanges = Annotated[
     bool,
     typer.Option(
         "--accept-changes",
-        help="Go on although data, code, base model or package versions are not those that the run began with.",
+        help="Continue although data, code, base model or package versions have changed since the run began.",
     ),
 ]
 
@@ -24,18 +24,18 @@ AcceptChanges = Annotated[
 def train_with_rl(
     file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
 ) -> None:
-    """Train a policy on its own rollouts: sample, score, update, and again.
+    """Train a policy on its own rollouts: sample, score, update, repeat.
 
-    Starting again in the same output folder goes on from the newest checkpoint.
-    Ctrl-C finishes the step and saves; a second Ctrl-C stops at once.
+    The same command continues from the newest checkpoint in the output folder.
+    Ctrl-C finishes the step and saves. A second Ctrl-C stops at once.
 
     [bold]Sizes[/bold]
     [bold]rollout.prompts_per_step[/bold]: prompts (not responses) in one step.
     [bold]rollout.group_size[/bold]: responses per prompt.
     [bold]optimization.minibatches[/bold]: optimizer steps per pass over the responses.
-    [bold]optimization.epochs[/bold]: passes over them.
-    [bold]optimization.tokens_per_microbatch[/bold]: what is computed at once (memory);
-    it never changes the result.
+    [bold]optimization.epochs[/bold]: passes over the responses of a step.
+    [bold]optimization.tokens_per_microbatch[/bold]: tokens computed at once. It affects
+    memory and speed, not the result.
 
     [bold]Examples[/bold]
     burnish rl run.yaml

@@ -1,4 +1,4 @@
-"""Loading a run file of any kind, for the commands that take all of them."""
+"""Load a run file of any kind, for commands that accept all kinds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ if TYPE_CHECKING:
 
 
 def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
-    """The run file as that of `rl`, `sft` or `rm`: by its keys, and where they leave sft and rm open, by whether its
-    training data are comparisons."""
+    """Load a run file of `rl`, `sft` or `rm`.
+
+    Its keys decide which. If they fit both sft and rm, it is rm if the training data are comparisons.
+    """
     from burnish.config.kinds import kind_of_file
     from burnish.config.loading import load_run_file
 
     kind = kind_of_file(file, overrides)
     loaded = load_run_file(file, overrides, kind)
-    if kind == "sft" and any(_compares(source) for source in loaded.config.data.train[:1]):
+    if kind == "sft" and any(_are_only_comparisons(source) for source in loaded.config.data.train[:1]):
         return load_run_file(file, overrides, "rm")
     return loaded
 
 
-def _compares(source: DataSource) -> bool:
-    """Whether the rows can be compared but not learned from as they stand. False for data that cannot be read: whoever
-    reads them next says why."""
+def _are_only_comparisons(source: DataSource) -> bool:
+    """Whether the rows are comparisons and not examples for sft. False for data that cannot be read, which is reported
+    when they are read next."""
     from burnish.data.schemas import recognise
     from burnish.data.sources import needs_download, read_table
 

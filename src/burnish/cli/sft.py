@@ -11,13 +11,13 @@ def train_supervised(
 ) -> None:
     """Train a model on given texts.
 
-    Prompt and completion, conversations (loss on the assistant's turns) or plain
-    text; the layout is recognised and printed.
+    The data are prompts with completions, conversations (with the loss on the
+    assistant's turns) or plain text. The layout is recognised and printed.
 
     [bold]Sizes[/bold]
-    [bold]optimization.tokens_per_batch[/bold]: tokens of one optimizer step.
+    [bold]optimization.tokens_per_batch[/bold]: tokens per optimizer step.
     [bold]optimization.epochs[/bold]: passes over the data (or [bold]steps[/bold] optimizer steps, if set).
-    [bold]max_tokens[/bold]: longest example.
+    [bold]max_tokens[/bold]: limit on the length of an example.
 
     [bold]Examples[/bold]
     burnish sft sft.yaml

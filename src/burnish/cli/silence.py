@@ -1,12 +1,12 @@
-"""What other packages print while a command runs."""
+"""Turn off what other packages print while a command runs."""
 
 from __future__ import annotations
 
 
 def silence_transformers() -> None:
-    """A command shows its own progress: no bars of transformers for weights that are loaded or written.
+    """Turn off transformers' progress bars for loading and saving weights, because a command shows its own progress.
 
-    A setting of the whole process, so it belongs to the commands; a program that uses Burnish decides by itself.
+    The setting affects the whole process. So only commands change it, and programs that use Burnish decide themselves.
     """
     from transformers.utils import logging
 

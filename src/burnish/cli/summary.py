@@ -1,4 +1,4 @@
-"""What a finished training command says last."""
+"""The last lines that a training command prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_result(result: RunResult, console: Console) -> None:
-    """Where everything lies, and what to do next."""
+    """Print where the results are, and what to do next."""
     state = "stopped" if result.stopped else "finished"
     lines = [
         f"{state} at step {result.step}",
@@ -20,6 +20,6 @@ def show_result(result: RunResult, console: Console) -> None:
     ]
     lines.append(f"  next     burnish report {result.folder}")
     if result.stopped:
-        lines.append("  to go on, run the same command again")
+        lines.append("  to continue, run the same command again")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,1 +1,1 @@
-"""Run files: types (`schema`), loading with overrides and presets (`loading`), the printed plan (`plan`). No torch."""
+"""Run files: sections and fields (`schema*`), contradictions in them (`checks*`), presets and loading. No torch."""

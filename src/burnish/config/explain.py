@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from burnish.config import fields, names
 from burnish.config.problems import Problem
 from burnish.config.section import Section
-from burnish.words import nearest
+from burnish.words import did_you_mean, nearest
 
 _NOWHERE = object()
 
@@ -110,9 +110,9 @@ def _wrong_value(path: str, item: ErrorDetails, section: type[BaseModel]) -> Pro
     if item["type"] == "unusable":
         shown += f": {item['ctx']['reason']}"
     remedy = f"expected: {_expected(path, section)}"
-    near = nearest(value, known) if isinstance(value, str) else None
-    if near is not None:
-        remedy = f"did you mean {near!r}? {remedy}"
+    hint = did_you_mean(value, known) if isinstance(value, str) else ""
+    if hint:
+        remedy = f"{hint} {remedy}"
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and "text" in remedy:
         remedy += f' (put it in quotes: "{value}")'
     elif isinstance(value, str) and "number" in remedy and "text" not in remedy:

@@ -1,4 +1,4 @@
-"""Which tokens of a conversation the assistant wrote: those, with the token that ends each turn, are trained on."""
+"""Which tokens of a conversation the assistant wrote. These are trained on, with the token that ends each turn."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ if TYPE_CHECKING:
 Span = tuple[int, int]  # characters [begin, end) of the rendered conversation
 
 _CALL_BEGINNING = 64
-"""Characters by which the beginning of a turn's first tool call is found again."""
+"""Number of leading characters by which a turn's first tool call is found in another rendering."""
 
 
 def encode_with_turns(
     messages: Sequence[Message], template: Template, *, where: str, first_trained: int = 0
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """(tokens, loss_mask): True on the tokens of the assistant's turns from turn `first_trained` on, the token that
-    ends each turn included, the white space that the template writes after it not. Tool calls and reasoning that the
-    template writes into a turn are part of it.
+    """(tokens, loss_mask). The mask is True on the assistant's turns, from turn `first_trained` on.
 
-    A template with `{% generation %}` marks says itself what the assistant wrote. For others, the conversation is
-    rendered up to each turn, and DataError tells when those renderings are no beginnings of the whole.
+    A turn includes the token that ends it, but not the white space that the template writes after that. Tool calls and
+    reasoning that the template writes into a turn are part of it.
+
+    A template with `{% generation %}` marks says itself what the assistant wrote. For any other template, the
+    conversation is rendered up to each turn. Raises DataError if such a rendering is not a prefix of the whole.
     """
     turns = [i for i, message in enumerate(messages) if message.role == "assistant" and i >= first_trained]
     if not turns:
         raise DataError(
-            f"{where}: the conversation has no assistant's turn to train on",
+            f"{where}: the conversation has no assistant turn to train on",
             remedy="remove the row, or add the answer (columns: {completion: ...})",
         )
     if template.has_marks:
@@ -41,7 +42,7 @@ def encode_with_turns(
         tokens, mask = _by_prefixes(messages, turns, template, where)
     if not any(mask):
         raise DataError(
-            f"{where}: no token of the conversation is the assistant's", remedy="remove the row, or mend its answers"
+            f"{where}: no token of the conversation is the assistant's", remedy="remove the row, or fix its answers"
         )
     return tuple(tokens), tuple(mask)
 
@@ -50,7 +51,7 @@ def _by_marks(
     messages: Sequence[Message], template: Template, where: str, first_trained: int
 ) -> tuple[list[int], list[bool]]:
     tokens, mask = template.tokens_and_marks(messages, where=where)
-    if first_trained:
+    if first_trained:  # the marks show which tokens the assistant wrote, but not in which turn
         before = template.render(messages[:first_trained], where=where, add_generation_prompt=False)
         known = min(len(encode_bare(before, template.tokenizer)), len(mask))
         mask[:known] = [False] * known
@@ -71,7 +72,7 @@ def _by_prefixes(
 
 
 def _turn_span(messages: Sequence[Message], turn: int, whole: str, template: Template, where: str) -> Span:
-    """Characters of one assistant's turn, from behind the generation prompt to the end of the turn."""
+    """The characters of one assistant turn, from the end of the generation prompt to the end of the turn."""
     begin = _begin_of_turn(messages[:turn], whole, template, where)
     after = template.render(messages[: turn + 1], where=where, add_generation_prompt=False)
     if begin is not None:
@@ -81,15 +82,18 @@ def _turn_span(messages: Sequence[Message], turn: int, whole: str, template: Tem
         if end is not None:
             return begin, end
     raise DataError(
-        f"{where}: the chat template writes the assistant's message {turn + 1} differently when later turns follow or "
-        "behind its own generation prompt, so its tokens cannot be told apart",
+        f"{where}: the chat template writes the assistant's message {turn + 1} differently when later turns follow, or "
+        "after its own generation prompt, so its tokens cannot be identified",
         remedy="set model.chat_template to one with {% generation %} marks around the assistant's turns",
     )
 
 
 def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, where: str) -> int | None:
-    """Where a turn begins: behind the generation prompt, or, when that opens and closes an empty thinking block that
-    the turn fills, where the turn departs from it. None when the two have no beginning of a turn in common."""
+    """Where a turn begins: right after the generation prompt.
+
+    Some generation prompts open and close an empty thinking block, which the turn fills. Then the turn begins where it
+    differs from that prompt. None if the two do not even share the header of the turn.
+    """
     prompt = template.render(before, where=where, add_generation_prompt=True)
     differing = (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b)
     shared = next(differing, min(len(prompt), len(whole)))
@@ -100,37 +104,40 @@ def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, wh
 
 
 def _end_of_history(message: Message, after: str, whole: str, begin: int) -> int | None:
-    """End of a turn that the template writes otherwise once it is history (thinking blocks left out): what it said and
-    what follows that in its own rendering must stand at `begin` as they are."""
+    """End of a turn that the template writes differently once it is history (without its thinking, for example).
+
+    The content of the turn, with all that follows it in the rendering `after`, must be found unchanged at `begin`.
+    """
     content = message.content.strip()
     if content:
         at = after.rfind(content)
-    else:  # only tool calls: they begin with what stands at `begin`
+    else:  # only tool calls: find them by the text at `begin`
         at = after.rfind(whole[begin : begin + _CALL_BEGINNING]) if message.tool_calls else -1
     if at < 0:
         return None
     wanted = after[at:]
-    said = all(name in wanted for name in message.called())
-    return begin + len(wanted) if said and whole.startswith(wanted, begin) else None
+    has_calls = all(name in wanted for name in message.called())
+    return begin + len(wanted) if has_calls and whole.startswith(wanted, begin) else None
 
 
 def _tokens_of_spans(
     text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], list[int | None]]:
-    """Tokens of the text and for each the number of the span that it begins in."""
+    """Tokens of the text, and for each token the index of the span that it begins in."""
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     owner = [_span_of(begin, end, spans) for begin, end in encoding["offset_mapping"]]
     return list(encoding["input_ids"]), owner
 
 
 def _span_of(begin: int, end: int, spans: Sequence[Span]) -> int | None:
+    # A token of zero characters, which some tokenizers make, belongs to no span.
     return next((i for i, (first, last) in enumerate(spans) if first <= begin < last and end > begin), None)
 
 
 def _tokens_by_pieces(
     text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], list[int | None]]:
-    """As `_tokens_of_spans` for a tokenizer that does not tell offsets: piece by piece, as a rollout is made."""
+    """Like `_tokens_of_spans`, for a tokenizer that gives no offsets: each piece is encoded separately."""
     tokens: list[int] = []
     owner: list[int | None] = []
     at = 0
@@ -146,8 +153,10 @@ def _tokens_by_pieces(
 def _without_trailing_space(
     tokens: Sequence[int], owner: Sequence[int | None], tokenizer: PreTrainedTokenizerBase
 ) -> list[bool]:
-    """Mask of the tokens that have an owner, less the white space behind the special token that ends a turn: the
-    policy stops at that token and never writes what the template puts after it."""
+    """Mask of the tokens in a span, without the white space after the special token that ends a turn.
+
+    The policy stops at that token, so it never writes what the template puts after it.
+    """
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
     mask = [number is not None for number in owner]
     for last in [i for i, number in enumerate(owner) if number is not None and owner[i + 1 : i + 2] != [number]]:

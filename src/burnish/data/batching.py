@@ -1,4 +1,4 @@
-"""Token-budget batches: whole examples in the order drawn, never more than so many tokens (padding not counted)."""
+"""Batches by token budget: whole examples, in the order drawn, up to a number of tokens (without padding)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from burnish.errors import DataError
 
 
 def batches_by_tokens(lengths: Sequence[int], tokens_per_batch: int, order: Sequence[int]) -> list[list[int]]:
-    """`order` (indices into `lengths`) cut into batches of at most `tokens_per_batch` tokens, each as full as its next
-    example allows. DataError for an example that is longer than a batch."""
+    """Cut `order` (indices into `lengths`) into batches of at most `tokens_per_batch` tokens.
+
+    A batch ends when the next example does not fit. DataError for an example that is longer than a batch.
+    """
     batches: list[list[int]] = []
     room = 0
     for index in order:
@@ -26,8 +28,11 @@ def batches_by_tokens(lengths: Sequence[int], tokens_per_batch: int, order: Sequ
 def next_batch(
     lengths: Sequence[int], tokens_per_batch: int, sampler: PromptSampler, position: int
 ) -> tuple[list[int], int]:
-    """The batch that begins after `position` draws, and the position after it. Batches run on across passes, so that
-    following `next_batch` gives the batches of `batches_by_tokens` on the sampler's endless order."""
+    """The batch that begins after `position` draws, and the position after it.
+
+    A batch may span the end of a pass over the data. Repeated calls give the batches that `batches_by_tokens` would
+    make of the sampler's endless order.
+    """
     batch: list[int] = []
     room = tokens_per_batch
     while True:

@@ -1,7 +1,7 @@
-"""Prompts to token ids: plain text as the tokenizer writes it, conversations through the chat template.
+"""Prompts to token ids: plain text through the tokenizer alone, conversations through the chat template.
 
-Special tokens are added once: plain text gets what the tokenizer adds by itself (BOS where the model has one) but never
-an EOS at the end of a prompt; a chat template writes its own, so the tokenizer adds none to it.
+Special tokens are added exactly once. Plain text gets those that the tokenizer adds by itself (BOS, if the model has
+one), but never an EOS at the end of a prompt. A chat template writes its own, so the tokenizer adds none.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PLAIN = ChatFormat("never")
 def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO) -> tuple[int, ...]:
     """Token ids that the policy continues.
 
-    `auto` sends conversations through the chat template and leaves text plain; `always` makes text a user's turn;
-    `never` writes a conversation as its contents, a blank line between turns. The template ends with the beginning of
-    the assistant's turn (generation prompt). DataError for a tokenizer without a template, a template that refuses
-    the conversation, or a prompt without a single token.
+    `auto` uses the chat template for conversations and leaves text plain. `always` makes text a user turn. `never`
+    writes a conversation as the contents of its turns, separated by blank lines. What the template writes ends with the
+    generation prompt, the beginning of the assistant's turn. Raises DataError for a tokenizer without a template, a
+    template that refuses the conversation, or a prompt of zero tokens.
     """
     if uses_template(prompt, chat):
         template = Template(tokenizer, chat.options, prompt.tools)
@@ -38,7 +38,7 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat
     else:
         tokens = encode_text(plain_text(prompt), tokenizer)
     if not tokens:
-        raise DataError(f"prompt {prompt.id}: the tokenizer makes no token of it", remedy="remove the row")
+        raise DataError(f"prompt {prompt.id}: the tokenizer turns it into zero tokens", remedy="remove the row")
     return tokens
 
 
@@ -48,24 +48,24 @@ def uses_template(prompt: Prompt, chat: ChatFormat) -> bool:
 
 
 def encode_response(prompt: Prompt, text: str, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO) -> Tokens:
-    """Token ids that the policy would have to sample to answer the prompt with this text (no EOS is added)."""
+    """Token ids that the policy would sample to answer the prompt with this text (no EOS is added)."""
     if uses_template(prompt, chat):
         return encode_bare(text, tokenizer)
     return encode_continuation(encode_prompt(prompt, tokenizer, PLAIN), plain_text(prompt), text, tokenizer)
 
 
 def encode_continuation(before: Tokens, prompt: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Tokens of a text that follows on a plain prompt whose tokens are `before`.
+    """Tokens of a text that continues a plain prompt with the tokens `before`.
 
-    Written in one go with the prompt, the text has no artificial space before it; but where a token spans the seam the
-    prompt must stay what the policy will be given, so the text is then encoded by itself.
+    Prompt and text are encoded together, because some tokenizers put a space before a text on its own. If a token then
+    spans the boundary, the text is encoded alone: the prompt must keep the tokens that the policy will be given.
     """
     joined = encode_text(prompt + text, tokenizer)
     return joined[len(before) :] if joined[: len(before)] == before else encode_bare(text, tokenizer)
 
 
 def plain_text(prompt: Prompt) -> str:
-    """The prompt without a chat template. DataError for what only a template can write: tools and tool calls."""
+    """The prompt without a chat template. DataError if it has tools or tool calls, which only a template can write."""
     if prompt.tools:
         raise DataError(
             f"prompt {prompt.id}: the row offers tools, which only a chat template can write",
@@ -77,24 +77,24 @@ def plain_text(prompt: Prompt) -> str:
 
 
 def plain_messages(messages: Sequence[Message], *, where: str) -> str:
-    """The contents, a blank line between turns. DataError when a turn says more than its content."""
+    """The contents of the turns, separated by blank lines. DataError if a turn has more than its content."""
     for message in messages:
         if message.tool_calls or message.reasoning_content:
             what = "tool_calls" if message.tool_calls else "reasoning_content"
             raise DataError(
-                f"{where}: a turn of the {message.role} has {what}, which only a chat template can write",
+                f"{where}: a turn of the role {message.role} has {what}, which only a chat template can write",
                 remedy="set data.chat: auto, or write it into the content",
             )
     return "\n\n".join(message.content for message in messages)
 
 
 def turns_of(prompt: Prompt) -> tuple[Message, ...]:
-    """The prompt as a conversation; plain text is one turn of the user's."""
+    """The prompt as a conversation. Plain text becomes one user turn."""
     return prompt.messages if prompt.messages is not None else (Message("user", prompt.text or ""),)
 
 
 def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Tokens of plain text with the specials that the tokenizer puts before it, but none after it."""
+    """Tokens of plain text with the special tokens that the tokenizer puts before it, but none after it."""
     tokens = _ids(text, tokenizer, add_special_tokens=True)
     if not tokens or tokens[-1] not in tokenizer.all_special_ids:
         return tuple(tokens)
@@ -103,24 +103,25 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...
     for start in range(added + 1):
         if tokens[start : start + len(bare)] == bare:
             return tuple(tokens[: start + len(bare)])
-    # A tokenizer that writes text differently beside its specials: keep its own way, the EOS apart.
+    # The text has other tokens next to special ones than alone. Keep the tokenizer's version, without its EOS.
     while added > 0 and tokens and tokens[-1] == tokenizer.eos_token_id:
         tokens.pop()
     return tuple(tokens)
 
 
 def encode_bare(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Tokens of the text alone, nothing added. Length is judged elsewhere, so the tokenizer need not warn of it."""
+    """Tokens of the text alone, with no special tokens added."""
     return tuple(_ids(text, tokenizer, add_special_tokens=False))
 
 
 def _ids(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool) -> list[int]:
     check_length(text)
     try:
+        # verbose=False: no warning about long texts, because callers compare lengths with the run's own limits.
         return list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     # Boundary to the tokenizer's own code, which raises bare Exceptions for characters that it does not know.
     except Exception as error:
         raise DataError(
-            f"the tokenizer cannot write {describe(text)}: {error}",
+            f"the tokenizer cannot encode {describe(text)}: {error}",
             remedy="use a tokenizer that knows these characters, or remove the row",
         ) from error

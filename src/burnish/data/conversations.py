@@ -1,4 +1,4 @@
-"""Rows to prompts and conversations: messages checked, templates filled in, system prompts added."""
+"""Read prompts and conversations from rows: check messages, fill in templates, add system prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.types import Message
 
-_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
 def messages_at(row: Row, path: str, *, role: str = "messages") -> tuple[Message, ...]:
@@ -24,7 +24,7 @@ def messages_at(row: Row, path: str, *, role: str = "messages") -> tuple[Message
 
 
 def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
-    """The functions that the row offers the model: a list of JSON schemas, or that list as a JSON string."""
+    """The functions that the row offers to the model: a list of JSON schemas, or that list as a JSON string."""
     if "tools" not in roles:
         return ()
     path = roles["tools"]
@@ -36,14 +36,14 @@ def tools_at(row: Row, roles: Mapping[str, str]) -> tuple[Mapping[str, Any], ...
     if not isinstance(value, list) or any(not isinstance(tool, Mapping) or not tool for tool in value):
         raise DataError(
             f"{row.where}: column {path!r} (tools) holds {describe(value)}, not a list of JSON schemas",
-            remedy='a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}; rename a column '
-            "`tools` that means something else",
+            remedy='a tool is {"type": "function", "function": {"name": ..., "parameters": {...}}}; if the column '
+            "`tools` means something else, rename it",
         )
     return tuple(_without_nulls(tool) if row.typed else tool for tool in value)
 
 
 def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
-    """The list of turns as messages; DataError that names row, column and turn where it is none."""
+    """The list of turns as messages. DataError, naming row, column and turn, for anything else."""
     if not isinstance(value, list) or not value:
         raise DataError(
             f"{row.where}: column {path!r} holds {describe(value)}, not a list of messages",
@@ -66,37 +66,38 @@ def _parse(value: str, row: Row, path: str, what: str) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value less the keys that hold null: in a table they are keys that other rows have."""
+    """The value without keys that are null: in a typed table, these are keys that only other rows have."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def fill_template(template: str, row: Row, roles: Mapping[str, str]) -> str:
-    """The template with each `{column}` replaced by the row's value (dots reach into nested values); a role name works
-    too. `{{` and `}}` stand for braces; `{}` is left as it is, so that `\\boxed{}` can be written plainly.
+    """The template with each `{column}` or `{role}` replaced by the row's value (`{outer.inner}` for nested values).
 
-    DataError for a column that is not there or holds neither text nor a number."""
+    `{{` and `}}` give braces. `{}` is left unchanged, so that `\\boxed{}` needs no escaping. DataError for a column
+    that is missing or holds neither text nor a number.
+    """
 
     def value(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):
             return match[0][0]
-        return _place_text(match[1], row, roles)
+        return _value_text(match[1], row, roles)
 
-    return _PLACE.sub(value, template)
+    return _BRACES.sub(value, template)
 
 
 def template_columns(template: str) -> list[str]:
-    """Names in braces of a template, in order."""
-    return [match[1] for match in _PLACE.finditer(template) if match[1] is not None]
+    """The names in braces in a template, in order."""
+    return [match[1] for match in _BRACES.finditer(template) if match[1] is not None]
 
 
-def _place_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
+def _value_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
     try:
         value = lookup(row.values, name)
     except KeyError:
         if name not in roles:
-            raise _unknown_place(name, row) from None
+            raise _unknown_column(name, row) from None
         value = value_at(row, roles[name], role=name)
     if isinstance(value, str):
         return value
@@ -108,7 +109,7 @@ def _place_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
     )
 
 
-def _unknown_place(name: str, row: Row) -> DataError:
+def _unknown_column(name: str, row: Row) -> DataError:
     names = column_names([row])
     return DataError(
         f"{row.where}: prompt_template names the column {name!r}; the row has {', '.join(names)}{hint(name, names)}",
@@ -117,7 +118,7 @@ def _unknown_place(name: str, row: Row) -> DataError:
 
 
 def with_system(messages: Sequence[Message], system_prompt: str | None) -> tuple[Message, ...]:
-    """The conversation with a system message before it, unless it has one already or none is asked for."""
+    """The conversation with the system prompt as its first message, unless it already has a system message."""
     if system_prompt is None or any(message.role == "system" for message in messages):
         return tuple(messages)
     return (Message("system", system_prompt), *messages)
@@ -126,8 +127,8 @@ def with_system(messages: Sequence[Message], system_prompt: str | None) -> tuple
 def prompt_of(
     row: Row, roles: Mapping[str, str], *, template: str | None, system_prompt: str | None
 ) -> str | tuple[Message, ...]:
-    """What the row asks: plain text, or a conversation where the row has one or a system prompt makes it one."""
-    asked = _asked(row, roles, template)
+    """The prompt in a row: plain text, or a conversation if the row has one or a system prompt is set."""
+    asked = _prompt_content(row, roles, template)
     if isinstance(asked, str):
         if not asked.strip():
             raise DataError(f"{row.where}: the prompt is empty", remedy="remove the row or name another prompt column")
@@ -137,7 +138,7 @@ def prompt_of(
     return with_system(asked, system_prompt)
 
 
-def _asked(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
+def _prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
     if template is not None:
         return fill_template(template, row, roles)
     if "messages" in roles:
@@ -150,7 +151,7 @@ def _asked(row: Row, roles: Mapping[str, str], template: str | None) -> str | tu
 
 
 def without_last_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation up to its last turn that is not the assistant's: what a policy is asked to answer."""
+    """The conversation without the assistant's turns at its end: what a policy is asked to answer."""
     end = len(messages)
     while end and messages[end - 1].role == "assistant":
         end -= 1

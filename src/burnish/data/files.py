@@ -1,4 +1,4 @@
-"""Files to rows: JSONL, JSON, CSV, Parquet and plain text, any of them gzipped. Errors name the file and the line."""
+"""Read rows from files: JSONL, JSON, CSV, Parquet and plain text, optionally gzipped. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt")
 _MAX_CSV_FIELD_CHARACTERS = 2**31 - 1
 _MAX_BYTES = 1_000_000_000
 
-RawRow = tuple[str, Mapping[str, Any]]  # where it stands, its values as the file gives them
+RawRow = tuple[str, Mapping[str, Any]]  # (its place, `file:line` or `file, row n`; its values as in the file)
 
 
 def data_suffix(path: Path) -> str:
-    """The suffix that names the format, `.gz` aside; empty when it is none of ours."""
+    """The suffix that names the format, without `.gz`; empty if it is not one of ours."""
     name = path.name.lower().removesuffix(".gz")
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
@@ -39,8 +39,11 @@ def data_stem(path: Path) -> str:
 
 
 def read_file(path: Path, *, document_separator: str | None = None, max_bytes: int = _MAX_BYTES) -> Iterator[RawRow]:
-    """The rows of one file, in order. DataError for a file that is missing, broken, of a format we do not read, no
-    regular file, or of more than `max_bytes` (unpacked)."""
+    """The rows of one file, in order.
+
+    Raises DataError if the file is missing, broken, not a regular file, in an unknown format, or larger than
+    `max_bytes` (unpacked).
+    """
     problem = file_problem(path)
     if problem is not None and problem.startswith("does not exist"):
         raise missing_file(path)
@@ -49,17 +52,18 @@ def read_file(path: Path, *, document_separator: str | None = None, max_bytes: i
     suffix = data_suffix(path)
     if not suffix:
         raise DataError(
-            f"{path}: the file name does not tell the format", remedy=f"use one of {', '.join(SUFFIXES)} (or .gz of it)"
+            f"{path}: the file name does not show the format",
+            remedy=f"use one of {', '.join(SUFFIXES)}, optionally followed by .gz",
         )
     if document_separator is not None and suffix != ".txt":
         raise DataError(
-            f"{path}: document_separator is for .txt files, this is {suffix}", remedy="remove document_separator"
+            f"{path}: document_separator is for .txt files, but this is {suffix}", remedy="remove document_separator"
         )
     return _rows(path, suffix, document_separator, max_bytes)
 
 
 def _rows(path: Path, suffix: str, separator: str | None, max_bytes: int) -> Iterator[RawRow]:
-    with reading(f"{path}: reading it as {suffix}", remedy="write the file anew, or leave it out"):
+    with reading(f"{path}: reading it as {suffix}", remedy="write the file again, or leave it out"):
         if suffix == ".parquet":
             yield from _read_parquet(path, max_bytes)
         elif suffix == ".txt":
@@ -69,7 +73,7 @@ def _rows(path: Path, suffix: str, separator: str | None, max_bytes: int) -> Ite
 
 
 def missing_file(path: Path) -> DataError:
-    """The error for a path where nothing is, with the sibling that was probably meant."""
+    """The error for a path that does not exist, with the sibling that was probably meant."""
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
@@ -81,25 +85,25 @@ def missing_file(path: Path) -> DataError:
 
 
 def _read_bytes(path: Path, max_bytes: int) -> bytearray:
-    """The content, unpacked; never more of it in memory than `max_bytes` and a little."""
+    """The content, unpacked. Reading stops shortly after `max_bytes`, so a zip bomb cannot fill the memory."""
     packed = path.name.lower().endswith(".gz")
     try:
         with gzip.open(path) if packed else path.open("rb") as stream:
             content = read_at_most(stream, max_bytes)
     except PermissionError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}", remedy="give yourself leave to read it") from error
+        raise DataError(f"{path}: cannot be read: {error.strerror}", remedy="change its permissions") from error
     except (OSError, EOFError, zlib.error) as error:
         what = "cannot be read as gzip" if packed else "cannot be read"
-        raise DataError(f"{path}: {what}: {error}", remedy="check the file, or write it anew") from error
+        raise DataError(f"{path}: {what}: {error}", remedy="check the file, or write it again") from error
     if len(content) > max_bytes:
         raise too_large(path, "unpacked, " if packed else "", max_bytes)
     return content
 
 
 def too_large(path: Path, how: str, max_bytes: int) -> DataError:
-    """The error for a file above the limit; `how` says how its bytes are counted."""
+    """The error for a file above the limit. `how` says how its bytes are counted."""
     return DataError(
-        f"{path}: {how}it holds more than max_bytes ({max_bytes:,} bytes)",
+        f"{path}: {how}it has more than max_bytes ({max_bytes:,} bytes)",
         remedy="raise max_bytes of this source (data.train.0.max_bytes) if the memory allows it, or split the file",
     )
 
@@ -109,7 +113,7 @@ def _read_str(path: Path, max_bytes: int) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # With a byte order mark `error` counts from behind it, in its own copy of the bytes.
+        # If there is a byte order mark, `error.start` refers to a copy of the bytes without it: `error.object`.
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{path}:{line}: not UTF-8 text (byte {error.object[error.start]:#04x})",
@@ -118,7 +122,7 @@ def _read_str(path: Path, max_bytes: int) -> str:
 
 
 def _json_lines(path: Path, text: str) -> Iterator[RawRow]:
-    # Not str.splitlines: JSON strings may hold U+2028 and its like, which are no line ends here.
+    # Not str.splitlines, which also splits at U+2028 and similar characters: JSON strings may contain them.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -128,52 +132,56 @@ def _json_lines(path: Path, text: str) -> Iterator[RawRow]:
         except json.JSONDecodeError as error:
             raise DataError(
                 f"{where}: malformed JSON: {error.msg} at column {error.colno}, near {_near(line, error.pos)}",
-                remedy="mend or remove this line; each line must be one JSON object",
+                remedy="fix or remove this line; each line must be one JSON object",
             ) from error
         yield where, _object(values, where)
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value, strictly as JSON has it. Raises JSONDecodeError, and DataError for text that is JSON but stands for
-    nothing that can be kept: a key given twice, NaN, a number of thousands of digits, nesting without end, half a
-    character."""
+    """The value of a JSON text, more strictly than `json.loads`.
+
+    Raises JSONDecodeError for malformed text, and DataError for what Python accepts but cannot be kept faithfully:
+    repeated keys, NaN, numbers that overflow, extreme nesting, lone surrogates.
+    """
     try:
-        values = json.loads(text, parse_constant=_no_constant, parse_float=_finite_float, object_pairs_hook=_once_each)
-        if "\\u" in text:
+        values = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_keys
+        )
+        if "\\u" in text:  # only an escape can give a lone surrogate, which fails to encode
             json.dumps(values, ensure_ascii=False).encode()
     except json.JSONDecodeError:
         raise
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
+        surrogate = f"\\u{ord(error.object[error.start]):04x}"
         raise DataError(
-            f"{where}: {half} is half a character (a lone surrogate), near {_near(error.object, error.start)}",
+            f"{where}: {surrogate} is half a character (a lone surrogate), near {_near(error.object, error.start)}",
             remedy="remove it, or write the whole pair",
         ) from error
     except RecursionError as error:
         raise DataError(
-            f"{where}: malformed JSON: lists or objects are nested too deep", remedy="mend or remove it"
+            f"{where}: malformed JSON: lists or objects are nested too deeply", remedy="fix or remove it"
         ) from error
     except ValueError as error:
-        raise DataError(f"{where}: malformed JSON: {error}", remedy="mend or remove it") from error
+        raise DataError(f"{where}: malformed JSON: {error}", remedy="fix or remove it") from error
     return values
 
 
-def _no_constant(word: str) -> Any:
+def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a JSON number (write null for a missing one)")
 
 
 def _finite_float(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"{digits:.60} is larger than any float")
+        raise ValueError(f"{digits:.60} is too large for a float")
     return number
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} appears twice")
     return values
 
 
@@ -183,9 +191,7 @@ def _near(line: str, position: int) -> str:
 
 def _object(values: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
-        raise DataError(
-            f"{where}: expected a JSON object with columns, found {describe(values)}", remedy="mend the row"
-        )
+        raise DataError(f"{where}: expected a JSON object with columns, found {describe(values)}", remedy="fix the row")
     return values
 
 
@@ -194,12 +200,12 @@ def _read_json(path: Path, text: str) -> Iterator[RawRow]:
         whole = parse_json(text, str(path))
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):
-            # JSON lines under the name .json, as many published sets have it.
+            # Many published data sets are JSON lines in a file called .json.
             return _json_lines(path, text)
         raise DataError(
             f"{path}:{error.lineno}: malformed JSON: {error.msg} at column {error.colno}, near "
             f"{_near(text, error.pos)}",
-            remedy="mend the file: a list of objects, or one object per line",
+            remedy="fix the file: a list of objects, or one object per line",
         ) from error
     if isinstance(whole, dict) and len(text.strip().splitlines()) == 1:
         whole = [whole]
@@ -213,7 +219,7 @@ def _read_json(path: Path, text: str) -> Iterator[RawRow]:
 def _read_csv(path: Path, text: str) -> Iterator[RawRow]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise DataError(f"{path}:{line}: malformed CSV: it holds a NUL character", remedy="write the file as UTF-8")
+        raise DataError(f"{path}:{line}: malformed CSV: it contains a NUL character", remedy="write the file as UTF-8")
     csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = _csv_header(path, reader)
@@ -221,7 +227,7 @@ def _read_csv(path: Path, text: str) -> Iterator[RawRow]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num}: malformed CSV: {error}", remedy="mend the quoting") from error
+            raise DataError(f"{path}:{reader.line_num}: malformed CSV: {error}", remedy="fix the quoting") from error
         if cells is None:
             return
         if not cells:
@@ -230,7 +236,7 @@ def _read_csv(path: Path, text: str) -> Iterator[RawRow]:
         if len(cells) != len(header):
             raise DataError(
                 f"{where}: {len(cells)} fields, but the header names {len(header)} ({', '.join(header)})",
-                remedy="mend the line; fields with commas or line breaks need double quotes",
+                remedy="fix the line; fields with commas or line breaks need double quotes",
             )
         yield where, dict(zip(header, cells, strict=True))
 
@@ -255,6 +261,7 @@ def _read_parquet(path: Path, max_bytes: int) -> Iterator[RawRow]:
         claimed = sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
         if claimed > max_bytes:
             raise too_large(path, "unpacked, ", max_bytes)
+        # The claim in the file's metadata may be wrong, so the actual size is checked as well.
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
             num_bytes += batch.nbytes
             if num_bytes > max_bytes:
@@ -264,7 +271,7 @@ def _read_parquet(path: Path, max_bytes: int) -> Iterator[RawRow]:
                 number += 1
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: not a readable Parquet file: {reason_of(error)}", remedy="write the file anew"
+            f"{path}: not a readable Parquet file: {reason_of(error)}", remedy="write the file again"
         ) from error
 
 

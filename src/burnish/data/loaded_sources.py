@@ -1,4 +1,4 @@
-"""The rows of each source and how they are read: what prompts, examples and comparisons are all made from."""
+"""The rows of each data source and how they are read, as the base of prompts, examples and comparisons."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ OverLong = Literal["drop", "truncate", "error"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """Rows of one source and how they are read. `name` begins the ids of its rows, `own_domain` is the domain of those
-    that name none."""
+    """The rows of one source and how they are read.
+
+    The ids of its rows begin with `name`. `own_domain` is the domain of rows without one. `share` is the source's part
+    of the mixture, None if it is the only source.
+    """
 
     source: DataSource
     name: str
@@ -73,28 +76,28 @@ class LoadedSource:
         if not isinstance(value, (str, int)) or value == "":
             raise DataError(
                 f"{row.where}: column {self.reading.roles['id']!r} (id) holds {describe(value)}, not text or a number",
-                remedy="name a column of unique ids, or none (row numbers are used then)",
+                remedy="name a column of unique ids, or none (then row numbers are used)",
             )
         return f"{self.name}:{value}"
 
     def rows_with_ids(self) -> Iterator[tuple[str, Row]]:
-        """Each row with its id. DataError for an id that comes twice."""
+        """Each row with its id. DataError for a repeated id."""
         seen: dict[str, str] = {}
         for row in self.table.rows:
             row_id = self.id_of(row)
             if row_id in seen:
                 raise DataError(
-                    f"{row.where}: id {row_id.removeprefix(self.name + ':')!r} was given already at {seen[row_id]}",
-                    remedy="make ids unique, or remove columns.id (row numbers are used then)",
+                    f"{row.where}: id {row_id.removeprefix(self.name + ':')!r} was already used at {seen[row_id]}",
+                    remedy="make ids unique, or remove columns.id (then row numbers are used)",
                 )
             seen[row_id] = row.where
             yield row_id, row
 
 
 def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[LoadedSource]:
-    """Rows and layouts of all sources. DataError for none, and for any that cannot be read or understood."""
+    """Rows and layouts of all sources. DataError if there is no source, or one cannot be read or recognised."""
     if not sources:
-        raise DataError("no data set is named", remedy="set data.train (or data.eval) to a path")
+        raise DataError("no data set is given", remedy="set data.train (or data.eval) to a path")
     total = sum(source.weight for source in sources)
     loaded = []
     for source, name in zip(sources, source_names(sources), strict=True):
@@ -106,10 +109,10 @@ def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[Loaded
 
 
 def require_rows(kept: Sequence[object], loaded: LoadedSource, skipped: Counter[str]) -> None:
-    """DataError when every row of a source was left out."""
+    """Raises DataError if every row of a source was left out."""
     if not kept:
         reasons = "; ".join(f"{count:,} {reason}" for reason, count in skipped.items())
         raise DataError(
-            f"{loaded.source.path}: no row is left of {len(loaded.table.rows):,}: {reasons}",
+            f"{loaded.source.path}: none of {len(loaded.table.rows):,} rows can be used: {reasons}",
             remedy="raise the limit on tokens, or set data.over_long: truncate",
         )

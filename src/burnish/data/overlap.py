@@ -1,4 +1,4 @@
-"""Prompts that come twice: in training and held-out data, or within one of them."""
+"""Duplicate prompts: in both training and held-out data, or within one of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 NAMED = 3
-"""Rows that a line names."""
+"""How many pairs of rows a printed line names."""
 
 Asked = tuple[str, Hashable]
-"""Id of a row, and what it asks (text, messages or token ids): equal for rows that ask exactly the same."""
+"""Id of a row, and its prompt (text, messages or token ids) in a form that can be compared."""
 Twins = tuple[tuple[str, str], ...]
-"""(id of a row, id of the first row that asks the same)"""
+"""(id of a row, id of the first row with the same prompt)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Rows that ask what another row asks already. `shared` pairs a held-out row with a training row, `repeated_*` a
-    row with an earlier one of the same data."""
+    """Rows whose prompt another row already has.
+
+    `shared` pairs a held-out row with a training row, `repeated_*` a row with an earlier row of the same data.
+    """
 
     num_train: int
     num_heldout: int
@@ -26,19 +28,21 @@ class Overlap:
     repeated_heldout: Twins
 
     def lines(self) -> list[str]:
-        """One line for each kind that there is."""
+        """One line for each kind of duplicate that was found."""
         kinds = (
             (self.shared, self.num_heldout, "held-out prompts are training prompts too", "is"),
             (self.repeated_train, self.num_train, "training prompts repeat an earlier one", "repeats"),
             (self.repeated_heldout, self.num_heldout, "held-out prompts repeat an earlier one", "repeats"),
         )
         return [
-            f"{len(twins):,} of {total:,} {what}: {_named(twins, verb)}" for twins, total, what, verb in kinds if twins
+            f"{len(twins):,} of {total:,} {what}: {_name_pairs(twins, verb)}"
+            for twins, total, what, verb in kinds
+            if twins
         ]
 
 
 def find_overlap(train: Iterable[Asked], heldout: Iterable[Asked] = ()) -> Overlap:
-    """Every row whose prompt is exactly that of an earlier training row, or of an earlier row of its own data."""
+    """All rows whose prompt equals that of a training row (for held-out rows) or of an earlier row of the same data."""
     training, held_out = list(train), list(heldout)
     first_in_train, repeated_train = _first_rows(training)
     _, repeated_heldout = _first_rows(held_out)
@@ -52,7 +56,7 @@ def _first_rows(rows: Sequence[Asked]) -> tuple[dict[Hashable, str], Twins]:
     return first, tuple(repeated)
 
 
-def _named(twins: Twins, verb: str) -> str:
+def _name_pairs(twins: Twins, verb: str) -> str:
     named = ", ".join(f"{row_id} {verb} {other}" for row_id, other in twins[:NAMED])
     more = len(twins) - NAMED
     return named + (f", and {more:,} more" if more > 0 else "")

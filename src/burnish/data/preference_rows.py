@@ -1,4 +1,4 @@
-"""One row to a comparison: chosen against rejected, marked candidates, or token ids, each checked where it stands."""
+"""Read and check one comparison: chosen and rejected, candidates with the best marked, or token ids."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
 class BadRow(DataError):
-    """A row whose responses cannot be compared; `reason` counts it where bad rows are left out."""
+    """A row whose responses cannot be compared. If such rows are dropped, they are counted by `reason`."""
 
     def __init__(self, where: str, what: str, reason: str) -> None:
         super().__init__(
-            f"{where}: {what}", remedy="mend or remove the row, or set bad_rows: drop to leave such rows out"
+            f"{where}: {what}", remedy="fix or remove the row, or set bad_rows: drop to leave such rows out"
         )
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """What every row must keep to. `candidates`: responses of each row; None until a first row has set it."""
+    """What every row must satisfy. `candidates`: responses per row; None until the first row has set it."""
 
     candidates: int | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     label_pad_token_id: int | None = None
 
     def after(self, row: PreferenceRow) -> RowRules:
-        """The rules once a row has been read: later rows must have as many candidates."""
+        """The rules for the rows after `row`: they must have the same number of candidates."""
         return self if self.candidates is not None else replace(self, candidates=len(row.responses))
 
 
@@ -67,7 +67,7 @@ class PreferenceRow:
     def preference(self) -> Preference:
         """The comparison as text. DataError for a row of token ids."""
         if self.is_tokens:
-            raise DataError(f"{self.where}: the row holds token ids, no text", remedy="load it with a tokenizer")
+            raise DataError(f"{self.where}: the row holds token ids, not text", remedy="load it with a tokenizer")
         prompt = self.prompt
         text = prompt if isinstance(prompt, str) else None
         messages = None if isinstance(prompt, str) else tuple(m for m in prompt if isinstance(m, Message))
@@ -77,12 +77,12 @@ class PreferenceRow:
 
 
 def plain_response(response: Text, where: str) -> str:
-    """The response as text: the contents of its messages, a blank line between two. DataError for tool calls."""
+    """The response as text: the contents of its messages, separated by blank lines. DataError for tool calls."""
     return response if isinstance(response, str) else plain_messages(response, where=where)
 
 
 def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> PreferenceRow:
-    """The comparison that a row holds. DataError, with file and line, for anything that is none."""
+    """The comparison in a row. Raises DataError, with file and line, if the row is not a comparison."""
     match loaded.reading.schema:
         case "token_labels":
             read = _token_labels(loaded, row_id, row, rules)
@@ -96,25 +96,27 @@ def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> Pr
 
 
 def _pair(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
-    chosen, rejected = _both(loaded, row)
+    chosen, rejected = _chosen_and_rejected(loaded, row)
     if chosen == rejected:
         raise BadRow(row.where, "chosen and rejected are identical", "with identical responses")
-    return _row(loaded, row_id, row, *_asked_and_answered(loaded, row, chosen, rejected), 0)
+    return _row(loaded, row_id, row, *_split_pair(loaded, row, chosen, rejected), 0)
 
 
 def shared_prompt(loaded: LoadedSource, row: Row) -> Text:
-    """What a row of the layout `preference` asks, exactly as its comparison is read; the responses may be empty or
-    equal, as nothing is learned from them. DataError where there is no prompt."""
-    chosen, rejected = _both(loaded, row)
+    """The prompt of a row in the layout `preference`, read exactly as for a comparison.
+
+    The responses may be empty or equal, because nothing is learned from them. DataError if there is no prompt.
+    """
+    chosen, rejected = _chosen_and_rejected(loaded, row)
     if chosen == rejected and isinstance(chosen, str) and _ASSISTANT not in chosen and not _has_prompt(loaded):
         raise DataError(
-            f"{row.where}: chosen and rejected are the same text, so where its prompt ends cannot be told",
+            f"{row.where}: chosen and rejected are the same text, so it is unclear where the prompt ends",
             remedy="remove the row, or name the prompt's column (columns: {prompt: ...})",
         )
-    return _asked_and_answered(loaded, row, chosen, rejected)[0]
+    return _split_pair(loaded, row, chosen, rejected)[0]
 
 
-def _both(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
+def _chosen_and_rejected(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
     roles = loaded.reading.roles
     chosen, rejected = (_text_or_messages(row, roles[role], role) for role in ("chosen", "rejected"))
     if isinstance(chosen, str) is not isinstance(rejected, str):
@@ -128,7 +130,7 @@ def _has_prompt(loaded: LoadedSource) -> bool:
     return loaded.source.prompt_template is not None or "prompt" in loaded.reading.roles
 
 
-def _asked_and_answered(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) -> tuple[Text, tuple[Text, Text]]:
+def _split_pair(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) -> tuple[Text, tuple[Text, Text]]:
     """The prompt, and the two responses without it."""
     prompt = _explicit_prompt(loaded, row, loaded.reading.roles)
     if not isinstance(chosen, str) and chosen[0].role != "assistant":
@@ -147,7 +149,7 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
             f"{row.where}: column {roles['responses']!r} (responses) holds {describe(values)}, not a list",
             remedy="each row needs a list of candidate responses",
         )
-    responses = tuple(_checked(value, row, roles["responses"]) for value in values)
+    responses = tuple(_as_text_or_turns(value, row, roles["responses"]) for value in values)
     prompt = _explicit_prompt(loaded, row, roles)
     if prompt is None:
         raise DataError(f"{loaded.source.path}: candidates need a prompt column", remedy="set columns: {prompt: ...}")
@@ -162,7 +164,7 @@ def _token_labels(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) 
         (n for n in row.values if re.fullmatch(r"sample\d+", n)), key=lambda n: int(n.removeprefix("sample"))
     )
     if names != [f"sample{number}" for number in range(len(names))]:
-        raise DataError(f"{row.where}: the samples are {', '.join(names)}", remedy="number them from sample0 on")
+        raise DataError(f"{row.where}: the samples are {', '.join(names)}", remedy="number them from sample0")
     responses = tuple(_token_ids(row, name, rules) for name in names)
     best = _best(value_at(row, "best", role="best"), len(responses), row.where)
     if not prompt:
@@ -175,16 +177,16 @@ def _token_ids(row: Row, name: str, rules: RowRules) -> Tokens:
     values = value_at(row, name, role=name)
     if not isinstance(values, list) or any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in values):
         raise DataError(
-            f"{row.where}: column {name!r} holds {describe(values)}, not a list of token ids", remedy="mend the row"
+            f"{row.where}: column {name!r} holds {describe(values)}, not a list of token ids", remedy="fix the row"
         )
     kept = tuple(value for value in values if value != rules.label_pad_token_id)
     size = None if rules.tokenizer is None else len(rules.tokenizer)
-    odd = [] if size is None else [token for token in kept if token >= size]
-    if odd:
+    unknown = [] if size is None else [token for token in kept if token >= size]
+    if unknown:
         raise DataError(
-            f"{row.where}: column {name!r} holds the token id {odd[0]}, but the tokenizer has {size:,} tokens",
-            remedy=f"set label_pad_token_id: {odd[0]} if that is the file's padding, else use the tokenizer that the "
-            "labels were made with",
+            f"{row.where}: column {name!r} holds the token id {unknown[0]}, but the tokenizer has {size:,} tokens",
+            remedy=f"set label_pad_token_id: {unknown[0]} if that is the file's padding, otherwise use the tokenizer "
+            "that the labels were made with",
         )
     return kept
 
@@ -215,7 +217,7 @@ def _margin(row: Row, column: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
         raise DataError(
             f"{row.where}: column {column!r} (margin) holds {describe(value)}",
-            remedy="a margin is a number of at least 0: by how much the chosen response is better",
+            remedy="a margin is a number, at least 0: by how much the chosen response is better",
         )
     return float(value)
 
@@ -248,29 +250,32 @@ def _with_system(prompt: Text, system_prompt: str | None) -> Text:
 
 
 def _text_or_messages(row: Row, column: str, role: str) -> Text:
-    return _checked(value_at(row, column, role=role), row, column)
+    return _as_text_or_turns(value_at(row, column, role=role), row, column)
 
 
-def _checked(value: Any, row: Row, column: str) -> Text:
+def _as_text_or_turns(value: Any, row: Row, column: str) -> Text:
     if isinstance(value, str):
         return value
     return checked_messages([value] if isinstance(value, dict) else value, row, column)
 
 
 def _common_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text, Text]:
-    """What both begin with is the prompt: of transcripts up to the last common `Assistant:`, of conversations up to
-    the first turn that differs, of plain text up to the last common white space (no word is torn apart)."""
+    """(prompt, chosen, rejected): the prompt is what both texts begin with.
+
+    In transcripts it ends with the last common `Assistant:`, in conversations before the first turn that differs, and
+    in plain text after the last common white space, so that no word is split.
+    """
     if isinstance(chosen, str) and isinstance(rejected, str):
         shared = chosen[: _common_length(chosen, rejected)]
         if _ASSISTANT in chosen:
             end = shared.rfind(_ASSISTANT)
             if end < 0:
-                _nothing_common(where)
+                _no_common_prompt(where)
             end += len(_ASSISTANT)
         else:
             end = max((i for i, character in enumerate(shared) if character.isspace()), default=0)
             if not shared[:end].strip():
-                _nothing_common(where)
+                _no_common_prompt(where)
         return chosen[:end], chosen[end:], rejected[end:]
     return _common_turns(_turns(chosen), _turns(rejected), where)
 
@@ -279,10 +284,11 @@ def _common_turns(
     chosen: tuple[Message, ...], rejected: tuple[Message, ...], where: str
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
     end = _common_length(chosen, rejected)
+    # An answer of the assistant that both share belongs to the responses: a prompt ends with the other side's turn.
     while end and chosen[end - 1].role == "assistant":
         end -= 1
     if end == 0:
-        _nothing_common(where)
+        _no_common_prompt(where)
     return chosen[:end], chosen[end:], rejected[end:]
 
 
@@ -296,61 +302,61 @@ def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
     return next(differing, min(len(first), len(second)))
 
 
-def _nothing_common(where: str) -> NoReturn:
+def _no_common_prompt(where: str) -> NoReturn:
     raise DataError(
-        f"{where}: chosen and rejected have no beginning in common that could be the prompt",
-        remedy="as chosen, rejected name no prompt, name its column (columns: {prompt: ...}), or mend the row",
+        f"{where}: chosen and rejected have no common beginning that could be the prompt",
+        remedy="name the column of the prompt (columns: {prompt: ...}), or fix the row",
     )
 
 
 def transcript_messages(text: str) -> tuple[Message, ...]:
-    """The turns of a `\\n\\nHuman: ...\\n\\nAssistant: ...` transcript; a last turn without text is left out."""
+    """The turns of a `\\n\\nHuman: ...\\n\\nAssistant: ...` transcript, without an empty last turn."""
     parts = _TURN.split(text)
-    turns = [Message(_SPEAKERS[who], said.strip()) for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+    turns = [Message(_SPEAKERS[who], text.strip()) for who, text in zip(parts[1::2], parts[2::2], strict=True)]
     return tuple(turns[:-1] if turns and not turns[-1].content else turns)
 
 
 def is_transcript(text: str) -> bool:
-    """Whether the text is a transcript that asks the assistant to go on."""
+    """Whether the text is a transcript that ends with the assistant's turn to continue."""
     return _TURN.match(text) is not None and text.rstrip().endswith(_ASSISTANT.strip())
 
 
 def first_question(prompt: Text) -> str:
-    """What a conversation began with: rows that share it belong together when data are split."""
+    """The first question of a conversation. Rows that share it stay together when data are split."""
     if isinstance(prompt, str):
         turns = transcript_messages(prompt) if is_transcript(prompt) else ()
-        return _folded(turns[0].content if turns else prompt)
+        return _normalised(turns[0].content if turns else prompt)
     asked = [message.content for message in prompt if message.role != "system"]
-    return _folded(asked[0] if asked else "")
+    return _normalised(asked[0] if asked else "")
 
 
-def _folded(text: str) -> str:
+def _normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
 def _check_count(read: PreferenceRow, rules: RowRules) -> None:
     count, wanted = len(read.responses), rules.candidates
     if count < 2:
-        raise DataError(f"{read.where}: {count} candidates; a comparison needs two", remedy="mend or remove the row")
+        raise DataError(f"{read.where}: {count} candidates; a comparison needs two", remedy="fix or remove the row")
     if wanted is not None and count != wanted:
         raise DataError(
-            f"{read.where}: {count} candidates, but {wanted} are expected (candidates, or the rows before)",
-            remedy="give every row the same number of candidates, or keep the others in a source of their own",
+            f"{read.where}: {count} candidates, but {wanted} are expected (from `candidates`, or the rows before)",
+            remedy="give every row the same number of candidates, or put the others into a separate source",
         )
 
 
 def _check_responses(read: PreferenceRow) -> None:
     for number, response in enumerate(read.responses):
-        if not (response.strip() if isinstance(response, str) else any(map(_says_something, response))):
+        if not (response.strip() if isinstance(response, str) else any(map(_has_content, response))):
             raise BadRow(read.where, f"{_name(read, number)} is empty", "with an empty response")
     others = [r for number, r in enumerate(read.responses) if number != read.best]
     if read.responses[read.best] in others and not read.tie:
-        what = f"the best response (number {read.best}) stands among the others too"
+        what = f"the best response (number {read.best}) is also among the others"
         raise BadRow(read.where, what, "with identical responses")
 
 
-def _says_something(part: Message | int) -> bool:
-    """Of a response: a message with a content or a call, or a token."""
+def _has_content(part: Message | int) -> bool:
+    """Whether a part of a response is a message with text or a tool call, or a token id."""
     return isinstance(part, int) or bool(part.content.strip() or part.tool_calls)
 
 
@@ -365,5 +371,5 @@ def _kind(value: Text) -> str:
 
 
 def message_list(responses: Sequence[Text]) -> list[tuple[Message, ...]]:
-    """Responses as the assistant's messages."""
+    """Each response as messages of the assistant."""
     return [_turns(response) for response in responses]

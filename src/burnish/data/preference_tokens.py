@@ -1,4 +1,4 @@
-"""Comparisons to token ids: the prompt as the policy is given it, each response as the policy would write it."""
+"""Comparisons to token ids: the prompt as the policy receives it, each response as the policy would sample it."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def encode_preference(
 ) -> PreferenceExample:
     """The row in token ids.
 
-    Text is written plainly with an EOS after each response (`append_eos`), conversations (with `chat: always`
-    transcripts and plain text too) through the chat template, each response up to the token that ends its turn. Token
-    ids stay as they are. Raises BadRow when different texts become the same tokens.
+    Text is encoded plainly, with an EOS after each response (`append_eos`). Conversations go through the chat template,
+    each response up to the token that ends its turn; with `chat: always`, so do transcripts and plain text. Token ids
+    are unchanged. Raises BadRow if different responses become the same tokens.
     """
     if row.is_tokens:
-        prompt, responses = _given(row)
+        prompt, responses = _token_parts(row)
         conversation = " ".join(map(str, prompt))
     else:
-        prompt, responses = _encoded(row, tokenizer, chat, append_eos)
+        prompt, responses = _encode_texts(row, tokenizer, chat, append_eos)
         conversation = first_question(row.prompt)  # type: ignore[arg-type]
     if len(set(responses)) < len(responses) and responses.count(responses[row.best]) > 1 and not row.tie:
         raise BadRow(row.where, "different responses become the same tokens", "with identical tokens")
@@ -67,8 +67,8 @@ def encode_preference(
 
 
 def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) -> PreferenceExample:
-    """The example within `limit` tokens: the prompt loses its beginning (not a leading BOS), then responses their
-    end. All responses keep the same prompt."""
+    """The example cut to `limit` tokens: first the beginning of the prompt (except a leading BOS), then the end of the
+    responses. All responses keep the same prompt."""
     longest = max(len(tokens) for tokens in example.responses_tokens)
     room = max(limit - longest, 1)
     prompt = example.prompt_tokens
@@ -81,24 +81,24 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
     )
 
 
-def _given(row: PreferenceRow) -> tuple[Tokens, tuple[Tokens, ...]]:
+def _token_parts(row: PreferenceRow) -> tuple[Tokens, tuple[Tokens, ...]]:
     return row.prompt, row.responses  # type: ignore[return-value]
 
 
-def _encoded(
+def _encode_texts(
     row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, append_eos: bool
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
-    prompt, responses = _given_text(row)
+    prompt, responses = _text_parts(row)
     conversational = not isinstance(prompt, str) or any(not isinstance(r, str) for r in responses)
     if chat.chat == "always" or (chat.chat == "auto" and conversational):
         return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools))
     asked = _prompt(row.id, prompt, row.tools)
     before = encode_prompt(asked, tokenizer, PLAIN)
     texts = [plain_response(response, row.where) for response in responses]
-    return before, tuple(_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
+    return before, tuple(_encode_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
 
 
-def _given_text(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
+def _text_parts(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
     return row.prompt, row.responses  # type: ignore[return-value]
 
 
@@ -108,8 +108,10 @@ def _prompt(row_id: str, prompt: Text, tools: Tools = ()) -> Prompt:
     return Prompt(row_id, messages=prompt, tools=tools)
 
 
-def _plain(prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool) -> Tokens:
-    """Written in one go with the prompt where the prompt's tokens stay what they are, else by itself."""
+def _encode_plain(
+    prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool
+) -> Tokens:
+    """The response's tokens, encoded with the prompt if that leaves the prompt's tokens unchanged, else alone."""
     joined = encode_text(prompt + response, tokenizer)
     tokens = joined[len(before) :] if joined[: len(before)] == before else encode_bare(response, tokenizer)
     end = tokenizer.eos_token_id
@@ -128,7 +130,7 @@ def _by_template(
         stripped = tuple(replace(message, content=message.content.strip()) for message in answer)
         tokens, mask = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
         first, last = mask.index(True), len(mask) - mask[::-1].index(True)
-        # The prompt is the same for all: where one token spans the seam, its text belongs to the response.
+        # All responses share the first one's prompt. If a token spans the boundary, its text belongs to the response.
         before = tokens[:first] if before is None else before
         found.append(tokens[first:last])
     return before or (), tuple(found)

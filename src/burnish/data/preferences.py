@@ -1,4 +1,4 @@
-"""Sources to comparisons: `load_preferences` is what `burnish rm` reads."""
+"""Load comparisons from data sources, for `burnish rm` (`load_preferences`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BadRows = Literal["error", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSet:
-    """Comparisons of all sources behind each other; source i holds `source_sizes[i]`, drawn with `weights[i]`."""
+    """Comparisons of all sources, concatenated. Source i has `source_sizes[i]`, drawn with weight `weights[i]`."""
 
     examples: tuple[PreferenceExample, ...]
     source_sizes: tuple[int, ...]
@@ -49,14 +49,15 @@ class PreferenceSet:
         return [(example.id, example.prompt_tokens) for example in self.examples]
 
     def lines(self) -> list[str]:
-        """What was understood, for the command line to print."""
+        """How the data were read, for the command line to print."""
         return [line for understanding in self.understandings for line in understanding.lines()]
 
     def split(self, held_out_fraction: float, *, seed: int) -> tuple[PreferenceSet, PreferenceSet]:
-        """(training, held out), split by conversation: rows that begin with the same question stay together, so that
-        nothing is asked in both. Which side a conversation falls on depends on it and the seed only.
+        """(training, held out), split by conversation.
 
-        Raises DataError when one side of a source would be empty.
+        Rows that begin with the same question stay together, so that no question is in both parts. The side of a
+        conversation depends only on its first question and the seed. Raises DataError if a source has nothing on one
+        side.
         """
         sides = [is_held_out(example.conversation, held_out_fraction, seed=seed) for example in self.examples]
         parts = [self._part(sides, held_out=held_out) for held_out in (False, True)]
@@ -78,7 +79,7 @@ class PreferenceSet:
 
 
 def is_held_out(conversation: str, fraction: float, *, seed: int) -> bool:
-    """A coin that falls the same way for every row of a conversation, on every machine."""
+    """A biased coin that falls the same way for every row of a conversation, on every machine."""
     digest = hashlib.sha256(f"{seed}:{conversation}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
@@ -98,10 +99,11 @@ def load_preferences(
 ) -> PreferenceSet:
     """Comparisons of all sources, encoded.
 
-    max_tokens: longest prompt and response; a comparison with a longer one is dropped, truncated (the beginning of
-    the prompt goes first, a leading BOS stays, then the end of the response) or an error, and counted. candidates:
-    responses that each row must have (None: as many as the first row of its source). Rows with equal or empty
-    responses raise DataError with file and line, or are counted and left out (`bad_rows`).
+    max_tokens: limit on a prompt together with its longest response. Longer comparisons are dropped, truncated or an
+    error (`over_long`), and counted. Truncation removes the beginning of the prompt first (except a leading BOS), then
+    the end of the responses.
+    candidates: number of responses that each row must have (None: as many as the first row of its source).
+    bad_rows: whether rows with equal or empty responses raise DataError with file and line, or are dropped and counted.
     """
     rules = RowRules(candidates=candidates, tokenizer=tokenizer, label_pad_token_id=label_pad_token_id)
     limits = _Limits(tokenizer, max_tokens, over_long, chat, ties, bad_rows, append_eos)
@@ -127,7 +129,7 @@ def read_preferences(sources: Sequence[DataSource], *, candidates: int | None = 
 def count_comparisons(
     sources: Sequence[DataSource], *, candidates: int | None = None, ties: Ties = "error", bad_rows: BadRows = "error"
 ) -> int:
-    """Comparisons that `load_preferences` would find, and its errors, as far as no tokenizer is needed to know them."""
+    """Number of comparisons that `load_preferences` would find, and its errors, as far as that needs no tokenizer."""
     count = 0
     for loaded in load_sources(sources, "preferences"):
         rules = RowRules(candidates=candidates)
@@ -201,7 +203,7 @@ def _fit(
     skipped: Counter[str],
     changed: Counter[str],
 ) -> PreferenceExample | None:
-    """The example within the limit, or None where it is dropped."""
+    """The example within the limit, or None if it is dropped."""
     limit = limits.max_tokens
     if limit is None or example.longest() <= limit:
         return example

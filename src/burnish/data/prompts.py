@@ -1,4 +1,4 @@
-"""Sources to prompts: `load_prompts` is what `burnish rl`, `eval` and `check` read."""
+"""Load prompts from data sources, for `burnish rl`, `eval` and `check` (`load_prompts`)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
-_SHARED = "comparisons asked by what chosen and rejected both begin with"
+_COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of all sources behind each other, with their tokens.
+    """Prompts of all sources, concatenated, with their tokens.
 
-    Source i holds `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`."""
+    Source i has `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`.
+    """
 
     prompts: tuple[Prompt, ...]
     prompt_tokens: tuple[tuple[int, ...], ...]
@@ -49,11 +50,11 @@ class PromptSet:
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def asked(self) -> list[Asked]:
-        """What each prompt asks, as the policy is given it."""
+        """Each prompt's id and tokens, to find duplicates."""
         return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.prompt_tokens, strict=True)]
 
     def lines(self) -> list[str]:
-        """What was understood, for the command line to print."""
+        """How the data were read, for the command line to print."""
         return [line for understanding in self.understandings for line in understanding.lines()]
 
 
@@ -69,10 +70,10 @@ def load_prompts(
 ) -> PromptSet:
     """Prompts of all sources, encoded.
 
-    max_prompt_tokens: longest prompt; longer ones are dropped, truncated (the end stays, and a leading BOS) or an
-    error, as `over_long` says, and counted. context_tokens: length of the model's context; a prompt that leaves no
-    room for a response is an error whatever `over_long` says. query: cut a query from each row of layout `text`; rows
-    without one are left out and counted.
+    max_prompt_tokens: limit on prompts. Longer ones are dropped, truncated (keeping the end and a leading BOS) or an
+    error, depending on `over_long`, and counted.
+    context_tokens: length of the model's context. A prompt that leaves no room for a response is always an error.
+    query: cut a query from each row of layout `text`. Rows without one are left out and counted.
     """
     parts = [
         _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query)
@@ -106,30 +107,30 @@ def _source_prompts(
     for row_id, row in loaded.rows_with_ids():
         prompt = _prompt(loaded, row_id, row, changed, chat)
         if cuts is not None:
-            cut = _query(prompt, cuts, tokenizer, max_prompt_tokens, chat)
+            cut = _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
             if cut is None:
-                skipped[_without_query(cuts, max_prompt_tokens)] += 1
+                skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
                 continue
             prompt = cut
         tokens: tuple[int, ...] | None
         with reading_row(row.where):
             tokens = encode_prompt(prompt, tokenizer, chat)
         if max_prompt_tokens is not None and len(tokens or ()) > max_prompt_tokens:
-            tokens = _shortened(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
+            tokens = _shorten(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
             counter = skipped if tokens is None else changed
             counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
         if tokens is None:
             continue
-        _check_context(tokens, context_tokens, row)
+        _check_context(tokens, context_tokens, row)  # after truncation, which may have made the prompt fit
         if uses_template(prompt, chat):
             changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
         kept.append((prompt, tokens))
     require_rows(kept, loaded, skipped)
     understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
-    return kept, understanding if cuts is None else replace(understanding, query=_between(cuts))
+    return kept, understanding if cuts is None else replace(understanding, query=_cut_description(cuts))
 
 
-def _query(
+def _cut_prompt(
     prompt: Prompt, query: QueryConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None, chat: ChatFormat
 ) -> Prompt | None:
     def fits(text: str) -> bool:
@@ -137,19 +138,19 @@ def _query(
 
     if prompt.text is None:
         raise DataError(
-            f"prompt {prompt.id!r} is a conversation, from which no query can be cut",
+            f"prompt {prompt.id!r} is a conversation, but a query can only be cut from text",
             remedy="remove data.query, or the system_prompt of this source",
         )
     text = cut_query(prompt.text, start_text=query.start_text, end_text=query.end_text, fits=fits)
     return None if text is None else replace(prompt, text=text)
 
 
-def _without_query(query: QueryConfig, limit: int | None) -> str:
+def _no_query_reason(query: QueryConfig, limit: int | None) -> str:
     within = "" if limit is None else f" within max_prompt_tokens ({limit:,})"
-    return f"documents without a query {_between(query)}{within}"
+    return f"documents without a query {_cut_description(query)}{within}"
 
 
-def _between(query: QueryConfig) -> str:
+def _cut_description(query: QueryConfig) -> str:
     start = "the beginning" if query.start_text is None else repr(query.start_text)
     return f"between {start} and {query.end_text!r}"
 
@@ -161,30 +162,32 @@ def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], 
 
 def _read_prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
     roles = loaded.reading.roles
-    asked = _asked(loaded, row, changed, chat)
+    asked = _prompt_of_row(loaded, row, changed, chat)
     answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
     domain, tools = loaded.domain_of(row), tools_at(row, roles)
     if isinstance(asked, str):
         return Prompt(row_id, text=asked, answer=answer, domain=domain, columns=row.values, tools=tools)
     messages = without_last_answer(asked)
     if not any(message.role != "system" for message in messages):
-        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user's turn")
+        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user turn")
     if len(messages) != len(asked):
         changed[_ANSWER_CUT] += 1
     return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values, tools=tools)
 
 
-def _asked(loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat) -> str | tuple[Message, ...]:
-    """What the row asks; of a comparison what `burnish rm` takes for its prompt, as turns where that does."""
+def _prompt_of_row(
+    loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat
+) -> str | tuple[Message, ...]:
+    """The prompt in a row. For a comparison it is the prompt that `burnish rm` would use, in the same form."""
     source = loaded.source
     if loaded.reading.schema != "preference":
         return prompt_of(row, loaded.reading.roles, template=source.prompt_template, system_prompt=source.system_prompt)
     try:
         asked = shared_prompt(loaded, row)
     except BadRow as error:
-        raise DataError(error.message, remedy="mend or remove the row") from error
+        raise DataError(error.message, remedy="fix or remove the row") from error
     if "prompt" not in loaded.reading.roles and source.prompt_template is None:
-        changed[_SHARED] += 1
+        changed[_COMMON_BEGINNING] += 1
     return (
         transcript_messages(asked)
         if chat.chat == "always" and isinstance(asked, str) and is_transcript(asked)
@@ -196,7 +199,7 @@ def _cut_note(over_long: OverLong) -> str:
     return ", cut at the beginning" if over_long == "truncate" else ""
 
 
-def _shortened(
+def _shorten(
     tokens: tuple[int, ...], limit: int, over_long: OverLong, row: Row, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...] | None:
     if over_long == "drop":
@@ -207,7 +210,7 @@ def _shortened(
             remedy="raise rollout.max_prompt_tokens, or set data.over_long to drop or truncate",
         )
     if tokens[0] == tokenizer.bos_token_id and limit > 1:
-        # A model that begins every text with BOS has never seen one without it.
+        # The model was trained with BOS at the beginning of every text, so a text without it is out of distribution.
         return (tokens[0], *tokens[len(tokens) - limit + 1 :])
     return tokens[len(tokens) - limit :]
 
@@ -215,14 +218,14 @@ def _shortened(
 def _check_context(tokens: Sequence[int], context_tokens: int | None, row: Row) -> None:
     if context_tokens is not None and len(tokens) >= context_tokens:
         raise DataError(
-            f"{row.where}: the prompt has {len(tokens):,} tokens, the model's context is {context_tokens:,}: no room "
-            "for a response",
+            f"{row.where}: the prompt has {len(tokens):,} tokens, but the model's context is {context_tokens:,}, which "
+            "leaves no room for a response",
             remedy="lower rollout.max_prompt_tokens, or use a model with a longer context",
         )
 
 
 def read_prompts(sources: Sequence[DataSource]) -> tuple[list[Prompt], list[Understanding]]:
-    """Prompts of all sources as they stand, and how each source was understood. No tokenizer, so none is left out."""
+    """All prompts of all sources, and how each source was read. No tokenizer is used, so no length limit applies."""
     prompts: list[Prompt] = []
     understandings = []
     for loaded in load_sources(sources, "prompts"):

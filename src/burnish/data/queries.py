@@ -1,4 +1,4 @@
-"""Queries cut from documents: the part between two texts that mark ends of sentences."""
+"""Queries cut from documents: the part between two given texts, such as full stops."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 
 def cut_query(document: str, *, start_text: str | None, end_text: str, fits: Callable[[str], bool]) -> str | None:
-    """The part of a document that begins after the first `start_text` (white space left out) and ends with the last
-    `end_text` with which it still `fits`. None when there is no such part.
+    """The longest part of a document that begins after the first `start_text`, ends with an `end_text`, and `fits`.
 
-    Without a start_text the query begins with the document. With full stops for both a query is a row of whole
-    sentences, and the policy begins one: how the prompts of https://arxiv.org/abs/1909.08593 were cut from books. There
-    the texts were single tokens; here they are texts, so that a full stop inside a larger token counts as well.
+    White space after `start_text` is left out. Without `start_text` the query begins with the document. None if there
+    is no such part.
+
+    With full stops for both, a query is a series of whole sentences, and the policy starts a new one. The prompts of
+    https://arxiv.org/abs/1909.08593 were cut from books in this way. There the marks were single tokens. Here they are
+    text, so a full stop inside a longer token counts as well.
     """
     body = document
     if start_text is not None:

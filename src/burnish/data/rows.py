@@ -1,4 +1,4 @@
-"""Rows as read: where each one stands, its JSON-able values, and look-ups whose failures say what there was instead."""
+"""Rows as read from a source, conversion to JSON types, and look-ups whose errors list what the row has instead."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. `number` counts rows of its source from 0; `where` is `file:line` or `file, row n` for messages.
+    """One row. `number` counts the rows of its source from 0. `where` is `file:line` or `file, row n`, for messages.
 
-    `typed`: from a table with one type a column, where a key that other rows have and this one lacks is null.
+    `typed`: the row is from Parquet or Arrow. There each column has one type, so keys that this row lacks but other
+    rows have appear as null.
     """
 
     number: int
@@ -35,8 +36,8 @@ class Row:
 
 @contextmanager
 def reading_row(where: str) -> Iterator[None]:
-    """Whatever goes wrong while one row is read names its file and line, `where`."""
-    with reading(f"{where}: reading this row", remedy="mend or remove the row"):
+    """Any error while one row is read names its file and line, `where`."""
+    with reading(f"{where}: reading this row", remedy="fix or remove the row"):
         try:
             yield
         except DataError as error:
@@ -46,8 +47,11 @@ def reading_row(where: str) -> Iterator[None]:
 
 
 def plain_value(value: Any) -> Any:
-    """The value in JSON types: numpy and arrow scalars become Python's, dates ISO text, bytes text or base64, and a
-    not-a-number (how tables write a missing value) None. Raises TypeError for anything else (pictures, sound)."""
+    """The value in JSON types.
+
+    numpy scalars and arrays become Python values, dates ISO text, bytes text or base64. NaN becomes None, because
+    tables use it for missing values. Raises TypeError for anything else (images, audio).
+    """
     match value:
         case None | bool() | int() | str():
             return value
@@ -78,7 +82,7 @@ def _text_or_base64(value: bytes) -> str:
 
 
 def plain_row(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The row in JSON types, and the names of the columns that have none and are left out."""
+    """The row in JSON types, and the names of the columns left out because they have no JSON form."""
     kept: dict[str, Any] = {}
     left_out = []
     for name, value in values.items():
@@ -90,9 +94,10 @@ def plain_row(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def lookup(values: Mapping[str, Any], path: str, default: Any = _ABSENT) -> Any:
-    """The value at `path`; a column of just that name wins, else dots reach into nested values.
+    """The value at `path`: the column of exactly that name, or a nested value (`outer.inner`).
 
-    Raises KeyError when there is none and no default was given."""
+    Raises KeyError if there is none and no default was given.
+    """
     if path in values:
         return values[path]
     current: Any = values
@@ -106,11 +111,11 @@ def lookup(values: Mapping[str, Any], path: str, default: Any = _ABSENT) -> Any:
 
 
 def has_column(values: Mapping[str, Any], path: str) -> bool:
-    return lookup(values, path, None) is not None or path in values
+    return lookup(values, path, None) is not None or path in values  # a column that holds null is still there
 
 
 def column_names(rows: Iterable[Row]) -> list[str]:
-    """Names of all columns, in order of appearance; for nested ones also `outer.inner`."""
+    """Names of all columns in order of appearance, including `outer.inner` for nested ones."""
     names: dict[str, None] = {}
     for row in rows:
         for name, value in row.values.items():
@@ -121,13 +126,13 @@ def column_names(rows: Iterable[Row]) -> list[str]:
 
 
 def hint(word: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'x'?` to end a sentence with, or nothing when no choice is near."""
+    """`; did you mean 'x'?` to append to a sentence, or an empty string if no choice is near."""
     near = did_you_mean(word, choices)
     return f"; {near}" if near else ""
 
 
 def value_at(row: Row, path: str, *, role: str) -> Any:
-    """The value of the column that plays `role`; DataError with the columns that the row has when it is missing."""
+    """The value of the column for `role`. If it is missing, raises DataError that lists the row's columns."""
     try:
         return lookup(row.values, path)
     except KeyError:
@@ -135,7 +140,7 @@ def value_at(row: Row, path: str, *, role: str) -> Any:
         raise DataError(
             f"{row.where}: no column {path!r} (for {role}); the row has {', '.join(names) or 'no columns'}"
             f"{hint(path, names)}",
-            remedy=f"name the right column with columns: {{{role}: ...}}, or mend the row",
+            remedy=f"name the right column with columns: {{{role}: ...}}, or fix the row",
         ) from None
 
 
@@ -145,13 +150,13 @@ def text_at(row: Row, path: str, *, role: str) -> str:
     if not isinstance(value, str):
         raise DataError(
             f"{row.where}: column {path!r} ({role}) holds {describe(value)}, not text",
-            remedy="mend the row, or build the text with prompt_template",
+            remedy="fix the row, or build the text with prompt_template",
         )
     return value
 
 
 def describe(value: Any, width: int = 60) -> str:
-    """A short account of a value for messages: its type and its beginning."""
+    """A short description of a value for messages: its type and its beginning."""
     if value is None:
         return "nothing (null)"
     shown = repr(value)
@@ -159,12 +164,12 @@ def describe(value: Any, width: int = 60) -> str:
 
 
 MAX_TEXT_CHARACTERS = 4_000_000
-"""About a million tokens. A tokenizer takes seconds for so many characters, and minutes, in which nothing can stop it,
-for a whole file that has landed in one field."""
+"""About a million tokens, for which a tokenizer takes seconds. For a whole file that ended up in one field it takes
+minutes, and cannot be interrupted."""
 
 
 def check_length(text: str) -> None:
-    """DataError for a text that no tokenizer should be given."""
+    """Raises DataError for a text that is too long for a tokenizer."""
     if len(text) > MAX_TEXT_CHARACTERS:
         raise DataError(
             f"a text of {len(text):,} characters, more than the {MAX_TEXT_CHARACTERS:,} that one row may hold: "

@@ -1,4 +1,4 @@
-"""Which item comes next: orders whose whole state is one integer, the number of items drawn so far."""
+"""Sampling orders whose entire state is one integer: the number of items drawn so far."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 
 from burnish.errors import DataError
 
-# Draws between two remembered states of a mixture, so that stepping back does not start from the beginning.
+# A mixture stores its state after every 1,024 draws, so that going back does not replay it from the beginning.
 _MARK_EVERY = 1024
 
 
 class PromptSampler:
-    """Draws from several sources, each item once a pass; `take` is a pure function of (seed, position).
+    """Draws from several sources, each item once per pass. `take` is a pure function of (seed, position).
 
-    Every pass over a source has a fresh permutation, keyed by (seed, source number, pass number). The sources are mixed
-    so that after any number of draws each has been drawn to within one of its share (Tijdeman 1980, "The chairman
-    assignment problem", https://doi.org/10.1016/0012-365X(80)90269-1). What is kept inside is a cache only.
+    Every pass over a source has a new permutation, keyed by (seed, source number, pass number). At any point, the
+    number of draws from each source is within one of its share (Tijdeman 1980, "The chairman assignment problem",
+    https://doi.org/10.1016/0012-365X(80)90269-1). The object's attributes only cache; they hold no state.
     """
 
     def __init__(
         self, sizes: Sequence[int], weights: Sequence[float] | None = None, *, seed: int, shuffle: bool = True
     ) -> None:
-        """sizes: items of each source, numbered through; weights: shares (any positive scale), equal by default."""
+        """sizes: number of items per source. weights: shares on any positive scale, equal by default."""
         self._sizes = list(sizes)
         self._offsets = [sum(self._sizes[:source]) for source in range(len(self._sizes))]
         self._mixer = Mixer(weights if weights is not None else [1.0] * len(self._sizes))
@@ -43,7 +43,7 @@ class PromptSampler:
         return sum(self._sizes)
 
     def take(self, n: int, position: int) -> list[int]:
-        """The `n` indices that follow the first `position` draws; indices number all sources' items through."""
+        """The next `n` indices after `position` draws. Indices count the items of all sources, one after another."""
         if n < 0 or position < 0:
             raise ValueError(f"cannot take {n} items from position {position}")
         counts = self._mixer.counts(position)
@@ -54,7 +54,7 @@ class PromptSampler:
         return drawn
 
     def epoch(self, position: int) -> float:
-        """Passes made after `position` draws, in items of all sources together."""
+        """Number of passes after `position` draws: draws divided by the items of all sources."""
         return position / len(self)
 
     def _item(self, source: int, draw: int) -> int:
@@ -69,17 +69,17 @@ class PromptSampler:
 
 
 def permutation(size: int, *key: int) -> list[int]:
-    """A permutation of `range(size)`, a function of the key alone.
-
-    numpy's RandomState is used because its streams are frozen: the same on every version and machine."""
+    """A permutation of `range(size)` that depends only on the key."""
     digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
+    # The legacy RandomState, because numpy guarantees its streams: the same in every version, on every machine.
     return np.random.RandomState(np.frombuffer(digest, dtype="<u4").astype(np.uint32)).permutation(size).tolist()
 
 
 class Mixer:
-    """The sequence of sources for given weights; after k draws source i has come k * share_i times, to within one."""
+    """The sequence of sources for given weights: after k draws, source i was drawn k * share_i times, to within one."""
 
     def __init__(self, weights: Sequence[float]) -> None:
+        # Fractions of the decimal text, so that 0.1 is 1/10 and the period below stays small.
         shares = [Fraction(repr(float(weight))) for weight in weights]
         if any(share <= 0 for share in shares):
             raise DataError(
@@ -89,29 +89,29 @@ class Mixer:
         parts = [int(share * scale) for share in shares]
         divisor = gcd(*parts)
         self._parts = [part // divisor for part in parts]
-        # After one period every source has come exactly as often as its whole-numbered part, and it starts over.
+        # After one period every source has been drawn exactly `part` times, and the sequence repeats.
         self._period = sum(self._parts)
         self._marks = [[0] * len(self._parts)]
         self._restart()
 
     def counts(self, position: int) -> list[int]:
-        """How often each source came in the first `position` draws."""
+        """How often each source was drawn in the first `position` draws."""
         periods, rest = divmod(position, self._period)
-        self._seek(rest)
+        self._move_to(rest)
         return [periods * part + count for part, count in zip(self._parts, self._counts, strict=True)]
 
     def sources(self, position: int, n: int) -> list[int]:
         """The sources of draws position ... position + n - 1."""
         if len(self._parts) == 1:
             return [0] * n
-        self._seek(position % self._period)
+        self._move_to(position % self._period)
         return [self._step() for _ in range(n)]
 
     def _restart(self) -> None:
         self._at = 0
         self._counts = [0] * len(self._parts)
 
-    def _seek(self, place: int) -> None:
+    def _move_to(self, place: int) -> None:
         if len(self._parts) == 1:
             self._at, self._counts = place, [place]
             return
@@ -122,7 +122,7 @@ class Mixer:
             self._step()
 
     def _step(self) -> int:
-        """One draw: of the sources that are behind enough, the one that would be too far behind first."""
+        """Draw once: of the sources that may be drawn, the one that would be late first."""
         source = self._most_urgent()
         self._counts[source] += 1
         self._at += 1

@@ -1,4 +1,4 @@
-"""Which column plays which role: the layouts of the field, recognised from the columns or named in the run file."""
+"""Which column plays which role: common data layouts, recognised from the columns or named in the run file."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ ROLES = (
     "tie",
     "tools",
 )
-# What a conversation may be called.
+# Names of columns, in order of preference.
 _MESSAGES = ("messages", "conversations", "conversation")
-# Prompt columns beside `prompt`. Only these exact names: `Question` beside `Body` (SVAMP) must not be half read.
+# Columns that may be the prompt if there is no `prompt`. Exact names only: SVAMP splits its problems into `Body` and
+# `Question`, so taking `Question` alone would lose half of each problem.
 _QUESTIONS = ("question", "problem", "query", "instruction", "input")
 _ANSWERS = ("answer", "ground_truth", "target", "solution", "Answer")
 _COMPLETIONS = ("completion", "response", "output", "answer", "solution", "target")
-# Roles that say something about a row; naming one of them leaves the layout as it is.
+# Roles that only annotate a row. Naming one in the run file does not change which layout is recognised.
 _LABELS = {"answer", "domain", "id", "tools"}
 _CANDIDATES = ("responses", "candidates", "samples", "completions")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the rows of a source are read: the layout's name, and role -> column."""
+    """How the rows of a source are read: the name of the layout, and role -> column."""
 
     schema: str
     roles: Mapping[str, str]
@@ -49,7 +50,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What the rows offer, and what the run file says about them."""
+    """The columns of a source, and what the run file says about them (`claimed`: role -> column)."""
 
     source: DataSource
     first: Mapping[str, Any]
@@ -61,14 +62,14 @@ class _Columns:
         return path in self.names or has_column(self.first, path)
 
     def pick(self, role: str, candidates: Sequence[str]) -> dict[str, str]:
-        """{role: column}: what the run file says, else the first candidate there is; empty when there is none."""
+        """{role: column}: the one named in the run file, else the first existing candidate; empty if none exists."""
         if role in self.claimed:
             return {role: self.claimed[role]}
         taken = set(self.claimed.values())
         return next(({role: name} for name in candidates if self.has(name) and name not in taken), {})
 
     def pick_only(self, role: str, candidates: Sequence[str]) -> dict[str, str]:
-        """As `pick`, but two candidates are one too many: DataError."""
+        """Like `pick`, but raises DataError if more than one candidate exists."""
         if role not in self.claimed:
             found = [name for name in candidates if self.has(name) and name not in self.claimed.values()]
             if len(found) > 1:
@@ -80,14 +81,14 @@ class _Columns:
 
 
 def recognise(rows: Sequence[Row], source: DataSource, purpose: Purpose) -> Reading:
-    """The reading of a source. DataError, with the columns there are, when one is missing or no layout fits."""
+    """The reading of a source. DataError, with the list of columns, if one is missing or no layout fits."""
     columns = _Columns(source, rows[0].values, column_names(rows), purpose, source.columns)
     _check_claims(columns)
     schema = source.schema_name if source.schema_name != "auto" else _detect(columns)
     roles = _SCHEMAS[schema](columns)
     roles |= {role: name for role, name in source.columns.items() if role not in roles}
     if source.prompt_template is not None:
-        # The template writes the prompt; `{prompt}` in it may still mean the column found for that role.
+        # The template writes the prompt. Keep the role `prompt`: `{prompt}` in the template may mean its column.
         roles.pop("messages", None)
     _check_required(schema, roles, columns)
     return Reading(schema, {role: roles[role] for role in ROLES if role in roles})
@@ -103,7 +104,7 @@ def _check_claims(columns: _Columns) -> None:
             )
         if not columns.has(name):
             raise DataError(
-                f"{source.path}: no column {name!r} (for {role}); there are {', '.join(columns.names)}"
+                f"{source.path}: no column {name!r} (for {role}); the columns are {', '.join(columns.names)}"
                 f"{hint(name, columns.names)}",
                 remedy=f"correct columns: {{{role}: ...}}",
             )
@@ -141,7 +142,7 @@ def _detect_comparisons(columns: _Columns) -> str:
     if "responses" in claimed or any(columns.has(name) for name in _CANDIDATES):
         return "candidates"
     raise DataError(
-        f"{columns.source.path}: these rows compare nothing; the columns are {', '.join(columns.names) or '(none)'}",
+        f"{columns.source.path}: the rows are not comparisons; the columns are {', '.join(columns.names) or '(none)'}",
         remedy="a comparison has chosen and rejected, or prompt, responses and best (set columns: {chosen: ...})",
     )
 
@@ -167,7 +168,7 @@ def _detect_by_content(columns: _Columns) -> str:
 def _not_understood(columns: _Columns) -> DataError:
     return DataError(
         f"{columns.source.path}: no known layout; the columns are {', '.join(columns.names) or '(none)'}",
-        remedy="say which column is the prompt (columns: {prompt: ..., answer: ...}) or write a prompt_template",
+        remedy="name the column of the prompt (columns: {prompt: ..., answer: ...}) or write a prompt_template",
     )
 
 
@@ -181,7 +182,7 @@ def _prompt_role(columns: _Columns) -> dict[str, str]:
     return columns.pick_only("prompt", _QUESTIONS)
 
 
-def _common(columns: _Columns) -> dict[str, str]:
+def _optional_columns(columns: _Columns) -> dict[str, str]:
     return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",)) | _tools(columns)
 
 
@@ -190,7 +191,7 @@ def _tools(columns: _Columns) -> dict[str, str]:
 
 
 def _prompt(columns: _Columns) -> dict[str, str]:
-    return _prompt_role(columns) | _common(columns)
+    return _prompt_role(columns) | _optional_columns(columns)
 
 
 def _prompt_completion(columns: _Columns) -> dict[str, str]:
@@ -198,15 +199,15 @@ def _prompt_completion(columns: _Columns) -> dict[str, str]:
         completion = columns.pick("completion", ("completion",))
     else:
         completion = columns.pick_only("completion", _COMPLETIONS)
-    return _prompt_role(columns) | _common(columns) | completion
+    return _prompt_role(columns) | _optional_columns(columns) | completion
 
 
 def _chat(columns: _Columns) -> dict[str, str]:
-    return columns.pick("messages", _MESSAGES) | _common(columns)
+    return columns.pick("messages", _MESSAGES) | _optional_columns(columns)
 
 
 def _text(columns: _Columns) -> dict[str, str]:
-    return columns.pick("text", ("text",)) | _common(columns)
+    return columns.pick("text", ("text",)) | _optional_columns(columns)
 
 
 def _verl(columns: _Columns) -> dict[str, str]:
@@ -226,11 +227,11 @@ def _roll(columns: _Columns) -> dict[str, str]:
 def _preference(columns: _Columns) -> dict[str, str]:
     pair = columns.pick("chosen", ("chosen",)) | columns.pick("rejected", ("rejected",))
     prompt = columns.pick("prompt", ("prompt",))
-    return prompt | pair | columns.pick("domain", ("domain",)) | _compared(columns) | _tools(columns)
+    return prompt | pair | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _tools(columns)
 
 
-def _compared(columns: _Columns) -> dict[str, str]:
-    """What may stand beside a comparison."""
+def _optional_of_comparison(columns: _Columns) -> dict[str, str]:
+    """Optional columns of a comparison. When rows only serve as prompts, they mean nothing."""
     if columns.purpose != "preferences":
         return {}
     return columns.pick("margin", ("margin",)) | columns.pick("tie", ("tie",))
@@ -239,7 +240,7 @@ def _compared(columns: _Columns) -> dict[str, str]:
 def _candidates(columns: _Columns) -> dict[str, str]:
     prompt = columns.pick("prompt", ("prompt", *_QUESTIONS, *_MESSAGES))
     marked = columns.pick_only("responses", _CANDIDATES) | columns.pick("best", ("best", "label"))
-    return prompt | marked | columns.pick("domain", ("domain",)) | _compared(columns) | _tools(columns)
+    return prompt | marked | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _tools(columns)
 
 
 def _token_labels(columns: _Columns) -> dict[str, str]:
@@ -293,20 +294,20 @@ def _check_purpose(schema: str, roles: Mapping[str, str], columns: _Columns) -> 
     source = columns.source
     if columns.purpose == "preferences" and schema not in ("preference", "candidates", "token_labels"):
         raise DataError(
-            f"{source.path}: rows of layout {schema} compare nothing",
+            f"{source.path}: rows of layout {schema} are not comparisons",
             remedy="set schema_name to preference, candidates or token_labels",
         )
     has_prompt = source.prompt_template is not None or any(role in roles for role in _PROMPT_ROLES)
-    has_prompt = has_prompt or schema == "preference"  # both responses begin with it where there is no column
+    has_prompt = has_prompt or schema == "preference"  # without a prompt column, both responses begin with the prompt
     if columns.purpose == "prompts" and not has_prompt:
         raise DataError(
-            f"{source.path}: rows of layout {schema} name no prompt; the columns are {', '.join(columns.names)}",
+            f"{source.path}: rows of layout {schema} have no prompt; the columns are {', '.join(columns.names)}",
             remedy="set columns: {prompt: ...}",
         )
     trains = "completion" in roles or schema in ("chat", "text", "roll")
     if columns.purpose == "sft" and not trains:
         raise DataError(
-            f"{source.path}: rows of layout {schema} hold no completion to train on; the columns are "
+            f"{source.path}: rows of layout {schema} have no completion to train on; the columns are "
             f"{', '.join(columns.names)}",
             remedy="set columns: {completion: ...}, or use prompt-completion, chat or text data",
         )

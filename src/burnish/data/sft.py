@@ -1,4 +1,4 @@
-"""Sources to supervised examples: `load_sft_examples` is what `burnish sft` reads."""
+"""Load supervised examples from data sources, for `burnish sft` (`load_sft_examples`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Tools = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """One example. `loss_mask[t]` is True where token t is to be predicted from those before it; never for token 0."""
+    """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts."""
 
     id: str
     tokens: tuple[int, ...]
@@ -49,7 +49,7 @@ class SftExample:
 
 @dataclass(frozen=True, slots=True)
 class SftSet:
-    """Examples of all sources behind each other; source i holds `source_sizes[i]` and is drawn with `weights[i]`."""
+    """Examples of all sources, concatenated. Source i has `source_sizes[i]`, drawn with weight `weights[i]`."""
 
     examples: tuple[SftExample, ...]
     source_sizes: tuple[int, ...]
@@ -68,14 +68,14 @@ class SftSet:
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def asked(self) -> list[Asked]:
-        """The tokens before the first trained one of each example; of a document, which asks nothing, all of them."""
+        """Each example's id and prompt: the tokens before the first trained one, or all tokens of a document."""
         firsts = [example.loss_mask.index(True) for example in self.examples]
         return [
             (e.id, e.tokens[:first] if first > 1 else e.tokens) for e, first in zip(self.examples, firsts, strict=True)
         ]
 
     def lines(self) -> list[str]:
-        """What was understood, for the command line to print."""
+        """How the data were read, for the command line to print."""
         return [line for understanding in self.understandings for line in understanding.lines()]
 
 
@@ -89,9 +89,10 @@ def load_sft_examples(
 ) -> SftSet:
     """Examples of all sources, encoded with their loss masks.
 
-    Prompt-completion rows train the completion and the EOS after it, conversations all of the assistant's turns with
-    the tokens that end them, plain text everything and an EOS. max_tokens: longest example; longer ones are dropped,
-    truncated (the beginning stays; dropped when nothing to train on is left) or an error, and counted.
+    Trained are: the completion and an EOS in prompt-completion rows, all assistant turns with the tokens that end them
+    in conversations, and everything plus an EOS in plain text.
+    max_tokens: limit on examples. Longer ones are dropped, truncated at the end (or dropped if that leaves nothing to
+    train on) or an error, depending on `over_long`, and counted.
     """
     parts = [
         _source_examples(loaded, tokenizer, max_tokens, over_long, chat) for loaded in load_sources(sources, "sft")
@@ -118,7 +119,7 @@ def _source_examples(
         with reading_row(row.where):
             tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
         if max_tokens is not None and len(tokens) > max_tokens:
-            tokens, mask = _shortened((tokens, mask), max_tokens, over_long, row)
+            tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
             counter[_reason(max_tokens, over_long, left=any(mask))] += 1
         if any(mask):
@@ -134,7 +135,7 @@ def _reason(max_tokens: int, over_long: OverLong, *, left: bool) -> str:
     return f"{reason}, cut at the end" if left else f"{reason}, nothing to train on before the cut"
 
 
-def _shortened(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> Encoded:
+def _shorten(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> Encoded:
     if over_long == "drop":
         return (), ()
     if over_long == "error":
@@ -182,10 +183,10 @@ def _encode(
 def _encode_turns(
     turns: tuple[Message, ...], template: Template, row: Row, changed: Counter[str], *, first_trained: int
 ) -> Encoded:
-    """The assistant's turns from `first_trained` on, as the policy should have written them."""
+    """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
     tokens, mask = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
     changed.update(notes_on(turns, template))
-    return _first_untrained(tokens, mask)
+    return _without_first(tokens, mask)
 
 
 def _as_prompt(row_id: str, asked: str | tuple[Message, ...], tools: Tools) -> Prompt:
@@ -220,25 +221,25 @@ def _encode_plain_pair(
 ) -> Encoded:
     before = encode_prompt(prompt, tokenizer, PLAIN)
     text = completion if isinstance(completion, str) else plain_messages(completion, where=row.where)
-    answer = _ended(encode_continuation(before, plain_text(prompt), text, tokenizer), tokenizer, row)
-    return _first_untrained((*before, *answer), (False,) * len(before) + (True,) * len(answer))
+    answer = _with_eos(encode_continuation(before, plain_text(prompt), text, tokenizer), tokenizer, row)
+    return _without_first((*before, *answer), (False,) * len(before) + (True,) * len(answer))
 
 
 def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, row: Row) -> Encoded:
-    tokens = _ended(encode_text(text, tokenizer), tokenizer, row)
-    return _first_untrained(tokens, (True,) * len(tokens))
+    tokens = _with_eos(encode_text(text, tokenizer), tokenizer, row)
+    return _without_first(tokens, (True,) * len(tokens))
 
 
-def _ended(tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[int, ...]:
-    """The tokens with an EOS at their end, unless the text brought one."""
+def _with_eos(tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[int, ...]:
+    """The tokens with an EOS at the end, unless the text already ends with one."""
     end = tokenizer.eos_token_id
     if end is None:
         raise DataError(
-            f"{row.where}: the tokenizer has no EOS token, so a model could not learn to stop",
+            f"{row.where}: the tokenizer has no EOS token, so the model could not learn to stop",
             remedy="use a tokenizer with an eos_token",
         )
     return tokens if tokens and tokens[-1] == end else (*tokens, end)
 
 
-def _first_untrained(tokens: tuple[int, ...], mask: tuple[bool, ...]) -> Encoded:
+def _without_first(tokens: tuple[int, ...], mask: tuple[bool, ...]) -> Encoded:
     return tokens, (False, *mask[1:])

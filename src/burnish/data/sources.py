@@ -1,4 +1,4 @@
-"""A `DataSource` to rows, wherever it lies: a file, a folder of files, a saved data set or a hub name."""
+"""Read the rows of a `DataSource`: a file, a folder of files, a saved data set or a name on the hub."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from burnish.reading import reading
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of one source. `unreadable_columns` have no JSON form (pictures, sound) and were left out."""
+    """The rows of one source. `unreadable_columns` have no JSON form (images, audio) and were left out."""
 
     rows: tuple[Row, ...]
     unreadable_columns: tuple[str, ...] = ()
 
 
 def read_table(source: DataSource) -> Table:
-    """Rows of a source, the first `limit` of them. DataError when it cannot be read or holds no row."""
+    """The rows of a source, up to its `limit`. DataError if it cannot be read or is empty."""
     rows: list[Row] = []
     left_out: dict[str, None] = {}
     typed = _is_typed(Path(source.path).expanduser())
-    with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set anew"):
+    with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set again"):
         for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
             with reading_row(where):
                 values, unreadable = plain_row(raw)
@@ -48,14 +48,15 @@ def _is_typed(path: Path) -> bool:
 
 
 def needs_download(source: DataSource) -> bool:
-    """Whether the path is the name of a data set on the hub, and nothing of this machine."""
+    """Whether the path is the name of a data set on the hub rather than a path on this machine."""
     path = Path(source.path).expanduser()
     return not (path.is_dir() or path.is_file() or data_suffix(path)) and _is_hub_name(source.path)
 
 
 def source_names(sources: Sequence[DataSource]) -> list[str]:
-    """One short name a source, all different, a function of the run file only (prompt ids begin with them)."""
+    """A short, unique name per source. Prompt ids begin with it, so it depends only on the run file."""
     names = [_short_name(source, parents=0) for source in sources]
+    # Equal names get their parent folder; those that are still equal are numbered.
     names = [
         _short_name(source, parents=1) if names.count(name) > 1 else name
         for source, name in zip(sources, names, strict=True)
@@ -64,7 +65,7 @@ def source_names(sources: Sequence[DataSource]) -> list[str]:
 
 
 def default_domain(source: DataSource) -> str:
-    """Domain of rows that name none: the name of the file."""
+    """The domain of rows without one: the name of the file."""
     return _short_name(source, parents=0)
 
 
@@ -88,7 +89,7 @@ def _raw_rows(source: DataSource) -> Iterator[RawRow]:
 
 
 def _single_file(path: Path, source: DataSource) -> Iterator[RawRow]:
-    """A file named by itself has no parts to choose from, so to choose one is a mistake."""
+    """The rows of a file that is named itself. It has no splits or subsets, so choosing one is an error."""
     for name, chosen in (("split", None if source.split == "train" else source.split), ("subset", source.subset)):
         if chosen is not None and path.is_file():
             raise DataError(
@@ -114,18 +115,18 @@ def _folder_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """Data files of a folder (and of its `data` folder) whose names speak of the split; all when none names a split."""
+    """Data files in a folder (and its `data` folder) whose names contain the split; all if no name contains one."""
     found = [file for place in (folder, folder / "data") for file in sorted(place.glob("*")) if data_suffix(file)]
     found += [file for file in sorted((folder / split).glob("*")) if data_suffix(file)]
     if not found:
-        raise DataError(f"{folder}: the folder holds no data file", remedy="name a file, or another folder")
+        raise DataError(f"{folder}: the folder has no data file", remedy="name a file, or another folder")
     chosen = [file for file in found if _names_split(file, split) or file.parent == folder / split]
     if not chosen and split == "train" and not any(_names_split(file, word) for file in found for word in _SPLITS):
         chosen = found
     if not chosen:
         names = ", ".join(str(file.relative_to(folder)) for file in found[:8])
         raise DataError(
-            f"{folder}: no data file for split {split!r}; there are {names}",
+            f"{folder}: no data file for split {split!r}; the files are {names}",
             remedy="set split, or name the file itself",
         )
     if len({data_suffix(file) for file in chosen}) > 1:
@@ -147,7 +148,7 @@ def _saved_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
     try:
         saved = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}: the saved data set cannot be read: {error}", remedy="save it anew") from error
+        raise DataError(f"{folder}: the saved data set cannot be read: {error}", remedy="save it again") from error
     if isinstance(saved, datasets.DatasetDict):
         if source.split not in saved:
             raise _unknown_split(str(folder), source.split, list(saved))
@@ -169,16 +170,16 @@ def _hub_rows(source: DataSource) -> Iterator[RawRow]:
     try:
         loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        beside = missing_file(Path(source.path)).remedy
+        local_remedy = missing_file(Path(source.path)).remedy
         raise DataError(
             f"{source.path}: no local file or folder, and the hub data set (subset {source.subset!r}, split "
             f"{source.split!r}) cannot be loaded: {error}",
-            remedy=f"check path, subset, split and the network; if it should be local: {beside}",
+            remedy=f"check path, subset, split and the network; if it should be local: {local_remedy}",
         ) from error
     return _numbered(source.path, loaded)
 
 
 def _unknown_split(path: str, split: str, splits: list[str]) -> DataError:
     return DataError(
-        f"{path}: no split {split!r}; there are {', '.join(splits)}{hint(split, splits)}", remedy="set split"
+        f"{path}: no split {split!r}; the splits are {', '.join(splits)}{hint(split, splits)}", remedy="set split"
     )

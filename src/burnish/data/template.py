@@ -1,8 +1,8 @@
-"""The chat template as a run uses it: with the run file's options and a row's tools, and nothing lost on the way.
+"""The chat template, called with the run file's options and a row's tools, and checked to leave nothing out.
 
-A template is a program that came with the model. It may ignore what it does not know (a role, tool calls, an argument)
-without a word, and the run would then train on a damaged conversation. So what it reads is looked up in its source,
-and what it wrote is compared with what it was given.
+A template is a program that came with the model. It may silently ignore what it does not know (a role, tool calls, an
+option), and the run would then train on a damaged conversation. So two things are checked: which names the template's
+source reads, and whether its output contains what it was given.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 Chat = Literal["auto", "always", "never"]
 
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# What every template is given anyway, so that it cannot be an option of the run file.
+# Arguments that every template receives, so they cannot be options of the run file.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
-# `transformers` hands reasoning to a template under each of these names.
+# `transformers` passes reasoning to a template under each of these names, so a template needs to read only one.
 _REASONING = {"reasoning_content", "reasoning", "thinking"}
 _PROBE = " burnish7probe"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How prompts become text: when the chat template writes them, and the arguments that it gets.
+    """When the chat template is used, and with which arguments.
 
-    chat: `auto` sends conversations through the template, `always` plain text as well, `never` neither.
+    chat: `auto` uses the template for conversations, `always` for plain text as well, `never` not at all.
     options: `data.template_options`, such as `{"enable_thinking": False}`.
     """
 
@@ -55,30 +55,30 @@ class ChatFormat:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A tokenizer's chat template with the options and tools that it is called with."""
+    """A tokenizer's chat template, with the options and tools to call it with."""
 
     tokenizer: PreTrainedTokenizerBase
     options: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
 
     def render(self, messages: Sequence[Message], *, where: str, add_generation_prompt: bool) -> str:
-        """The conversation as the template writes it. `where` begins every error.
+        """The conversation as the template writes it. Errors begin with `where`.
 
-        Raises DataError without a template, when it refuses the conversation, when it has no use for an option, and
-        when it leaves out something that was said: a turn, a tool call, reasoning, the tools.
+        Raises DataError if there is no template, it refuses the conversation, it does not read an option, or it leaves
+        something out: a turn, a tool call, reasoning, or the tools.
         """
         source = self.source(where)
         check_options(self.options, self.tokenizer, where=where)
-        text = self._written(messages, where, add_generation_prompt)
+        text = self._apply(messages, where, add_generation_prompt)
         self._check_read(messages, source, where)
         self._check_written(messages, text, where)
         return text
 
     def tokens_and_marks(self, messages: Sequence[Message], *, where: str) -> tuple[list[int], list[bool]]:
-        """Tokens, and for each whether it stands between `{% generation %}` marks."""
-        self.render(messages, where=where, add_generation_prompt=False)
+        """Tokens, and for each token whether it is inside a `{% generation %}` block."""
+        self.render(messages, where=where, add_generation_prompt=False)  # only for its checks
         turns = [message.to_dict() for message in messages]
-        encoding = _guarded(
+        encoding = _call_template(
             where,
             lambda: self.tokenizer.apply_chat_template(
                 turns,
@@ -93,26 +93,26 @@ class Template:
 
     @property
     def has_marks(self) -> bool:
-        """Whether the template says itself what the assistant wrote, to a tokenizer that can follow it."""
+        """Whether the template marks what the assistant wrote. Only fast tokenizers can use these marks."""
         template = self.tokenizer.chat_template
         return isinstance(template, str) and bool(_GENERATION_MARK.search(template)) and self.tokenizer.is_fast
 
     def source(self, where: str) -> str:
-        """The Jinja text that writes this conversation; tokenizers may have another one for rows with tools."""
+        """The Jinja source for this conversation. A tokenizer may have a separate template for rows with tools."""
         if not self.tokenizer.chat_template:
             raise DataError(
                 f"{where}: this is a conversation, but the tokenizer {self.tokenizer.name_or_path or '(unnamed)'} has "
                 "no chat template",
                 remedy="set model.chat_template (inline or a file), or data.chat: never to write turns as plain text",
             )
-        return str(_guarded(where, lambda: self.tokenizer.get_chat_template(None, self._tools())))
+        return str(_call_template(where, lambda: self.tokenizer.get_chat_template(None, self._tools())))
 
     def _tools(self) -> list[dict[str, Any]] | None:
         return [dict(tool) for tool in self.tools] or None
 
-    def _written(self, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
+    def _apply(self, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
         turns = [message.to_dict() for message in messages]
-        written = _guarded(
+        written = _call_template(
             where,
             lambda: self.tokenizer.apply_chat_template(
                 turns,
@@ -130,29 +130,29 @@ class Template:
         if reads is None:
             return
         if self.tools and "tools" not in reads.variables:
-            raise _unread(where, "the row offers tools")
+            raise _left_out_error(where, "the row offers tools")
         for number, message in enumerate(messages, start=1):
             if message.tool_calls and "tool_calls" not in reads.attributes:
-                raise _unread(where, f"message {number} ({message.role}) has tool_calls")
+                raise _left_out_error(where, f"message {number} ({message.role}) has tool_calls")
             if message.reasoning_content and not _REASONING & reads.attributes:
-                raise _unread(where, f"message {number} ({message.role}) has reasoning_content")
+                raise _left_out_error(where, f"message {number} ({message.role}) has reasoning_content")
 
     def _check_written(self, messages: Sequence[Message], text: str, where: str) -> None:
         for number, message in enumerate(messages):
             missing = [name for name in message.called() if name not in text]
             if missing:
-                raise _unread(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
-            if not _stands_in(message, text) and self._ignores(messages, number, where):
-                raise _unread(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
+                raise _left_out_error(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
+            if not _is_in(message, text) and self._ignores(messages, number, where):
+                raise _left_out_error(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
 
     def _ignores(self, messages: Sequence[Message], number: int, where: str) -> bool:
-        """Whether the conversation is written the same with another content in this turn."""
+        """Whether changing the content of this turn leaves the output unchanged."""
         changed = list(messages)
         changed[number] = replace(messages[number], content=messages[number].content + _PROBE)
         try:
-            return self._written(changed, where, False) == self._written(messages, where, False)
+            return self._apply(changed, where, False) == self._apply(messages, where, False)
         except DataError:
-            return False  # it looks at the content closely enough to refuse another
+            return False  # the template refused the changed content, so it does read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class TemplateReads:
 
 
 class _Generation(ext.Extension):
-    """`{% generation %}` blocks, read as what they hold."""
+    """Parses `{% generation %}` blocks as their content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own interface)
 
@@ -175,7 +175,7 @@ class _Generation(ext.Extension):
 
 @lru_cache(maxsize=64)
 def template_reads(source: str) -> TemplateReads | None:
-    """What the template looks up; None for one that is not Jinja, which rendering reports better."""
+    """The names that a template looks up; None if it cannot be parsed, because rendering reports that better."""
     try:
         tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(source)
         variables = meta.find_undeclared_variables(tree)
@@ -188,7 +188,7 @@ def template_reads(source: str) -> TemplateReads | None:
 
 
 def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
-    """Raises DataError for an option that none of the tokenizer's templates reads: a misspelt one would do nothing."""
+    """Raises DataError for an option that no template of the tokenizer reads, because it would have no effect."""
     if not options:
         return
     templates = tokenizer.chat_template
@@ -207,38 +207,38 @@ def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 
 
 def notes_on(messages: Sequence[Message], template: Template) -> list[str]:
-    """What the user should know of a conversation that was written: fields of its turns that have no effect, and a
-    text that will be another one tomorrow."""
+    """What the user should know about this conversation: fields of its turns that have no effect, and whether the text
+    contains today's date, so that it changes from day to day."""
     reads = template_reads(template.source(""))
     if reads is None:
         return []
     unread = {name for message in messages for name in message.extra} - reads.attributes
     notes = [f"conversations with fields that the chat template does not read: {', '.join(sorted(unread))}"]
     dated = "strftime_now" in reads.variables and "date_string" not in template.options
-    today = "conversations that hold today's date (data.template_options: {date_string: ...} fixes it)"
+    today = "conversations that contain today's date (data.template_options: {date_string: ...} fixes it)"
     return (notes if unread else []) + ([today] if dated else [])
 
 
-def _guarded(where: str, call: Callable[[], Any]) -> Any:
+def _call_template(where: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:  # boundary: a template is a program that came with the model
-        said = str(error) if isinstance(error, jinja2.TemplateError) else reason_of(error)
+        reason = str(error) if isinstance(error, jinja2.TemplateError) else reason_of(error)
         raise DataError(
-            f"{where}: the chat template refuses this conversation: {said}",
+            f"{where}: the chat template refuses this conversation: {reason}",
             remedy="change the turns (roles, order, system message) or set model.chat_template",
         ) from error
 
 
-def _stands_in(message: Message, text: str) -> bool:
-    """Whether the content is in the text: as it is, as JSON, or without the thinking that templates take out."""
+def _is_in(message: Message, text: str) -> bool:
+    """Whether the text contains the content: unchanged, as JSON, or without the thinking that some templates remove."""
     content = message.content.strip()
     after_thinking = content.rpartition("</think>")[2].strip()
     quoted = (json.dumps(content, ensure_ascii=flag)[1:-1] for flag in (False, True))
     return any(form in text for form in (content, after_thinking, *quoted))
 
 
-def _unread(where: str, has: str, *, what: str = "it") -> DataError:
+def _left_out_error(where: str, has: str, *, what: str = "it") -> DataError:
     return DataError(
         f"{where}: {has}, but the chat template leaves {what} out",
         remedy="set model.chat_template to one that writes it, or remove it from the data",

@@ -1,4 +1,4 @@
-"""Plain text files: where one document ends and the next begins."""
+"""Split plain text files into documents."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def split_documents(text: str, separator: str | None, where: str) -> Iterator[tuple[int, str]]:
-    """(first line counted from 1, document) for each document that is not blank; outer blank space is cut off.
+    """(number of its first line, document) for each document that is not blank, stripped of outer white space.
 
-    `separator` is a regular expression, matched across lines. Without one: `<|endoftext|>` where the file has it,
-    else two blank lines where it has those, else one blank line, else the end of each line.
+    Lines are counted from 1. `separator` is a regular expression, matched across lines. Without one, documents are
+    separated by `<|endoftext|>` if the file has it, else by two blank lines, else by one, else by each line end.
     """
     if separator is None:
         gaps = find_gaps(default_separator(text).pattern, text)
     else:
-        gaps = _asked_gaps(separator, text, where)
+        gaps = _custom_gaps(separator, text, where)
     start, line = 0, 1
     for begin, end in [*gaps, (len(text), len(text))]:
         piece = text[start:begin]
@@ -32,7 +32,7 @@ def split_documents(text: str, separator: str | None, where: str) -> Iterator[tu
 
 
 def default_separator(text: str) -> re.Pattern[str]:
-    """The separator that the text itself suggests (see `split_documents`)."""
+    """The separator that the content of the file suggests (see `split_documents`)."""
     body = text.strip()
     if END_OF_TEXT in body:
         return re.compile(re.escape(END_OF_TEXT))
@@ -47,12 +47,12 @@ def find_gaps(separator: str, text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.compile(separator, re.MULTILINE).finditer(text)]
 
 
-def _asked_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]:
-    """The gaps of an expression from a run file, which may be one that never ends (`(a+)+$`)."""
+def _custom_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]:
+    """The gaps for an expression from a run file. Matching it may never end (`(a+)+$`), hence the separate process."""
     if _compile(separator, where).fullmatch("") is not None:
         raise DataError(
             f"{where}: document_separator {separator!r} matches the empty text between any two letters",
-            remedy="write what is between two documents, for example '\\n\\n'",
+            remedy="write what separates two documents, for example '\\n\\n'",
         )
     seconds = _SECONDS + len(text) // _CHARACTERS_A_SECOND
     request = {"separator": separator, "text": text}
@@ -60,8 +60,8 @@ def _asked_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]:
         gaps = call_in_own_process(f"{__name__}:find_gaps", request, seconds=seconds)
     except TimeoutError as error:
         raise DataError(
-            f"{where}: document_separator {separator!r} was not done with the file within {seconds} s",
-            remedy="write a plainer expression, without a repetition inside of a repetition",
+            f"{where}: document_separator {separator!r} did not finish the file within {seconds} s",
+            remedy="write a simpler expression, without a repetition inside a repetition",
         ) from error
     return [(begin, end) for begin, end in gaps]
 

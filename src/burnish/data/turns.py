@@ -1,4 +1,4 @@
-"""One turn of a conversation as a data set writes it, to a `Message`: nothing that it says is dropped."""
+"""Convert one turn of a conversation, as data sets write it, to a `Message`, without dropping anything."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from burnish.data.rows import describe
 from burnish.errors import DataError
 from burnish.types import Message
 
-# The other spelling of conversations (`from`/`value`) and its names for the speakers.
+# Names of the speakers in the ShareGPT layout of conversations (`from`/`value`).
 _SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _CALLER = "function_call"
-# Names under which data sets keep what the assistant thought.
+# Names that data sets use for the assistant's thinking.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _READ = {"role", "content", "from", "value", "tool_calls", *_REASONING}
-# What other trainers read and Burnish does not: to ignore it would train on something else than was asked for.
+# Fields that other trainers read and Burnish does not. Ignoring them would train on something the user did not ask for.
 _REFUSED = {
     "function_call": "write it as tool_calls",
     "weight": "leave turns that are not to be trained on out of the row, or put them into its prompt",
@@ -27,8 +27,8 @@ _REFUSED = {
 def checked_message(item: Any, where: str) -> Message:
     """The turn, from `{role, content, tool_calls, reasoning_content, ...}` or `{from, value}`.
 
-    A content may be null next to tool calls, or a list of text parts; arguments of a call may be JSON text. Other
-    fields are kept for the chat template. DataError, beginning with `where`, for anything that cannot be carried.
+    The content may be a list of text parts, or null if there are tool calls. The arguments of a call may be JSON text.
+    Other fields are kept for the chat template. Raises DataError, beginning with `where`, for anything unsupported.
     """
     if not isinstance(item, Mapping):
         raise DataError(f"{where} is {describe(item)}, not an object", remedy="it needs role and content")
@@ -52,7 +52,7 @@ def checked_message(item: Any, where: str) -> Message:
 
 def _check_refused(item: Mapping[str, Any], where: str) -> None:
     for key, remedy in _REFUSED.items():
-        if item.get(key) not in (None, 1, True):  # a weight of 1 is what every turn has anyway
+        if item.get(key) not in (None, 1, True):  # weight 1 and train: true are the default, so they change nothing
             raise DataError(f"{where} has {key} {describe(item[key])}, which Burnish does not read", remedy=remedy)
 
 
@@ -63,7 +63,7 @@ def _content(value: Any, where: str, *, may_be_absent: bool) -> str:
         return "".join(part["text"] for part in value)
     if not isinstance(value, str):
         raise DataError(
-            f"{where} has as content {describe(value)}, not text", remedy="only conversations of plain text can be used"
+            f"{where} has as content {describe(value)}, not text", remedy="only plain text conversations are supported"
         )
     return value
 
@@ -91,14 +91,14 @@ def _calls(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     if not value:
         return ()
     if not isinstance(value, list):
-        raise DataError(f"{where} has as tool_calls {describe(value)}, not a list", remedy="mend or remove the row")
+        raise DataError(f"{where} has as tool_calls {describe(value)}, not a list", remedy="fix or remove the row")
     return tuple(_call(item, f"{where}, tool call {number}") for number, item in enumerate(value, start=1))
 
 
 def _call(item: Any, where: str) -> Mapping[str, Any]:
-    """`{"type": "function", "id": ..., "function": {"name", "arguments"}}`, from this form or from the inner one.
+    """`{"type": "function", "id": ..., "function": {"name", "arguments"}}`, from this form or only its inner object.
 
-    Templates write arguments with `tojson`: as JSON text they would be quoted twice, so they become a mapping here.
+    Arguments given as JSON text become a mapping, because templates apply `tojson`, which would quote text again.
     """
     outer = item if isinstance(item, Mapping) else {}
     inner = outer.get("function", outer)
@@ -115,7 +115,8 @@ def _call(item: Any, where: str) -> Mapping[str, Any]:
         arguments = {}
     if not isinstance(arguments, Mapping):
         raise DataError(
-            f"{where} of {name} has as arguments {describe(arguments)}", remedy="arguments are an object, or its JSON"
+            f"{where} of {name} has as arguments {describe(arguments)}",
+            remedy="arguments must be an object, or JSON text of one",
         )
     kept = {key: value for key, value in outer.items() if key != "function"} if "function" in outer else {}
     return {"type": "function", **kept, "function": {**inner, "name": name, "arguments": dict(arguments)}}

@@ -1,4 +1,4 @@
-"""What was understood of a data set, in words: the command line prints it, nothing here does."""
+"""How a data set was read, as text for the command line to print."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Understanding:
-    """The account of one source. `roles` maps role to column; `skipped` and `changed` count rows by reason."""
+    """How one source was read. `roles` maps role to column; `skipped` and `changed` count rows by reason."""
 
     path: str
     name: str
@@ -27,7 +27,7 @@ class Understanding:
     query: str | None = None
 
     def lines(self) -> list[str]:
-        """The account as lines of text, the first one naming the source."""
+        """The description as lines of text. The first one names the source."""
         head = f"{self.path}: {self.kept:,} of {self.rows:,} rows used" if self.kept != self.rows else ""
         lines = [(head or f"{self.path}: {self.rows:,} rows") + f", layout {self.schema}"]
         lines.append("  " + ", ".join(f"{role} <- {column}" for role, column in self.roles.items()))

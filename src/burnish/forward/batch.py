@@ -9,19 +9,87 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from burnish.forward.upload import upload
 
-@dataclass(frozen=True, slots=True)
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRows:
+    """What layouts are made of, on the host, so that nobody has to ask a GPU and wait for its answer.
+
+    prompt_lengths, response_lengths (B,); prompts (B,): rows with equal numbers have equal prompt tokens;
+    loss_mask (B, T).
+    """
+
+    prompt_lengths: Ints
+    response_lengths: Ints
+    prompts: Ints
+    loss_mask: Bools
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def groups(self) -> list[list[int]]:
+        """Row numbers of each distinct prompt, in the order in which the prompts first appear."""
+        groups: dict[int, list[int]] = {}
+        for row, prompt in enumerate(self.prompts.tolist()):
+            groups.setdefault(prompt, []).append(row)
+        return list(groups.values())
+
+    def check_prompts(self) -> None:
+        """Raise ValueError for an empty prompt: nothing would predict its first response token."""
+        if len(self) and self.prompt_lengths.min() < 1:
+            raise ValueError("a row has an empty prompt; put at least one token (such as bos) before the response")
+
+    def select(self, rows: Ints) -> HostRows:
+        """These rows, in this order."""
+        lengths = self.response_lengths[rows]
+        width = int(lengths.max(initial=0))
+        return HostRows(self.prompt_lengths[rows], lengths, self.prompts[rows], self.loss_mask[rows, :width])
+
+    @staticmethod
+    def of(batch: Batch) -> HostRows:
+        """Read from a batch; the only place where prompts are compared."""
+        tokens, lengths = _on_host(batch.prompt_tokens), _on_host(batch.prompt_lengths)
+        numbers: dict[bytes, int] = {}
+        prompts = [
+            numbers.setdefault(row[:length].tobytes(), len(numbers))
+            for row, length in zip(tokens, lengths.tolist(), strict=True)
+        ]
+        loss_mask: Bools = batch.loss_mask.cpu().numpy()
+        return HostRows(lengths, _on_host(batch.response_lengths), np.array(prompts, dtype=np.int64), loss_mask)
+
+    @staticmethod
+    def cat(parts: Sequence[HostRows]) -> HostRows:
+        """Rows under each other; prompts of different parts count as different ones, and are read once for each."""
+        width = max(part.loss_mask.shape[1] for part in parts)
+        firsts = np.cumsum([0, *(part.prompts.max(initial=-1) + 1 for part in parts)])
+        masks = [np.pad(part.loss_mask, ((0, 0), (0, width - part.loss_mask.shape[1]))) for part in parts]
+        return HostRows(
+            np.concatenate([part.prompt_lengths for part in parts]),
+            np.concatenate([part.response_lengths for part in parts]),
+            np.concatenate([part.prompts + first for part, first in zip(parts, firsts, strict=False)]),
+            np.concatenate(masks),
+        )
+
+
+@dataclass(frozen=True)
 class Batch:
     """Rollouts of one step, or a part of them.
 
     prompt_tokens (B, P) int64, prompt_lengths (B,) int64; response_tokens (B, T) int64, response_lengths (B,) int64
     (sampled tokens including the stop token); loss_mask (B, T) bool, True where the token was sampled by the policy and
     is trained on; group_ids (B,) int64. All log-probabilities are of the sampling distribution's temperature.
-    What stands past `response_lengths` is padding and has no meaning.
+    What is past `response_lengths` is padding and has no meaning.
     """
 
     prompt_tokens: Tensor
@@ -49,6 +117,12 @@ class Batch:
     def device(self) -> torch.device:
         return self.response_tokens.device
 
+    @cached_property
+    def host(self) -> HostRows:
+        """Lengths, loss mask and equal prompts on the host. Read from the tensors when first asked for or before the
+        first move; `select`, `cat`, `to` and `replace` carry it along."""
+        return HostRows.of(self)
+
     def replace(self, **fields: Tensor | None) -> Batch:
         """A batch with some fields set; shapes of (B, T) fields must agree with `response_tokens`."""
         shape = tuple(self.response_tokens.shape)
@@ -57,20 +131,33 @@ class Batch:
                 raise ValueError(f"batch field {name} has {value.shape[0]} rows, the batch has {len(self)}")
             if value is not None and value.dim() == 2 and name != "prompt_tokens" and tuple(value.shape) != shape:
                 raise ValueError(f"batch field {name} has shape {tuple(value.shape)}, response_tokens has {shape}")
-        return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+        replaced = dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+        return replaced if fields.keys() & _ON_HOST else replaced._with_host(self.host)
 
-    def select(self, rows: Tensor | Sequence[int]) -> Batch:
-        """The rows in this order, with padding columns that no selected row needs cut off."""
-        index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
-        picked = self._map(lambda tensor: tensor[index])
-        return picked._trim()
+    def select(self, rows: Tensor | Sequence[int] | Ints) -> Batch:
+        """The rows in this order, without the padding columns that none of them needs."""
+        chosen: Ints = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, dtype=np.int64)
+        host, index = self.host.select(chosen), upload(chosen, self.device)
+        prompt_width, width = int(host.prompt_lengths.max(initial=0)), host.loss_mask.shape[1]
+
+        def pick(name: str, tensor: Tensor) -> Tensor:
+            if tensor.dim() == 1:
+                return tensor[index]
+            return tensor[index][:, : prompt_width if name == "prompt_tokens" else width]
+
+        return self._map(pick)._with_host(host)
 
     def to(self, device: torch.device | str) -> Batch:
-        return self._map(lambda tensor: tensor.to(device))
+        """On another device, without waiting for it; the batch itself where it is there already."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        return self._map(lambda _, tensor: upload(tensor, device))._with_host(self.host)
 
     def sequence_lengths(self) -> list[int]:
         """Tokens of each row, prompt and response together."""
-        return (self.prompt_lengths + self.response_lengths).tolist()
+        lengths: list[int] = (self.host.prompt_lengths + self.host.response_lengths).tolist()
+        return lengths
 
     @staticmethod
     def cat(batches: Sequence[Batch], *, pad_token_id: int) -> Batch:
@@ -90,26 +177,35 @@ class Batch:
             fill = pad_token_id if field.name in ("prompt_tokens", "response_tokens") else 0
             target = width["P"] if field.name == "prompt_tokens" else width["T"]
             columns[field.name] = torch.cat([p if p.dim() == 1 else _widen(p, target, fill) for p in parts])
-        return Batch(**columns)  # type: ignore[arg-type]
+        return Batch(**columns)._with_host(HostRows.cat([b.host for b in batches]))  # type: ignore[arg-type]
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return dataclasses.replace(self, **{name: function(value) for name, value in self._tensors()})  # type: ignore[arg-type]
-
-    def _tensors(self) -> list[tuple[str, Tensor]]:
+    def _map(self, function: Callable[[str, Tensor], Tensor]) -> Batch:
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
-        return [(name, value) for name, value in fields if value is not None]
+        return dataclasses.replace(
+            self, **{name: function(name, value) for name, value in fields if isinstance(value, Tensor)}
+        )
 
-    def _trim(self) -> Batch:
-        prompt_width = int(self.prompt_lengths.max()) if len(self) else 0
-        width = int(self.response_lengths.max()) if len(self) else 0
-        cut = {
-            name: value[:, : prompt_width if name == "prompt_tokens" else width]
-            for name, value in self._tensors()
-            if value.dim() == 2
-        }
-        return dataclasses.replace(self, **cut)  # type: ignore[arg-type]
+    def _with_host(self, host: HostRows) -> Batch:
+        self.__dict__["host"] = host  # where a cached property is kept
+        return self
+
+
+_ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "loss_mask"})
+"""Fields that HostRows is made of."""
+
+
+def _on_host(tensor: Tensor) -> Ints:
+    values: Ints = tensor.cpu().numpy()
+    return values
 
 
 def _widen(tensor: Tensor, width: int, fill: int) -> Tensor:
     missing = width - tensor.shape[1]
     return tensor if missing == 0 else torch.nn.functional.pad(tensor, (0, missing), value=fill)
+
+
+def present(tensor: Tensor | None, name: str) -> Tensor:
+    """A field of a batch that an earlier stage must have filled. ValueError, with its name, when it is empty."""
+    if tensor is None:
+        raise ValueError(f"the batch has no {name}: the stage that fills them comes first")
+    return tensor

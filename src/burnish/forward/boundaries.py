@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _LENGTH = re.compile("window|chunk|block|local|segment|bucket|distance")
 _NO_LENGTH = re.compile("layer|expert|feed_forward|head|type|pattern|freq|random|num_mem")
@@ -33,7 +36,7 @@ class Boundaries:
     context: int | None = None
 
     @staticmethod
-    def of(config: Any) -> Boundaries:
+    def of(config: PretrainedConfig) -> Boundaries:
         """Those of a `transformers` config; numbers that it says are not used are left out."""
         settings = config.to_dict()
         kinds = layer_kinds(config)
@@ -58,12 +61,12 @@ class Boundaries:
         return tuple(boundary for boundary in self.attention if boundary < length)
 
 
-def layer_kinds(config: Any) -> frozenset[str]:
+def layer_kinds(config: PretrainedConfig) -> frozenset[str]:
     """What kinds of layers the config lists, `full_attention` and the like; none where it lists none."""
     return frozenset(config.to_dict().get("layer_types") or ())
 
 
-def _lengths(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _lengths(settings: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     for key, value in settings.items():
         name = str(key)
         if isinstance(value, Mapping) and name not in _OTHER_SECTIONS:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from burnish import processor
-from burnish.forward.race import Outcome, Way, race
+from burnish.forward.race import RaceResult, Way, race
 from burnish.forward.verdicts import VerdictCache, own_cache, sources_digest
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Choice:
 
     path: str
     way: str
-    outcome: Outcome | None = None
+    outcome: RaceResult | None = None
     recorded: bool = False
     required: bool = False
 
@@ -57,7 +57,7 @@ class FastPaths:
         *,
         cache: VerdictCache | None = None,
         timed: bool | None = None,
-        run_race: Callable[[Sequence[Way]], Outcome] | None = None,
+        run_race: Callable[[Sequence[Way]], RaceResult] | None = None,
     ) -> None:
         self._recorded = dict(recorded or {})
         self._cache = own_cache() if cache is None else cache
@@ -87,7 +87,7 @@ class FastPaths:
         self._choices[entry] = Choice(path, way, outcome, before == way, required is not None)
         return way
 
-    def timings(self, path: str, shape: str, ways: Sequence[Way]) -> Outcome | None:
+    def timings(self, path: str, shape: str, ways: Sequence[Way]) -> RaceResult | None:
         """How long each way takes here, as known from before or timed now; None where there is nothing to compare or
         nothing is timed. Ways that fail are left out, and that is not kept: the next start may have the memory."""
         if len(ways) < 2 or not self._timed:
@@ -111,7 +111,7 @@ class FastPaths:
         if len(able) > 1:
             return self._race(able)
         only = able[0].name if able else ways[-1].name
-        return Outcome(only, {only: 0.0})
+        return RaceResult(only, {only: 0.0})
 
     def _runs(self, path: str, way: Way) -> bool:
         try:
@@ -136,10 +136,11 @@ class FastPaths:
         return [*([f"fast paths: {', '.join(said)}"] if said else []), *dict.fromkeys(self.notes)]
 
 
-def _race_here(ways: Sequence[Way]) -> Outcome:
+def _race_here(ways: Sequence[Way]) -> RaceResult:
     """With one thread its own time counts, which others on the machine do not disturb; several threads wait for each
     other, so there the time on the wall does."""
-    return race(ways, clock=time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
+    counts_own_time = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return race(ways, clock=time.thread_time if counts_own_time else time.perf_counter)
 
 
 def in_words(choice: Choice) -> str:
@@ -153,7 +154,7 @@ def in_words(choice: Choice) -> str:
     return f"{text} ({', '.join(remarks)})" if remarks else text
 
 
-def _comparisons(way: str, outcome: Outcome) -> list[str]:
+def _comparisons(way: str, outcome: RaceResult) -> list[str]:
     """The way beside the plainest, or, where it is the plainest, all others beside it."""
     names = list(outcome.seconds)
     if way not in outcome.seconds or len(names) < 2:

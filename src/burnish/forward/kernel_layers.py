@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.forward.merged_attention import MergedAttention
 from burnish.kernels.attention import attention_kernels
@@ -24,7 +24,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type`s whose layers are built as it is done here; a trial tells whether this one's are."""
 
 
-def has_known_layers(model: Any) -> bool:
+def has_known_layers(model: PreTrainedModel) -> bool:
     """Whether the model calls itself one of FAMILIES, with the usual gate, in a type and on a device with kernels."""
     weight = model.get_input_embeddings().weight
     known = model.config.model_type in FAMILIES and model.config.hidden_act in ("silu", "swish")
@@ -51,7 +51,7 @@ def unset_layer_kernels(model: PreTrainedModel) -> None:
             layer.__class__ = type(layer).own_class
 
 
-def uses_layer_kernels(model: Any) -> bool:
+def uses_layer_kernels(model: nn.Module) -> bool:
     """Whether `set_layer_kernels` is in force."""
     return any(isinstance(module, KernelLayer) for module in model.modules())
 
@@ -68,7 +68,7 @@ class KernelLayer:
 
     own_class: type
 
-    def forward(self, hidden_states: Tensor, *given: Any, packed: Any = None, **others: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *given: object, packed: object = None, **others: Any) -> Tensor:
         """As the layer's own, to which it leaves everything that is not packed for a CPU."""
         if isinstance(packed, MergedAttention):
             return _packed_forward(self, hidden_states[0], packed, others["position_embeddings"])[None]
@@ -93,7 +93,7 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
         kernels.rotate(query_SHD, cosine_SD, sine_SD),
         kernels.rotate(key_SKD, cosine_SD, sine_SD),
         attention.v_proj(normed_SX).view(heads),
-        packed.stretches,
+        packed.kernel_groups,
         attention.scaling,
     )
     norm = layer.post_attention_layernorm

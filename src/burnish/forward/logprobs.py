@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
 
 from burnish.algorithms.entropy import entropy_from_logits
@@ -162,10 +161,21 @@ class _Outer:
         )
 
 
+class _Context(FunctionCtx):
+    """What the backward pass keeps."""
+
+    saved_tensors: tuple[Tensor, ...]
+    plan: _Plan
+    weight: Tensor
+    raw_NV: Tensor | None
+
+    needs_input_grad: tuple[bool, bool, bool, bool, bool]
+
+
 class _ChunkedTokenScores(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
+        ctx: _Context, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
         # With and without a gradient alike: equal weights then give equal numbers to the last bit.
         if hidden_NH.shape[0] * weight_VH.shape[0] <= plan.kept_elements:
@@ -176,7 +186,8 @@ class _ChunkedTokenScores(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.weight = weight_VH  # the very leaf: its .grad is written when accumulate_in_place
-        ctx.save_for_backward(hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N)
+        kept = (hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N)
+        ctx.save_for_backward(*kept)  # type: ignore[arg-type]  # its stub does not know that None is allowed
         if not plan.entropy:
             ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
@@ -184,10 +195,10 @@ class _ChunkedTokenScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override]
-        ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None
+        ctx: _Context, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N = ctx.saved_tensors
-        plan: _Plan = ctx.plan
+        plan = ctx.plan
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(entropy_N)
         outer = _Outer(targets_N, entropy_N, grad_logprobs_N, grad_entropy_N)
@@ -264,7 +275,8 @@ def _raw_gradient(p: Tensor, log_p: Tensor | None, slope: Tensor | float, outer:
         p.mul_((log_p + outer.entropy_N[:, None]).mul_(-outer.grad_entropy_N[:, None]).sub_(grad_logprobs_N[:, None]))
     inside_N = (columns_N >= 0) & (columns_N < p.shape[1])
     at_target_N = torch.where(inside_N, grad_logprobs_N, 0.0).to(p.dtype)
-    p.scatter_add_(1, columns_N.clamp(0, p.shape[1] - 1)[:, None], at_target_N[:, None])
+    index_N1 = columns_N.clamp(0, p.shape[1] - 1)[:, None]
+    p.scatter_(1, index_N1, p.gather(1, index_N1) + at_target_N[:, None])  # scatter_add_ has no fixed order on a GPU
     return p if isinstance(slope, float) and slope == 1.0 else p.mul_(slope)
 
 

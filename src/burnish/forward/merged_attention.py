@@ -1,39 +1,53 @@
 """Attention over a packed row on a CPU: blocks of keys apart, joined by their log-sum-exps.
 
 What a response token sees is its prompt and its own response. The two are computed apart: all responses of a prompt
-are queries beside each other for one set of keys, so that the prompt's keys are neither copied nor masked. Joining
+are queries next to each other for one set of keys, so that the prompt's keys are neither copied nor masked. Joining
 softmaxes by log-sum-exp, and the backward pass of a block from the joined output, are those of FlashAttention (Dao et
 al. 2022, https://arxiv.org/abs/2205.14135). Shapes: S slots of the packed row, H heads, K key heads, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
+from burnish.forward.batch import Ints
 from burnish.forward.float32 import usual_float32
-from burnish.kernels.attention import Stretches
+from burnish.forward.packing import Packing, bunches
+from burnish.kernels.attention import SequenceGroups
 
 FLOAT32_KEYS = 512
-"""Up to so many keys the backward pass of bfloat16 attention is computed in float32: PyTorch's kernel is two to three
-times as fast so for a few dozen keys, and level at some hundreds."""
+"""Up to this many keys the backward pass of bfloat16 attention is computed in float32: PyTorch's kernel is then two to
+three times as fast for a few dozen keys, and as fast at some hundreds."""
+SPREAD = 1.25
+"""Sequences whose lengths differ by up to this factor are padded to the longest of them and attend together."""
 
 
 @dataclass(frozen=True, eq=False)
-class CausalRows:
-    """Stretches of tokens, each seeing itself causally.
+class PaddedSequences:
+    """Sequences that each attend causally to themselves, padded to one length.
 
-    slots_NQ (N, Q) int64: their slots, right-padded with any; real_M (M,) int64: which of the N x Q places are no
-    padding.
+    slots_NQ (N, Q) int64: their slots, padded on the right with any; real_M (M,) int64: which of the N x Q places are
+    not padding.
     """
 
     slots_NQ: Tensor
     real_M: Tensor
+
+    @staticmethod
+    def of(sequences: Sequence[Ints]) -> PaddedSequences:
+        """From the slots of each."""
+        lengths = np.array([len(slots) for slots in sequences])
+        is_real = np.arange(lengths.max()) < lengths[:, None]
+        slots_NQ = np.zeros(is_real.shape, dtype=np.int64)
+        slots_NQ[is_real] = np.concatenate(sequences)
+        return PaddedSequences(torch.from_numpy(slots_NQ), torch.from_numpy(np.flatnonzero(is_real)))
 
     @cached_property
     def targets_M(self) -> Tensor:
@@ -46,36 +60,74 @@ class CausalRows:
         return self.real_M.numel() == self.slots_NQ.numel()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedKeys:
-    """The tokens in slots `queries` all see all tokens in slots `keys`."""
-
-    queries: slice
-    keys: slice
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MergedAttention:
-    """Every slot is in exactly one row of `causal`, and in the queries of at most one of `shared`; `stretches` says the
-    same once more."""
+    """A way to attend in a packed row on a CPU (`burnish.forward.attention.PackedAttention`).
 
-    causal: tuple[CausalRows, ...]
-    shared: tuple[SharedKeys, ...]
-    stretches: Stretches
+    A prompt with several rows is one causal sequence, and so is each response, which sees the prompt's keys as well. A
+    row that shares its prompt with no other is a single sequence, prompt and response.
+    """
+
+    packing: Packing
+
+    @cached_property
+    def sequences(self) -> list[list[Ints]]:
+        """Slots of each sequence, those of a prompt's rows together and the prompt first."""
+        responses = self.packing.response_spans()
+        found = []
+        for group, prompt in zip(self.packing.groups, self.packing.prompt_spans(), strict=True):
+            together = [_slots(span) for span in (prompt, *(responses[row] for row in group))]
+            found.append([np.concatenate(together)] if len(group) == 1 else together)
+        return found
+
+    @cached_property
+    def causal(self) -> tuple[PaddedSequences, ...]:
+        """Every slot is in exactly one of these."""
+        return tuple(self._causal())
+
+    def _causal(self) -> Iterator[PaddedSequences]:
+        sequences = [slots for group in self.sequences for slots in group]
+        for bunch in bunches([len(slots) for slots in sequences], SPREAD):
+            yield PaddedSequences.of([sequences[number] for number in bunch])
+
+    @cached_property
+    def shared(self) -> list[tuple[slice, slice]]:
+        """(queries, keys) of each prompt that several rows share: all of these queries see all of these keys."""
+        spans = zip(self.packing.groups, self.packing.answer_spans(), self.packing.prompt_spans(), strict=True)
+        return [(queries, keys) for group, queries, keys in spans if len(group) > 1 and queries.stop > queries.start]
+
+    @cached_property
+    def kernel_groups(self) -> SequenceGroups:
+        """`sequences` as kernels in C take them."""
+        return SequenceGroups.of([[torch.from_numpy(slots) for slots in group] for group in self.sequences])
+
+    def attend(self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float | None) -> Tensor:
+        """(S, H, D); differentiable once. `scaling` None is 1 / sqrt(D)."""
+        output_SHD: Tensor = _MergedAttention.apply(query_SHD, key_SKD, value_SKD, self, scaling)
+        return output_SHD
 
 
-def merged_attention(
-    query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, layout: MergedAttention, scaling: float | None
-) -> Tensor:
-    """(S, H, D); differentiable once. `scaling` None is 1 / sqrt(D)."""
-    output_SHD: Tensor = _MergedAttention.apply(query_SHD, key_SKD, value_SKD, layout, scaling)
-    return output_SHD
+def _slots(span: slice) -> Ints:
+    return np.arange(span.start, span.stop)
+
+
+class _Context(FunctionCtx):
+    """What the backward pass keeps."""
+
+    saved_tensors: tuple[Tensor, ...]
+    layout: MergedAttention
+    scaling: float | None
 
 
 class _MergedAttention(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: MergedAttention, scaling: float | None
+        ctx: _Context,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layout: MergedAttention,
+        scaling: float | None,
     ) -> Tensor:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         sums_SH = output.new_empty(output.shape[:2], dtype=_sum_type(query.dtype))
@@ -83,21 +135,20 @@ class _MergedAttention(torch.autograd.Function):
             part, sums = _attend(_rows(query, rows), _rows(key, rows), _rows(value, rows), scaling, is_causal=True)
             output.index_copy_(0, rows.targets_M, _real(part, rows))
             sums_SH.index_copy_(0, rows.targets_M, _real(sums, rows))
-        for block in layout.shared:
-            part, sums = _attend(
-                _stretch(query, block.queries), _stretch(key, block.keys), _stretch(value, block.keys), scaling
-            )
-            _join(output[block.queries], sums_SH[block.queries], part[0].transpose(0, 1), sums[0].T)
+        for queries, keys in layout.shared:
+            part, sums = _attend(_span(query, queries), _span(key, keys), _span(value, keys), scaling)
+            join(output[queries], sums_SH[queries], part[0].transpose(0, 1), sums[0].T)
         ctx.save_for_backward(query, key, value, output, sums_SH)
         ctx.layout, ctx.scaling = layout, scaling
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_SHD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Context, grad_SHD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, output, sums_SH = ctx.saved_tensors
+        layout, scaling = ctx.layout, ctx.scaling
         grads = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-        for rows in ctx.layout.causal:
+        for rows in layout.causal:
             parts = _attend_backward(
                 _real_rows(grad_SHD, rows),
                 _rows(query, rows),
@@ -105,27 +156,27 @@ class _MergedAttention(torch.autograd.Function):
                 _rows(value, rows),
                 _rows(output, rows),
                 sums_SH[rows.slots_NQ].transpose(1, 2),
-                ctx.scaling,
+                scaling,
                 is_causal=True,
             )
             for grad, part in zip(grads, parts, strict=True):
                 grad.index_copy_(0, rows.targets_M, _real(part, rows).to(grad.dtype))
-        for block in ctx.layout.shared:
+        for queries, keys in layout.shared:
             parts = _attend_backward(
-                _stretch(grad_SHD, block.queries),
-                _stretch(query, block.queries),
-                _stretch(key, block.keys),
-                _stretch(value, block.keys),
-                _stretch(output, block.queries),
-                sums_SH[block.queries].T[None],
-                ctx.scaling,
+                _span(grad_SHD, queries),
+                _span(query, queries),
+                _span(key, keys),
+                _span(value, keys),
+                _span(output, queries),
+                sums_SH[queries].T[None],
+                scaling,
             )
-            for grad, slots, part in zip(grads, (block.queries, block.keys, block.keys), parts, strict=True):
+            for grad, slots, part in zip(grads, (queries, keys, keys), parts, strict=True):
                 grad[slots] += part[0].transpose(0, 1)
         return *grads, None, None
 
 
-def _join(output: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
+def join(output: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
     """Take further keys into a softmax-weighted mean, in place: (Q, H, D) means and (Q, H) log-sum-exps of their
     scores."""
     joined = torch.logaddexp(sums, more_sums)
@@ -134,19 +185,19 @@ def _join(output: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None
     sums.copy_(joined)
 
 
-def _rows(tensor_SXD: Tensor, rows: CausalRows) -> Tensor:
+def _rows(tensor_SXD: Tensor, rows: PaddedSequences) -> Tensor:
     """(N, X, Q, D): the rows' slots."""
     picked = tensor_SXD.index_select(0, rows.slots_NQ.flatten())
     return picked.view(*rows.slots_NQ.shape, *tensor_SXD.shape[1:]).transpose(1, 2)
 
 
-def _real(part_NXQ: Tensor, rows: CausalRows) -> Tensor:
-    """(M, X, ...): what stands at the real places of (N, X, Q, ...)."""
+def _real(part_NXQ: Tensor, rows: PaddedSequences) -> Tensor:
+    """(M, X, ...): what is at the real places of (N, X, Q, ...)."""
     flat = part_NXQ.transpose(1, 2).flatten(0, 1)
     return flat if rows.is_full else flat[rows.real_M]
 
 
-def _real_rows(grad_SHD: Tensor, rows: CausalRows) -> Tensor:
+def _real_rows(grad_SHD: Tensor, rows: PaddedSequences) -> Tensor:
     """`_rows` with 0 in padding, which then gives nothing back."""
     if rows.is_full:
         return _rows(grad_SHD, rows)
@@ -155,7 +206,7 @@ def _real_rows(grad_SHD: Tensor, rows: CausalRows) -> Tensor:
     return flat.view(*rows.slots_NQ.shape, *grad_SHD.shape[1:]).transpose(1, 2)
 
 
-def _stretch(tensor_SXD: Tensor, slots: slice) -> Tensor:
+def _span(tensor_SXD: Tensor, slots: slice) -> Tensor:
     """(1, X, Q, D), nothing copied."""
     return tensor_SXD[slots].transpose(0, 1)[None]
 

@@ -7,15 +7,16 @@ drops the keyword argument of its attention function would see all rows as one t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from burnish.errors import KernelError
-from burnish.forward.attention import packs_rows, set_packed_attention
-from burnish.forward.batch import Batch
+from burnish.forward.attention import WAYS, packs_rows, set_packed_attention, ways_on
+from burnish.forward.batch import Batch, HostRows
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
 from burnish.forward.few_layers import few_layers, num_weights, tokens_for
 from burnish.forward.float32 import fast_float32
@@ -25,8 +26,9 @@ from burnish.forward.kernel_layers import (
     unset_layer_kernels,
     uses_layer_kernels,
 )
+from burnish.forward.packing import Packing
 from burnish.forward.race import Way
-from burnish.forward.scoring import ResponseRows, TrunkRunner
+from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,24 +37,65 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, tor
 """Relative distance of the hidden states that rounding explains. A row that sees its neighbour is off by more."""
 _WIDE = 20_000_000
 """Weights of a layer from which on a single one is timed."""
+_TRIED_WEIGHTS = 8
 OF_GRADIENTS = 4.0
 """So many times further off may gradients be, in which the rounding of all layers adds up."""
 TRAINING = "training passes"
+ATTENTION = "packed attention"
 KERNELS, OWN = "C kernels", "the model's own layers"
-"""The path that `keep_faster_layers` chooses for, and its two ways."""
+"""The paths that `use_packed_rows` and `keep_faster_layers` choose for, and the two ways of the latter."""
 
 
-def use_packed_rows(model: PreTrainedModel) -> bool:
-    """Let the model take packed rows if it can; False if it cannot, and its attention stays as it was."""
+def use_packed_rows(model: PreTrainedModel, paths: FastPaths | None = None) -> bool:
+    """Let the model take packed rows if it can; False if it cannot, and its attention stays as it was.
+
+    Each way to attend on the model's device is tried: states and gradients must be those of padded rows. Where several
+    pass, `paths` times them and keeps the choice; without it the first is taken.
+    """
     if packs_rows(model):
         return True
     before = model.config._attn_implementation
-    if not set_packed_attention(model):
+    ways = ways_on(model.device, model.dtype)
+    batch = _rows(model)
+    agreeing = [way for way in ways if set_packed_attention(model, way) and _gives_the_same(model, batch)]
+    if not agreeing:
+        if packs_rows(model):
+            model.set_attn_implementation(before)
         return False
-    if _gives_the_same(model):
-        return True
-    model.set_attn_implementation(before)
-    return False
+    set_packed_attention(model, agreeing[0] if paths is None else _fastest_attention(model, agreeing, paths))
+    return True
+
+
+def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastPaths) -> str:
+    """Attention alone, forwards and backwards, over a micro-batch of two prompts with eight responses each."""
+    if len(ways) == 1:
+        return ways[0]
+    device, settings = model.device, model.config.get_text_config().to_dict()
+    rows = np.arange(16)
+    lengths = (np.full(16, 512), np.full(16, 257))
+    packing = Packing.of(HostRows(*lengths, rows // 8, np.ones((16, 257), dtype=np.bool_)))
+    heads = int(model.config.get_text_config().num_attention_heads)
+    key_heads = int(settings.get("num_key_value_heads") or heads)
+    width = int(settings.get("head_dim") or hidden_width(model) // heads)
+    shapes = ((packing.size, count, width) for count in (heads, key_heads, key_heads))
+    inputs = [torch.ones(shape, device=device, dtype=model.dtype, requires_grad=True) for shape in shapes]
+
+    def one_pass(way: str) -> Callable[[], object]:
+        attention = WAYS[way](packing, device, model.dtype)
+
+        def run() -> object:
+            with torch.enable_grad():
+                output_SHD = attention.attend(inputs[0], inputs[1], inputs[2], None)
+            gradients = torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return gradients
+
+        return run
+
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    shape = f"{shape_of(model)}, {where}"
+    return paths.choose(ATTENTION, shape, [Way(way, one_pass(way)) for way in ways])
 
 
 def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) -> bool:
@@ -66,12 +109,12 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
         return True
     if not (packs_rows(model) and has_known_layers(model)):
         return False
-    rows = ResponseRows.of(_rows(model, prompt_lengths=(20, 3), response_lengths=(37, 18, 1, 33, 2)), None)
+    batch = _rows(model, prompt_lengths=(20, 3), response_lengths=(37, 18, 1, 33, 2))
     accepted = False
     try:
-        own_states, own_gradient = _states_and_gradient(model, rows)
+        own_states, own_gradient = _states_and_gradient(model, batch)
         set_layer_kernels(model)
-        states, gradient = _states_and_gradient(model, rows)
+        states, gradient = _states_and_gradient(model, batch)
         accepted = _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
     except KernelError:
         raise
@@ -93,13 +136,13 @@ def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bo
     size = tokens_for(count * wide, wanted=512, fewest=64) // 32
     longest = max(4, model.config.max_position_embeddings // 2)
     prompts, responses = (tuple(min(longest, part * size) for part in parts) for parts in ((16, 1), (4, 3, 4, 1, 2)))
-    rows = ResponseRows.of(_rows(model, prompts, responses), None)
+    batch = _rows(model, prompts, responses)
 
     def one_pass(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], object]:
         def run() -> object:
             with few_layers(model, count):
                 prepare(model)
-                return _states_and_gradient(model, rows)
+                return _states_and_gradient(model, batch)
 
         return run
 
@@ -116,28 +159,44 @@ def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
     paths.choose(TRAINING, shape_of(model), [Way(OWN, lambda: None)])
 
 
-def _states_and_gradient(model: PreTrainedModel, rows: ResponseRows) -> tuple[Tensor, Tensor]:
-    """Hidden states, and for a random gradient of them that of all the first layer's weights together (none of those
-    that are frozen)."""
+def _states_and_gradient(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Hidden states of packed rows, and for a random gradient of them that of all the first layer's weights together
+    (none of those that are frozen)."""
     weights = [weight for weight in model.base_model.layers[0].parameters() if weight.requires_grad]
     with torch.enable_grad():
-        states = TrunkRunner(model.base_model).packed(rows)
+        states = TrunkRunner(model.base_model).packed(batch, ResponsePositions.of(batch))
+    return states.detach(), _gradient(states, weights)
+
+
+def _gradient(states: Tensor, weights: Sequence[Tensor]) -> Tensor:
     if not weights:
-        return states, states.new_zeros(0)
-    outer = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.dtype)
+        return states.new_zeros(0)
+    outer = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states)
     gradients = torch.autograd.grad(states, weights, outer, allow_unused=True, materialize_grads=True)
-    return states.detach(), torch.cat([part.flatten().to(states.dtype) for part in gradients])
+    return torch.cat([part.flatten().to(states.dtype) for part in gradients])
 
 
-@torch.no_grad()
-def _gives_the_same(model: PreTrainedModel) -> bool:
-    rows = ResponseRows.of(_rows(model), None)
-    runner = TrunkRunner(model.base_model)
-    try:
-        packed = runner.packed(rows)
-    except Exception:  # noqa: BLE001 boundary: models raise what they like; padded rows are as right
-        return False
-    return _is_near(packed, runner.padded(rows))
+def _gives_the_same(model: PreTrainedModel, batch: Batch) -> bool:
+    runner, positions = TrunkRunner(model.base_model), ResponsePositions.of(batch)
+    tries_gradients = model.device.type != "cpu"  # there the ways differ in their backward passes as well
+    weights = _first_weights(model) if tries_gradients else []
+    with torch.set_grad_enabled(tries_gradients):
+        try:
+            packed = runner.packed(batch, positions)
+            gradient = _gradient(packed, weights)
+        except Exception:  # noqa: BLE001 boundary: models raise what they like; padded rows are as right
+            return False
+        padded = runner.padded(batch, positions)
+        wanted = _gradient(padded, weights)
+    return _is_near(packed, padded) and _is_near(gradient, wanted, times=OF_GRADIENTS)
+
+
+def _first_weights(model: PreTrainedModel) -> list[Tensor]:
+    """A few that train, of the first layer: their gradients have gone through attention in all later ones."""
+    embedding = model.get_input_embeddings().weight
+    return [weight for weight in model.parameters() if weight.requires_grad and weight is not embedding][
+        :_TRIED_WEIGHTS
+    ]
 
 
 def _is_near(found: Tensor, wanted: Tensor, *, times: float = 1.0) -> bool:

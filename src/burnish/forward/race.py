@@ -26,7 +26,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RaceResult:
     """`seconds`: the best round of each way. `winner` is the way to take."""
 
     winner: str
@@ -38,7 +38,7 @@ def race(
     *,
     clock: Callable[[], float] = time.perf_counter,
     wall: Callable[[], float] = time.perf_counter,
-) -> Outcome:
+) -> RaceResult:
     """Run all ways in turn, round after round, until it is clear which to take or time is up. The last way is the
     plainest; from there upwards each takes the place of a plainer one if it is at least AT_LEAST times as fast.
 
@@ -55,7 +55,7 @@ def race(
             break
         if len(rounds) >= _ENOUGH and _winner(best) == _winner(_per_way(rounds, statistics.median)):
             break
-    return Outcome(ways[_winner(best)].name, {way.name: seconds for way, seconds in zip(ways, best, strict=True)})
+    return RaceResult(ways[_winner(best)].name, {way.name: seconds for way, seconds in zip(ways, best, strict=True)})
 
 
 def _repeats(way: Way, clock: Callable[[], float]) -> int:

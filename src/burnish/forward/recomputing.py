@@ -54,10 +54,10 @@ class _Recomputed:
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
 
-    def __call__(self, forward: Callable[..., Any], *given: Any) -> Any:
+    def __call__(self, forward: Callable[..., Any], *given: object) -> Any:
         return checkpoint(self._quietly, forward, *given, use_reentrant=False)
 
-    def _quietly(self, forward: Callable[..., Any], *given: Any) -> Any:
+    def _quietly(self, forward: Callable[..., Any], *given: object) -> Any:
         before, self._layer.training = self._layer.training, False
         try:
             return forward(*given)

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from burnish.forward.kernel_layers import FAMILIES
 from burnish.forward.microbatches import position_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 Beside = Literal["padded", "equal", "alone"]
 TRIED_UP_TO = 512
@@ -100,12 +100,12 @@ def quiet_outputs(model: PreTrainedModel) -> dict[str, bool]:
     return {"return_dict": True} | routers
 
 
-def plain_inputs(model: PreTrainedModel, tokens_BS: Tensor) -> dict[str, Any]:
+def plain_inputs(model: PreTrainedModel, tokens_BS: Tensor) -> dict[str, object]:
     """Arguments for a pass over rows of one length, nothing cached."""
     return {"input_ids": tokens_BS, "use_cache": False} | quiet_outputs(model)
 
 
-def padded_inputs(model: PreTrainedModel, tokens_BS: Tensor, mask_BS: Tensor) -> dict[str, Any]:
+def padded_inputs(model: PreTrainedModel, tokens_BS: Tensor, mask_BS: Tensor) -> dict[str, object]:
     """Arguments for a pass over rows padded on the right (mask_BS is 0 there), nothing cached."""
     inputs = plain_inputs(model, tokens_BS) | {"attention_mask": mask_BS}
     if takes(model, "position_ids"):
@@ -147,7 +147,7 @@ def _find_rules(trunk: PreTrainedModel) -> RowRules:
             module.training = True
 
 
-def _check_settings(config: Any) -> None:
+def _check_settings(config: PretrainedConfig) -> None:
     """Refuse what a trial on short texts does not show."""
     settings, kind = config.to_dict(), config.model_type
     if settings.get("attention_type") == "block_sparse":
@@ -211,7 +211,7 @@ def _agrees(trunk: PreTrainedModel, texts: list[Tensor], wanted: list[Tensor]) -
     return _runs_alike(trunk, padded_inputs(trunk, pad(texts), pad([torch.ones_like(text) for text in texts])), wanted)
 
 
-def _runs_alike(trunk: PreTrainedModel, inputs: dict[str, Any], wanted: list[Tensor]) -> bool:
+def _runs_alike(trunk: PreTrainedModel, inputs: dict[str, object], wanted: list[Tensor]) -> bool:
     """Whether the first rows of this pass have the states that they have alone."""
     try:
         found = trunk(**inputs)[0]
@@ -225,15 +225,16 @@ def _texts(trunk: PreTrainedModel, boundaries: Boundaries) -> list[Tensor]:
     near = [boundary for boundary in boundaries.attention if boundary <= TRIED_UP_TO]
     lengths = [*_LENGTHS, *((max(near) // 2 + _PAST, max(near) + _PAST) if near else ())]
     longest = min(limit for limit in (boundaries.context, boundaries.stretch, max(lengths)) if limit is not None)
-    vocabulary = _embedding(trunk).weight.shape[0]
+    vocabulary = int(_embedding_weight(trunk).shape[0])
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, vocabulary, (len(lengths), longest), generator=generator).to(trunk.device)
     return [row[: min(length, longest)] for row, length in zip(text, lengths, strict=True)]
 
 
-def _embedding(trunk: PreTrainedModel) -> Any:
+def _embedding_weight(trunk: PreTrainedModel) -> Tensor:
     try:
-        return trunk.get_input_embeddings()
+        weight: Tensor = trunk.get_input_embeddings().weight
+        return weight
     except NotImplementedError as error:
         raise ModelError(
             f"this {trunk.config.model_type} model does not say where its token embedding is",

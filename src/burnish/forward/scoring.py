@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnish.forward.attention import packs_rows
-from burnish.forward.batch import Batch
+from burnish.forward.attention import WAYS, packing_way, packs_rows
+from burnish.forward.batch import Batch, Bools, HostRows, Ints
 from burnish.forward.embedding_gradient import embedding_gradient_in_place
+from burnish.forward.gathering import gather_rows
 from burnish.forward.heads import find_head_transform
 from burnish.forward.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
 from burnish.forward.microbatches import (
@@ -20,88 +23,95 @@ from burnish.forward.microbatches import (
     microbatches_by_groups,
     microbatches_by_tokens,
 )
-from burnish.forward.packing import pack, packed_weights, pays, prompt_groups
+from burnish.forward.packing import Packing
 from burnish.forward.router_loss import RouterLoss
 from burnish.forward.row_rules import RowRules, padded_inputs, plain_inputs, row_rules, takes
 from burnish.forward.token_scores import TokenScores
+from burnish.forward.upload import upload
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Rows as the model reads them: prompt, response and padding without a gap, (B, S).
+@dataclass(frozen=True, eq=False)
+class ResponsePositions:
+    """The N response positions of a batch that a pass is to score, row by row.
 
-    `source_BT` is the column whose hidden state predicts each response token.
+    rows_N, columns_N on the host; `shape` is (B, T), `device` the batch's.
     """
 
-    tokens_BS: Tensor
-    attention_mask_BS: Tensor
-    source_BT: Tensor
+    rows_N: Ints
+    columns_N: Ints
+    shape: tuple[int, int]
+    device: torch.device
+
+    @staticmethod
+    def of(batch: Batch, *, only_trained: bool = False) -> ResponsePositions:
+        """Those of every response token, or of those that are trained on."""
+        if only_trained:
+            return ResponsePositions.where(batch.host.loss_mask, batch.device)
+        columns_T = np.arange(batch.response_tokens.shape[1])
+        return ResponsePositions.where(columns_T < batch.host.response_lengths[:, None], batch.device)
+
+    @staticmethod
+    def where(chosen_BT: Bools, device: torch.device) -> ResponsePositions:
+        """Those that are chosen."""
+        rows_N, columns_N = chosen_BT.nonzero()
+        return ResponsePositions(rows_N, columns_N, chosen_BT.shape, device)
+
+    def within(self, company: Sequence[int], batch: Batch) -> tuple[ResponsePositions, Ints]:
+        """Those in some of the rows, as positions of a batch of these rows, and which of the N they are."""
+        number_B = np.full(self.shape[0], -1)
+        number_B[list(company)] = np.arange(len(company))
+        which = np.flatnonzero(number_B[self.rows_N] >= 0)
+        which = which[np.argsort(number_B[self.rows_N[which]], kind="stable")]
+        shape = (len(company), batch.response_tokens.shape[1])
+        rows_N, columns_N = number_B[self.rows_N[which]], self.columns_N[which]
+        return ResponsePositions(rows_N, columns_N, shape, self.device), which
+
+    @cached_property
+    def index_N(self) -> Tensor:
+        """Their places in a flattened (B, T), on the device."""
+        return upload(self.rows_N * self.shape[1] + self.columns_N, self.device)
+
+    def take(self, tokens_BT: Tensor) -> Tensor:
+        """(N,): what is there; not differentiable."""
+        return tokens_BT.take(self.index_N)
+
+    def scatter(self, values_N: Tensor) -> Tensor:
+        """(B, T), 0 at all other positions."""
+        flat = values_N.new_zeros(self.shape[0] * self.shape[1])
+        return flat.index_put((self.index_N,), values_N).view(self.shape)
 
 
-def lay_out(batch: Batch) -> Layout:
-    """Right-padded rows `prompt|response|padding`. Raises ValueError for an empty prompt (nothing predicts its first
-    response token)."""
-    if bool((batch.prompt_lengths < 1).any()):
-        raise ValueError("a row has an empty prompt; put at least one token (such as bos) before the response")
-    lengths_B = batch.prompt_lengths + batch.response_lengths
-    width = int(lengths_B.max())
+def lay_out(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Rows `prompt|response|padding` on the batch's device: tokens (B, S), 0 in padding, and their mask (B, S) int64.
+
+    Raises ValueError for an empty prompt (nothing predicts its first response token).
+    """
+    batch.host.check_prompts()
+    width = max(batch.sequence_lengths())
     columns_S = torch.arange(width, device=batch.device)
-    mask_BS = columns_S < lengths_B[:, None]
+    mask_BS = columns_S < (batch.prompt_lengths + batch.response_lengths)[:, None]
     in_prompt_BS = columns_S < batch.prompt_lengths[:, None]
     prompt_BS = _pick(batch.prompt_tokens, columns_S.expand_as(mask_BS))
     response_BS = _pick(batch.response_tokens, columns_S - batch.prompt_lengths[:, None])
     tokens_BS = torch.where(in_prompt_BS, prompt_BS, response_BS).where(mask_BS, 0)
-    columns_T = torch.arange(batch.response_tokens.shape[1], device=batch.device)
-    source_BT = (batch.prompt_lengths[:, None] - 1 + columns_T).clamp(max=width - 1)
-    return Layout(tokens_BS, mask_BS.to(torch.int64), source_BT)
+    return tokens_BS, mask_BS.to(torch.int64)
 
 
 def response_mask(batch: Batch) -> Tensor:
-    """(B, T) bool, True where a response token stands (trained on or not)."""
+    """(B, T) bool, True where a response token is (trained on or not)."""
     columns_T = torch.arange(batch.response_tokens.shape[1], device=batch.device)
     return columns_T < batch.response_lengths[:, None]
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseRows:
-    """A batch, and the N of its response positions that are wanted."""
-
-    batch: Batch
-    rows_N: Tensor
-    columns_N: Tensor
-    chosen_BT: Tensor
-    targets_N: Tensor
-
-    @staticmethod
-    def of(batch: Batch, positions_BT: Tensor | None) -> ResponseRows:
-        """The positions given, or those of every response token."""
-        chosen_BT = response_mask(batch) if positions_BT is None else positions_BT.to(batch.device)
-        rows, columns = chosen_BT.nonzero(as_tuple=True)
-        return ResponseRows(batch, rows, columns, chosen_BT, batch.response_tokens[rows, columns])
-
-    def select(self, rows: list[int]) -> ResponseRows:
-        """Some of the rows, in this order, with what is wanted of them."""
-        batch = self.batch.select(rows)
-        return ResponseRows.of(batch, self.chosen_BT[rows, : batch.response_tokens.shape[1]])
-
-    def wanted(self, source_BT: Tensor) -> Tensor:
-        """(N,): what `source_BT` says about the wanted positions."""
-        return source_BT[self.rows_N, self.columns_N]
-
-    def scatter(self, values_N: Tensor) -> Tensor:
-        """(B, T), 0 where nothing was wanted."""
-        return values_N.new_zeros(self.chosen_BT.shape).index_put((self.rows_N, self.columns_N), values_N)
 
 
 class TrunkRunner:
     """Runs a model, with or without output head, over the rows of a batch.
 
     Rows are packed, with each distinct prompt once, where the model can take that and it saves tokens; else each row
-    stands by itself, padded. Both give the numbers that a row has alone: rows that change each other's go through the
-    model apart (`burnish.forward.row_rules`). `plain`: the gradient of the embedding is PyTorch's own.
+    is padded. Both give the numbers that a row has alone: rows that would change each other's go through the model
+    separately (`burnish.forward.row_rules`). `plain`: gradients of picked rows and of the embedding are PyTorch's own.
 
     Raises ModelError for models whose rows have no such numbers.
     """
@@ -119,76 +129,88 @@ class TrunkRunner:
         """(row numbers, those rows) of each micro-batch: rows of one prompt stay together where each distinct prompt of
         a micro-batch is read once."""
         for company in self._rules.groups(batch.sequence_lengths()):
-            for cut in self._microbatches(batch.select(company), tokens_per_microbatch):
+            for cut in self._microbatches(batch.host.select(np.array(company)), tokens_per_microbatch):
                 rows = [company[row] for row in cut]
                 yield rows, batch.select(rows)
 
-    def _microbatches(self, batch: Batch, tokens_per_microbatch: int) -> list[list[int]]:
+    def _microbatches(self, rows: HostRows, tokens_per_microbatch: int) -> list[list[int]]:
+        prompts, lengths = rows.prompt_lengths.tolist(), rows.response_lengths.tolist()
         if not self.packs:
-            return microbatches_by_tokens(batch.sequence_lengths(), tokens_per_microbatch)
-        prompts, lengths = batch.prompt_lengths.tolist(), batch.response_lengths.tolist()
+            return microbatches_by_tokens((rows.prompt_lengths + rows.response_lengths).tolist(), tokens_per_microbatch)
         return microbatches_by_groups(
-            prompts, lengths, prompt_groups(batch), tokens_per_microbatch, shared_tokens=self._shared_tokens
+            prompts, lengths, rows.groups(), tokens_per_microbatch, shared_tokens=self._shared_tokens
         )
 
-    def hidden(self, rows: ResponseRows) -> Tensor:
-        """First output at the wanted positions (the state *before* each token): hidden states (N, H) of a trunk,
-        logits (N, V) of a whole model."""
-        batch = rows.batch
+    def hidden(self, batch: Batch, positions: ResponsePositions) -> Tensor:
+        """First output at these positions (the state *before* each token): hidden states (N, H) of a trunk, logits
+        (N, V) of a whole model."""
         companies = self._rules.groups(batch.sequence_lengths())
         with nullcontext() if self._plain else embedding_gradient_in_place(self._model):
             if len(companies) == 1:
-                return self._pass(rows)
-            parts = [self._pass(rows.select(company)) for company in companies]
-        row_of_part = [torch.isin(rows.rows_N, torch.tensor(company, device=batch.device)) for company in companies]
-        places = torch.cat([is_there.nonzero()[:, 0] for is_there in row_of_part])
-        return torch.cat(parts).index_select(0, places.argsort())
+                return self._pass(batch, positions)
+            parts, places = [], []
+            for company in companies:
+                rows = batch.select(company)
+                inside, which = positions.within(company, rows)
+                parts.append(self._pass(rows, inside))
+                places.append(which)
+        return self._read(torch.cat(parts), np.concatenate(places).argsort())
 
-    def _pass(self, rows: ResponseRows) -> Tensor:
-        if self._packs(rows.batch) and pays(rows.batch, prompt_groups(rows.batch)):
-            return self.packed(rows)
-        return self.padded(rows)
+    def _pass(self, batch: Batch, positions: ResponsePositions) -> Tensor:
+        if self._may_pack(batch):
+            packing = Packing.of(batch.host)
+            if packing.pays:
+                return self.packed(batch, positions, packing)
+        return self.padded(batch, positions)
 
-    def _packs(self, batch: Batch) -> bool:
+    def _may_pack(self, batch: Batch) -> bool:
         """Whether no row is long enough to know of a window, which neither packed rows nor rows without a mask have."""
         limit = self._rules.packed_up_to
         return self.packs and (limit is None or max(batch.sequence_lengths()) <= limit)
 
-    def packed(self, rows: ResponseRows) -> Tensor:
+    def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing | None = None) -> Tensor:
         """`hidden` with all rows in one, whether that pays or not; the model must have been set to packed attention."""
-        groups = prompt_groups(rows.batch)
-        packed = pack(rows.batch, groups, self._model.dtype)
-        inputs = plain_inputs(self._model, packed.tokens_1S) | {
-            "position_ids": packed.positions_1S,
-            "attention_mask": packed.tokens_1S.new_zeros(1, 1, 1, 1),  # four dimensions: no mask is to be made
-            "packed": packed.attention,
+        packing = packing or Packing.of(batch.host)
+        way = packing_way(self._model.config)
+        assert way is not None
+        tokens_1S = packing.tokens(batch)
+        inputs = plain_inputs(self._model, tokens_1S) | {
+            "position_ids": packing.positions(batch.device),
+            "attention_mask": tokens_1S.new_zeros(1, 1, 1, 1),  # four dimensions: no mask is to be made
+            "packed": WAYS[way](packing, batch.device, self._model.dtype),
         }
-        outputs_1SX = self._first_output(inputs, packed_weights(rows.batch, groups, packed.tokens_1S.shape[1]))
-        return outputs_1SX[0].index_select(0, rows.wanted(packed.source_BT))
+        outputs_1SX = self._first_output(inputs, lambda: packing.times_shared(batch.device))
+        return self._read(outputs_1SX[0], packing.sources(positions.rows_N, positions.columns_N))
 
-    def padded(self, rows: ResponseRows) -> Tensor:
+    def padded(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         """`hidden` with each row by itself, padded on the right."""
-        layout = lay_out(rows.batch)
+        tokens_BS, mask_BS = lay_out(batch)
         if self._rules.beside != "padded":  # rows of one length: there is no padding
-            inputs = plain_inputs(self._model, layout.tokens_BS)
-        elif self._packs(rows.batch):  # causal: padding on the right is seen by no token and needs no mask
-            positions = torch.arange(layout.tokens_BS.shape[1], device=layout.tokens_BS.device)[None]
-            inputs = plain_inputs(self._model, layout.tokens_BS) | {"position_ids": positions}
+            inputs = plain_inputs(self._model, tokens_BS)
+        elif self._may_pack(batch):  # causal: padding on the right is seen by no token and needs no mask
+            columns = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)[None]
+            inputs = plain_inputs(self._model, tokens_BS) | {"position_ids": columns}
         else:
-            inputs = padded_inputs(self._model, layout.tokens_BS, layout.attention_mask_BS)
+            inputs = padded_inputs(self._model, tokens_BS, mask_BS)
         # As in packed rows, the last token of each row, which predicts nothing, does not count.
-        counted_BS = torch.nn.functional.pad(layout.attention_mask_BS[:, 1:], (0, 1))
-        outputs_BSX = self._first_output(inputs, counted_BS)
-        return outputs_BSX[rows.rows_N, rows.wanted(layout.source_BT)]
+        outputs_BSX = self._first_output(inputs, lambda: torch.nn.functional.pad(mask_BS[:, 1:], (0, 1)))
+        prompt_lengths_N = batch.host.prompt_lengths[positions.rows_N]
+        sources_N = positions.rows_N * tokens_BS.shape[1] + prompt_lengths_N - 1 + positions.columns_N
+        return self._read(outputs_BSX.flatten(0, 1), sources_N)
 
-    def _first_output(self, inputs: dict[str, Any], weights_BS: Tensor) -> Tensor:
+    def _read(self, outputs_SX: Tensor, sources_N: Ints) -> Tensor:
+        index_N = upload(sources_N, outputs_SX.device)
+        return outputs_SX[index_N] if self._plain else gather_rows(outputs_SX, index_N)
+
+    def _first_output(self, inputs: dict[str, object], weights_BS: Callable[[], Tensor]) -> Tensor:
         """Hidden states or logits of every slot; `weights_BS` says how often its token counts for the router's loss."""
         if self._router is None or not torch.is_grad_enabled():
             states: Tensor = self._model(**inputs)[0]
             return states
         outputs = self._model(**inputs | {"output_router_logits": True})
-        self._router.add(outputs.router_logits, weights_BS)
-        return outputs[0]  # type: ignore[no-any-return]
+        states = outputs[0]
+        self._router.add(outputs.router_logits, weights_BS())
+        return states
 
 
 class ResponseScorer:
@@ -218,29 +240,32 @@ class ResponseScorer:
         self,
         batch: Batch,
         *,
-        positions_BT: Tensor | None = None,
+        only_trained: bool = False,
         entropy: bool = False,
         correct: bool = False,
         value_head: nn.Module | None = None,
     ) -> TokenScores:
-        """Scores at `positions_BT` (default: every response token), 0 elsewhere, in one forward pass; differentiable.
+        """Scores at every response token (`only_trained`: at those in the loss mask), 0 elsewhere, in one forward pass;
+        differentiable.
 
         float32, (B, T), on the model's device. `value_head` reads values from the same hidden states (models that are
         not chunked show only their logits, and run their trunk once more for it).
         """
-        rows = ResponseRows.of(batch.to(self.model.device), positions_BT)
+        batch = batch.to(self.model.device)
+        positions = ResponsePositions.of(batch, only_trained=only_trained)
+        targets_N = positions.take(batch.response_tokens)
         runs_trunk = self._transform is not None
-        head_inputs = (self._trunk if runs_trunk else self._whole).hidden(rows)
-        logprobs_N, entropy_N = self._token_scores(head_inputs, rows.targets_N, entropy)
+        head_inputs = (self._trunk if runs_trunk else self._whole).hidden(batch, positions)
+        logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
         values_N = None
         if value_head is not None:
-            values_N = value_head(head_inputs if runs_trunk else self._trunk.hidden(rows))
+            values_N = value_head(head_inputs if runs_trunk else self._trunk.hidden(batch, positions))
         router_loss = None if self._router is None or not torch.is_grad_enabled() else self._router.take()
         return TokenScores(
-            rows.scatter(logprobs_N),
-            None if entropy_N is None else rows.scatter(entropy_N),
-            rows.scatter(self._likeliest(head_inputs) == rows.targets_N) if correct else None,
-            None if values_N is None else rows.scatter(values_N),
+            positions.scatter(logprobs_N),
+            None if entropy_N is None else positions.scatter(entropy_N),
+            positions.scatter(self._likeliest(head_inputs) == targets_N) if correct else None,
+            None if values_N is None else positions.scatter(values_N),
             router_loss,
         )
 
@@ -278,19 +303,29 @@ class ResponseScorer:
         self, batch: Batch, tokens_per_microbatch: int, *, entropy: bool = False, correct: bool = False
     ) -> TokenScores:
         """Scores of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
-        shape = batch.response_tokens.shape
-        logprobs_BT = torch.zeros(shape, device=batch.device)
-        entropy_BT = torch.zeros(shape, device=batch.device) if entropy else None
-        correct_BT = torch.zeros(shape, dtype=torch.bool, device=batch.device) if correct else None
+        parts = []
         for rows, part in self.split(batch, tokens_per_microbatch):
-            scores = self.score(part, entropy=entropy, correct=correct)
-            width = part.response_tokens.shape[1]
-            logprobs_BT[rows, :width] = scores.logprobs_BT.to(batch.device)
-            if entropy_BT is not None and scores.entropy_BT is not None:
-                entropy_BT[rows, :width] = scores.entropy_BT.to(batch.device)
-            if correct_BT is not None and scores.correct_BT is not None:
-                correct_BT[rows, :width] = scores.correct_BT.to(batch.device)
-        return TokenScores(logprobs_BT, entropy_BT, correct_BT)
+            parts.append((rows, self.score(part, entropy=entropy, correct=correct)))
+        shape, device = tuple(batch.response_tokens.shape), batch.device
+        return TokenScores(
+            put_back([(rows, scores.logprobs_BT) for rows, scores in parts], shape, device),
+            put_back([(rows, scores.entropy_BT) for rows, scores in parts], shape, device) if entropy else None,
+            put_back([(rows, scores.correct_BT) for rows, scores in parts], shape, device) if correct else None,
+        )
+
+
+def put_back(
+    parts: Sequence[tuple[Sequence[int], Tensor | None]], shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """(B, T) on `device` from (row numbers, values of these rows) of each micro-batch, 0 where there is none."""
+    whole_BT: Tensor | None = None
+    for rows, values_RT in parts:
+        assert values_RT is not None
+        if whole_BT is None:
+            whole_BT = values_RT.new_zeros(shape)
+        index_R = upload(np.asarray(rows, dtype=np.int64), values_RT.device)
+        whole_BT[:, : values_RT.shape[1]].index_copy_(0, index_R, values_RT)
+    return torch.zeros(shape, device=device) if whole_BT is None else whole_BT.to(device)
 
 
 def light_tokens(model: PreTrainedModel) -> int:

@@ -16,9 +16,8 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from burnish.forward.race import Outcome
+from burnish.forward.race import RaceResult
 from burnish.kernels.build import cache_folder
 
 _SOURCES = Path(__file__).resolve().parent.parent
@@ -26,7 +25,7 @@ _ROOMS = ("kernels", "forward", "models", "rollouts")
 """Rooms whose code is timed."""
 _MOST_BYTES = 1 << 20
 
-Key = Mapping[str, Any]
+Key = Mapping[str, object]
 
 
 class VerdictCache:
@@ -34,9 +33,9 @@ class VerdictCache:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._known: dict[str, Outcome] = {}
+        self._known: dict[str, RaceResult] = {}
 
-    def find(self, key: Key) -> Outcome | None:
+    def find(self, key: Key) -> RaceResult | None:
         """What is known. Files of other users, and those that are broken, are as if they were not there."""
         text = _text(key)
         if text not in self._known and self._folder is not None:
@@ -45,7 +44,7 @@ class VerdictCache:
                 self._known[text] = found
         return self._known.get(text)
 
-    def keep(self, key: Key, outcome: Outcome) -> Outcome:
+    def keep(self, key: Key, outcome: RaceResult) -> RaceResult:
         """Keep this, unless another process was first; what is then known. A folder that cannot be written is no
         error: the next process will have to time again."""
         text = _text(key)
@@ -84,7 +83,7 @@ def _name(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
 
 
-def _publish(folder: Path, name: str, text: str, outcome: Outcome) -> None:
+def _publish(folder: Path, name: str, text: str, outcome: RaceResult) -> None:
     """Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / name
@@ -101,14 +100,14 @@ def _publish(folder: Path, name: str, text: str, outcome: Outcome) -> None:
         os.unlink(temporary)
 
 
-def _read(path: Path, text: str) -> Outcome | None:
+def _read(path: Path, text: str) -> RaceResult | None:
     content = _own_text(path)
     if content is None:
         return None
     try:
         words = json.loads(content)
         seconds = {str(name): float(value) for name, value in words["seconds"].items()}
-        outcome = Outcome(str(words["winner"]), seconds)
+        outcome = RaceResult(str(words["winner"]), seconds)
         is_whole = words["key"] == text and outcome.winner in seconds
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # broken, or somebody else's format
         return None

@@ -1,1 +1,1 @@
-"""Code in C for CPUs, built on the machine that runs it; everything here has a way round in PyTorch."""
+"""C kernels for CPUs, built on the machine that runs them. Everything here has an alternative in PyTorch."""

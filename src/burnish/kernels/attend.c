@@ -1,10 +1,10 @@
 /* Attention of packed rows in a training pass, forwards and backwards.
  *
- * Tokens stand in slots; a stretch is a list of slots that see each other causally, a group is a few stretches, and where
- * the group's first stretch is a prompt that the others share, they see all of it as well. Queries, outputs and their
- * gradients are (slots, heads, size), keys and values (slots, key heads, size). One thread does one head of one group.
- * Scores are exponentiated with what the whole row sums to, backwards as in FlashAttention (Dao et al. 2022,
- * arXiv:2205.14135): d score = weight (d weight - d output . output).
+ * Each token has a slot. A stretch is a list of slots with causal attention among themselves, and a group is a few
+ * stretches. If the group's first stretch is a prompt that the others share, they see all of it as well. Queries,
+ * outputs and their gradients are (slots, heads, size), keys and values (slots, key heads, size). One thread handles
+ * one head of one group. The backward pass recomputes weights from the stored log-sum-exp of each query, as in
+ * FlashAttention (Dao et al. 2022, arXiv:2205.14135): d score = weight (d weight - d output . output).
  */
 #include "blocks.h"
 
@@ -19,12 +19,12 @@ struct attention {
     float scaling;
 };
 
-/* Keys or values of one stretch: as blocks of BLOCK tokens (blocks, width, BLOCK), and row by row (tokens, width). */
+/* Keys or values of one stretch in two layouts: blocks of BLOCK tokens (blocks, width, BLOCK), and (tokens, width). */
 struct side {
     float *blocks, *rows;
 };
 
-/* What one stretch has that others may see, and where its gradient gathers (backwards only). */
+/* Keys and values of one stretch, and where their gradients are accumulated (backward pass only). */
 struct seen {
     int64_t tokens, padded;
     struct side keys, values;
@@ -33,7 +33,7 @@ struct seen {
 
 INLINE int64_t pad(int64_t tokens) { return (tokens + BLOCK - 1) / BLOCK * BLOCK; }
 
-/* Rows of `slots` as float32, padded with 0 to `width` columns. */
+/* Copies one head of the rows in `slots` as float32, times factor, padded with 0 to `width` columns. */
 static void gather(
     const element *from, const int64_t *slots, int64_t tokens, int64_t heads, int64_t head, int64_t size, int64_t width,
     float factor, float *to
@@ -80,13 +80,14 @@ static struct seen look(
     return s;
 }
 
-/* Nothing that stands behind token first + q is seen by query q; nor is padding. */
+/* Masks scores causally: query q sees tokens up to first + q, and no padding. */
 static void hide(float *scores, int64_t queries, int64_t stride, int64_t first, int64_t padded) {
     for (int64_t q = 0; q < queries; q++)
         for (int64_t t = first + q + 1; t < padded; t++) scores[q * stride + t] = -INFINITY;
 }
 
-/* Scores of a tile of queries: columns of the prompt, then those of their own stretch up to the last query's. */
+/* Scores of a tile of queries: columns of the prompt, then columns of their own stretch up to the last query's token.
+ * Returns the number of columns. */
 static int64_t score_tile(
     const struct seen *prompt, const struct seen *own, const float *query, int64_t queries, int64_t first, int64_t width,
     float *scores, int64_t stride
@@ -130,7 +131,7 @@ static void spread(
 ) {
     for (int64_t c = 0; c < width; c += 2 * LANES) {
         int two = BLOCK >= 2 * LANES || c + LANES < width;
-        for (int64_t t = 0; t < tokens; t += 4) { /* room beyond the last token is padding's, and holds 0 */
+        for (int64_t t = 0; t < tokens; t += 4) { /* the columns after the last token are padding, with weight 0 */
             lanes sums[4][2];
             for (int i = 0; i < 4; i++) {
                 sums[i][0] = load_lanes(grads + (t + i) * width + c);
@@ -197,7 +198,7 @@ static void backward_stretch(
     }
 }
 
-/* Each query head's part of the gradients of keys and values, float32 (slots, heads, size). */
+/* Writes out one query head's part of the gradients of keys and values, float32 (slots, heads, size). */
 static void give(
     const struct attention *a, const struct seen *own, const int64_t *slots, int64_t head, float *grad_keys,
     float *grad_values
@@ -209,7 +210,7 @@ static void give(
     }
 }
 
-/* outputs, and the logarithm of what the exponentials of each query's scores sum to (slots, heads). */
+/* Computes outputs, and in `sums` the log-sum-exp of each query's scores (slots, heads). */
 void attend_forward(
     const struct attention *a, const element *queries, const element *keys, const element *values, element *outputs,
     float *sums

@@ -1,6 +1,6 @@
-"""The functions of attend.c, for tensors: attention of packed rows, with its gradient.
+"""Python functions for the kernels in attend.c: attention of packed rows, with its gradient.
 
-Shapes: S slots of the packed row, H heads, K key heads, D head size.
+Shapes: S slots of the packed row, H query heads, K key heads, D head size.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ _COUNT = ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
-    """Which slots see which: those of a stretch each other causally, and where `shares` is 1 all stretches of a group
-    its first one as well.
+class SequenceGroups:
+    """Which slots attend to which. The slots of a sequence attend to each other causally.
 
-    slots_S (S,): the stretches' slots, one after the other; starts (stretches + 1,) where each begins there;
-    group_starts (groups + 1,): each group's first stretch; shares (groups,). All int64. `most_columns`: tokens that one
-    query may see, rounded up to whole blocks for each stretch.
+    Sequences form groups. If a group's `shares` is 1, its first sequence is a prompt that its other sequences see in
+    full.
+
+    slots_S (S,): the slots of all sequences, concatenated. starts (sequences + 1,): where each sequence begins in them.
+    group_starts (groups + 1,): index of each group's first sequence. shares (groups,). All int64. most_columns: the
+    largest number of tokens that a query may see, with each sequence rounded up to whole blocks.
     """
 
     slots_S: Tensor
@@ -41,17 +43,17 @@ class Stretches:
     most_columns: int
 
     @staticmethod
-    def of(groups: Sequence[Sequence[Tensor]]) -> Stretches:
-        """Groups of one stretch each, or of a shared one and others."""
-        stretches = [stretch for group in groups for stretch in group]
-        counts = [len(stretch) for stretch in stretches]
-        return Stretches(
-            torch.cat(stretches),
+    def of(groups: Sequence[Sequence[Tensor]]) -> SequenceGroups:
+        """From groups of a single sequence, or of a shared sequence followed by others."""
+        sequences = [sequence for group in groups for sequence in group]
+        counts = [len(sequence) for sequence in sequences]
+        return SequenceGroups(
+            torch.cat(sequences),
             torch.tensor([0, *counts]).cumsum(0),
             torch.tensor([0, *(len(group) for group in groups)]).cumsum(0),
             torch.tensor([int(len(group) > 1) for group in groups]),
             max(
-                rounded_up(len(group[0])) + max((rounded_up(len(stretch)) for stretch in group[1:]), default=0)
+                rounded_up(len(group[0])) + max((rounded_up(len(sequence)) for sequence in group[1:]), default=0)
                 for group in groups
             ),
         )
@@ -69,10 +71,10 @@ class _Attention(ctypes.Structure):
 
 
 class AttentionKernels:
-    """Differentiable once; contiguous or not, tensors are of the kernels' type."""
+    """Attention, differentiable once. Tensors must have the kernels' dtype, but need not be contiguous."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError where they cannot be built."""
+        """Raises KernelError if the kernels cannot be built."""
         library = load_library("attend.c", dtype)
         self._dtype = dtype
         self._forward, self._backward = library.attend_forward, library.attend_backward
@@ -81,27 +83,27 @@ class AttentionKernels:
         self._forward.restype = self._backward.restype = None
 
     def attend(
-        self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, stretches: Stretches, scaling: float
+        self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, groups: SequenceGroups, scaling: float
     ) -> Tensor:
-        """(S, H, D); query heads share key heads in equal parts."""
-        output_SHD: Tensor = _Attend.apply(query_SHD, key_SKD, value_SKD, stretches, scaling, self)
+        """(S, H, D), the attention output. Each key head serves an equal number of query heads."""
+        output_SHD: Tensor = _Attend.apply(query_SHD, key_SKD, value_SKD, groups, scaling, self)
         return output_SHD
 
-    def check(self, query: Tensor, key: Tensor, value: Tensor, stretches: Stretches) -> None:
-        """Raises ValueError for what the code in C would take for something else."""
+    def check(self, query: Tensor, key: Tensor, value: Tensor, groups: SequenceGroups) -> None:
+        """Raises ValueError for shapes, dtypes or devices that the C code would misread."""
         slots, heads, size = query.shape
         fits = key.shape == value.shape == (slots, key.shape[1], size) and heads % key.shape[1] == 0
-        if not fits or len(stretches.slots_S) != slots:
-            raise ValueError("queries, keys, values and slots do not fit each other")
+        if not fits or len(groups.slots_S) != slots:
+            raise ValueError("the shapes of queries, keys, values and slots do not match")
         if any(tensor.dtype != self._dtype or tensor.device.type != "cpu" for tensor in (query, key, value)):
             raise ValueError(f"these kernels are for {self._dtype} on a CPU")
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, stretches: Stretches, scaling: float
+        self, query: Tensor, key: Tensor, value: Tensor, groups: SequenceGroups, scaling: float
     ) -> tuple[Tensor, Tensor]:
-        """(output, log-sum-exps of the scores (S, H) float32)."""
+        """(output, log-sum-exp of each query's scores (S, H) in float32)."""
         output, sums_SH = torch.empty_like(query), torch.empty(query.shape[:2], dtype=torch.float32)
-        about, _held = _describe(query, key, stretches, scaling, matrices=3)
+        about, _held = _arguments(query, key, groups, scaling, matrices=3)
         self._forward(ctypes.byref(about), *(t.data_ptr() for t in (query, key, value, output, sums_SH)))
         return output, sums_SH
 
@@ -113,15 +115,16 @@ class AttentionKernels:
         value: Tensor,
         output: Tensor,
         sums_SH: Tensor,
-        stretches: Stretches,
+        groups: SequenceGroups,
         scaling: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of query, key and value."""
         grad_query = torch.empty_like(query)
         grad_key, grad_value = (torch.empty(query.shape, dtype=torch.float32) for _ in range(2))
-        about, _held = _describe(query, key, stretches, scaling, matrices=6)
+        about, _held = _arguments(query, key, groups, scaling, matrices=6)
         tensors = (query, key, value, output, sums_SH, grad, grad_query, grad_key, grad_value)
         self._backward(ctypes.byref(about), *(tensor.data_ptr() for tensor in tensors))
+        # Each query head has its own part of these gradients, so that threads do not collide; here they are added up.
         grad_key, grad_value = (
             part.unflatten(1, (key.shape[1], -1)).sum(2).to(key.dtype) for part in (grad_key, grad_value)
         )
@@ -130,21 +133,24 @@ class AttentionKernels:
 
 @cache
 def attention_kernels(dtype: torch.dtype) -> AttentionKernels:
-    """Those of this process. Raises KernelError where they cannot be built."""
+    """The kernels of this process. Raises KernelError if they cannot be built."""
     return AttentionKernels(dtype)
 
 
-def _describe(
-    query: Tensor, key: Tensor, stretches: Stretches, scaling: float, *, matrices: int
+def _arguments(
+    query: Tensor, key: Tensor, groups: SequenceGroups, scaling: float, *, matrices: int
 ) -> tuple[_Attention, Tensor]:
-    """What attend.c is told, and the scratch memory in it: of each thread so many matrices of keys, values and their
-    gradients for a shared stretch and one that sees it, and a tile of queries."""
-    width, columns = rounded_up(query.shape[2]), stretches.most_columns
-    threads = torch.get_num_threads()  # no fewer: OpenMP would end the others and start them again
+    """The arguments for attend.c, and the scratch memory that they point to, which the caller must keep.
+
+    Each thread needs `matrices` matrices (keys, values and their gradients) for a shared sequence and one that sees it,
+    and space for a tile of queries.
+    """
+    width, columns = rounded_up(query.shape[2]), groups.most_columns
+    threads = torch.get_num_threads()  # not fewer, because OpenMP would end the others and start them again later
     size = matrices * columns * width + 4 * _TILE * width + 2 * _TILE * columns
     scratch = torch.empty(threads * size, dtype=torch.float32)
     return _Attention(
-        groups=len(stretches.shares),
+        groups=len(groups.shares),
         heads=query.shape[1],
         key_heads=key.shape[1],
         size=query.shape[2],
@@ -152,10 +158,10 @@ def _describe(
         threads=threads,
         scratch_size=size,
         tokens=query.shape[0],
-        slots=stretches.slots_S.data_ptr(),
-        starts=stretches.starts.data_ptr(),
-        group_starts=stretches.group_starts.data_ptr(),
-        shares=stretches.shares.data_ptr(),
+        slots=groups.slots_S.data_ptr(),
+        starts=groups.starts.data_ptr(),
+        group_starts=groups.group_starts.data_ptr(),
+        shares=groups.shares.data_ptr(),
         scratch=scratch.data_ptr(),
         scaling=scaling,
     ), scratch
@@ -168,19 +174,19 @@ class _Attend(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        stretches: Stretches,
+        groups: SequenceGroups,
         scaling: float,
         kernels: AttentionKernels,
     ) -> Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        kernels.check(query, key, value, stretches)
-        output, sums_SH = kernels.forward(query, key, value, stretches, scaling)
+        kernels.check(query, key, value, groups)
+        output, sums_SH = kernels.forward(query, key, value, groups, scaling)
         ctx.save_for_backward(query, key, value, output, sums_SH)
-        ctx.stretches, ctx.scaling, ctx.kernels = stretches, scaling, kernels
+        ctx.groups, ctx.scaling, ctx.kernels = groups, scaling, kernels
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grads = ctx.kernels.backward(grad.contiguous(), *ctx.saved_tensors, ctx.stretches, ctx.scaling)
+        grads = ctx.kernels.backward(grad.contiguous(), *ctx.saved_tensors, ctx.groups, ctx.scaling)
         return *grads, None, None, None

@@ -1,9 +1,10 @@
-/* Products of a few queries with blocks of keys, of their weights with values, and the softmax between. */
+/* The parts of attention: products of a few queries with blocks of keys, softmax, products of weights with values. */
 #include "elements.h"
 
-/* A tile is Q queries by V vectors whose sums stay in registers: 16 of the 32 that AVX-512 and NEON have, 8 of the 16 of
- * AVX2 and SSE. Wide tiles load fewer numbers than tall ones, which the compiler has to spread over a vector each.
- * USE(Q, V) goes from most queries to one; vectors that are left over go by 4, 2 and 1. */
+/* A tile is Q queries by V vectors, whose sums stay in registers: 16 of the 32 registers of AVX-512 and NEON, 8 of the
+ * 16 of AVX2 and SSE. Wide tiles are better than tall ones, because each number of a query has to be loaded and
+ * broadcast to a vector. USE(Q, V) is applied from the most queries down to one. Remaining vectors are taken by 4, 2
+ * and 1. */
 #if __AVX512F__
 #define TILES(USE) USE(8, 2) USE(4, 4) USE(2, 4) USE(1, 4)
 #elif __ARM_NEON
@@ -12,14 +13,14 @@
 #define TILES(USE) USE(2, 4) USE(1, 8)
 #endif
 
-/* Of `vectors`, which are whole blocks. */
+/* Applies DO to all of `vectors`, which form whole blocks. */
 #define ALL_VECTORS(DO, Q, V)                                                                                          \
     for (; at + V <= vectors; at += V) DO(Q, V)                                                                        \
     for (; V > 4 && at + 4 <= vectors; at += 4) DO(Q, 4)                                                               \
     for (; VECTORS < 4 && at + 2 <= vectors; at += 2) DO(Q, 2)                                                         \
     for (; VECTORS == 1 && at < vectors; at++) DO(Q, 1)
 
-/* scores[q][t] = queries[q] . key of token t, for the tokens of vectors at .. at + V of blocks of keys. */
+/* scores[q][t] = queries[q] . key of token t, for the tokens in vectors at .. at + V of the blocks of keys. */
 #define SCORE(Q, V)                                                                                                    \
     {                                                                                                                  \
         const float *from = keys + at / VECTORS * width * BLOCK + at % VECTORS * LANES;                                \
@@ -49,7 +50,7 @@ static void score(
     TILES(SCORE_QUERIES)
 }
 
-/* outputs[q] += sum over tokens of weights[q][t] values[t], for the columns of vectors at .. at + V. */
+/* outputs[q] += sum over tokens of weights[q][t] values[t], for the columns in vectors at .. at + V. */
 #define MIX(Q, V)                                                                                                      \
     {                                                                                                                  \
         const float *from = values + at * LANES;                                                                       \
@@ -81,7 +82,7 @@ static void mix(
     TILES(MIX_QUERIES)
 }
 
-/* The softmax of `count` scores, a multiple of LANES, in their place; the logarithm of what their exponentials sum to. */
+/* Replaces `count` scores (a multiple of LANES) by their softmax, and returns their log-sum-exp. */
 INLINE float soften(float *scores, int64_t count) {
     lanes highest = load_lanes(scores), sums = {0};
     for (int64_t t = LANES; t < count; t += LANES) {

@@ -1,8 +1,8 @@
-"""Builds a C source of this folder with the machine's own compiler, once, and loads it.
+"""Build a C source of this folder with the machine's compiler, once, and load it.
 
-The result lies in the user's cache folder under a name that holds everything it depends on: sources, options, compiler
-and processor. The threads are those of PyTorch: the library is linked against no OpenMP of its own, but finds the one
-that PyTorch has brought into the process, or is not loaded at all.
+The library is kept in the user's cache folder, under a name that depends on everything that affects it: sources,
+options, compiler and processor. It uses PyTorch's threads: it is not linked against OpenMP, but finds the one that
+PyTorch has loaded into the process. If there is none, loading fails.
 """
 
 from __future__ import annotations
@@ -24,50 +24,49 @@ from pathlib import Path
 import torch
 
 from burnish.errors import KernelError
-from burnish.kernels.private_folders import check_owner, private_folder, workplace
+from burnish.kernels.private_folders import check_owner, private_folder, temporary_folder
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
-"""Types of states and weights that there is code for, and what BFLOAT16 is then."""
+"""Supported types of states and weights -> value of the macro BFLOAT16."""
 _COMPILERS = ("gcc", "cc")
-"""Tried in this order where `CC` names none: what is called cc may be clang, whose OpenMP PyTorch does not have."""
+"""Tried in this order if `CC` is not set. cc may be clang, whose OpenMP differs from PyTorch's, so gcc comes first."""
 _SECONDS = 120
 _SECONDS_FOR_VERSION = 30
 _HERE = Path(__file__).parent
 _OBJECT, _LIBRARY = "object.o", "library.so"
 _hanging: dict[str, str] = {}
-"""Compilers that did not answer in time, which are not asked again by this process, and what was asked."""
+"""Compilers that did not finish in time -> message. This process does not try them again."""
 
 
 def load_library(source: str, dtype: torch.dtype) -> ctypes.CDLL:
-    """The functions of `source` (a file of this folder) for elements of this type.
+    """The functions of `source` (a file in this folder), for elements of this type.
 
-    Raises KernelError, and nothing else, where they cannot be had: another system than Linux, no C compiler, or none
-    that works.
+    Raises KernelError, and nothing else, if they are not available: not on Linux, no C compiler, or none that works.
     """
     try:
         return _from_any_compiler(source, dtype)
     except KernelError:
         raise
-    except Exception as error:  # boundary: PyTorch computes the same, so nothing about this machine may end a run here
+    except Exception as error:  # boundary: PyTorch can compute the same, so nothing here may end a run
         raise KernelError(f"the kernels cannot be built: {type(error).__name__}: {error}") from error
 
 
 def find_compilers() -> list[list[str]]:
-    """The command in `CC`, or those of gcc and cc that are there. Raises KernelError when there is none."""
+    """The command in `CC`, else the installed ones of gcc and cc. Raises KernelError if there is none."""
     named = os.environ.get("CC", "")
     try:
         words = shlex.split(named)
     except ValueError as error:
-        raise KernelError(f"CC is {named!r}, which is no command: {error}") from error
+        raise KernelError(f"CC is {named!r}, which is not a command: {error}") from error
     found = [command for command in ([words] if words else [[name] for name in _COMPILERS]) if shutil.which(command[0])]
     if not found:
-        what = f"CC names {words[0]!r}, which is not there" if words else "there is no C compiler (gcc or cc)"
+        what = f"CC names {words[0]!r}, which does not exist" if words else "there is no C compiler (gcc or cc)"
         raise KernelError(what, remedy="install one, such as the package gcc")
     return found
 
 
 def cache_folder() -> Path | None:
-    """Where built libraries stay: `burnish/kernels` in XDG_CACHE_HOME, else in ~/.cache; None without a home."""
+    """Where built libraries are kept: `burnish/kernels` in XDG_CACHE_HOME, else in ~/.cache; None without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         return named / "burnish" / "kernels"
@@ -78,17 +77,17 @@ def cache_folder() -> Path | None:
 
 def _from_any_compiler(source: str, dtype: torch.dtype) -> ctypes.CDLL:
     if sys.platform != "linux":
-        raise KernelError(f"kernels are built on Linux only, and this is {platform.system()}")
+        raise KernelError(f"kernels are only built on Linux, and this is {platform.system()}")
     if dtype not in ELEMENTS:
         raise KernelError(f"there are no kernels for {dtype}")
     compilers = find_compilers()
     for compiler in compilers[:-1]:
         with suppress(KernelError):
-            return _loaded(compiler, _HERE / source, dtype)
-    return _loaded(compilers[-1], _HERE / source, dtype)
+            return _build_and_load(compiler, _HERE / source, dtype)
+    return _build_and_load(compilers[-1], _HERE / source, dtype)
 
 
-def _loaded(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDLL:
+def _build_and_load(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDLL:
     options = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", f"-DBFLOAT16={ELEMENTS[dtype]}", *_target(compiler)]
     texts = [path.read_bytes() for path in (source, *sorted(_HERE.glob("*.h")))]
     identity = [os.fsencode(shlex.join([*compiler, *options])), _version(compiler), _processor(), *texts]
@@ -97,39 +96,42 @@ def _loaded(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDL
     link_it = [*compiler, "-shared", _OBJECT, "-o", _LIBRARY, "-lm"]
     cache = cache_folder()
     if cache is not None:
-        with suppress(OSError, KernelError):  # others may change it, it is full, or its files may not run
-            return _kept(cache, name, [compile_it, link_it])
+        with suppress(OSError, KernelError):  # others may write to it, the disk is full, or it is mounted noexec
+            return _load_cached(cache, name, [compile_it, link_it])
     temporary = os.open(tempfile.gettempdir(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with workplace(temporary) as folder:  # a library that has been loaded needs its name no more
-            return _built(folder, [compile_it, link_it])
+        with temporary_folder(temporary) as folder:  # the file can be removed once the library is loaded
+            return _build(folder, [compile_it, link_it])
     except OSError as error:
         raise KernelError(f"the kernels that {compiler[0]} built cannot be loaded: {error}") from error
     finally:
         os.close(temporary)
 
 
-def _kept(cache: Path, name: str, commands: list[list[str]]) -> ctypes.CDLL:
-    """The library of this name in the cache, which is built where it is not there or not whole."""
+def _load_cached(cache: Path, name: str, commands: list[list[str]]) -> ctypes.CDLL:
+    """The library of this name in the cache. It is built if it is missing or incomplete."""
     with private_folder(cache) as folder:
         with suppress(OSError):
-            return _opened(folder, name)
-        with workplace(folder) as place:
-            library = _built(place, commands)
-            os.replace(_LIBRARY, name, src_dir_fd=place, dst_dir_fd=folder)  # at once, for others that build it now
+            return _open_library(folder, name)
+        with temporary_folder(folder) as place:
+            library = _build(place, commands)
+            os.replace(_LIBRARY, name, src_dir_fd=place, dst_dir_fd=folder)  # atomic: others may be building it too
             return library
 
 
-def _built(folder: int, commands: list[list[str]]) -> ctypes.CDLL:
+def _build(folder: int, commands: list[list[str]]) -> ctypes.CDLL:
     for command in commands:
         _run(command, folder=folder)
     _seal(folder)
-    return _opened(folder, _LIBRARY)
+    return _open_library(folder, _LIBRARY)
 
 
 def _seal(folder: int) -> None:
-    """Append what the file's bytes hash to, by which `_opened` tells a whole file: a library that was cut short would
-    not fail to load, but end the process with a bus error. Loading does not read what stands behind a library."""
+    """Append the hash of the library, by which `_open_library` recognises a complete file.
+
+    Loading a truncated library does not raise an error but ends the process with a bus error. The loader ignores bytes
+    after the end of a library.
+    """
     with open(os.open(_LIBRARY, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb+") as file:
         file.write(hashlib.sha256(file.read()).digest())
         file.flush()
@@ -137,8 +139,8 @@ def _seal(folder: int) -> None:
         os.fsync(file.fileno())
 
 
-def _opened(folder: int, name: str) -> ctypes.CDLL:
-    """Raises OSError where there is no such library, or none that is whole and the user's own."""
+def _open_library(folder: int, name: str) -> ctypes.CDLL:
+    """The library of this name. Raises OSError if it does not exist, is incomplete, or could be changed by others."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         about = os.fstat(file)
@@ -147,8 +149,8 @@ def _opened(folder: int, name: str) -> ctypes.CDLL:
             raise OSError(f"{name} is not a file")
         content = os.pread(file, about.st_size, 0)
         if hashlib.sha256(content[:-32]).digest() != content[-32:]:
-            raise OSError(f"{name} is not whole")
-        # The file stays open after this: the loader knows libraries by their path, and no other may get this one's.
+            raise OSError(f"{name} is incomplete")
+        # The file stays open: the loader identifies libraries by path, so no other file may get this descriptor.
         library = ctypes.CDLL(f"/proc/self/fd/{file}", mode=ctypes.RTLD_LOCAL)
     except BaseException:
         os.close(file)
@@ -158,32 +160,31 @@ def _opened(folder: int, name: str) -> ctypes.CDLL:
 
 
 def _check_functions(library: ctypes.CDLL) -> None:
-    """Raises KernelError for a library that is none of ours, or not for this processor."""
+    """Raises KernelError for a library that is not ours, or not for this processor."""
     try:
         fits = library["fits_processor"]
     except AttributeError as error:
-        raise KernelError("what the compiler built does not have the functions of its source") from error
+        raise KernelError("the library that the compiler built lacks the functions of its source") from error
     fits.restype = ctypes.c_int64
     if not fits():
         raise KernelError(
-            "the kernels were built for another processor, whose instructions this one does not have",
-            remedy="remove the words that begin with -m from CC",
+            "the kernels were built for a processor with instructions that this one does not have",
+            remedy="remove the options that begin with -m from CC",
         )
 
 
 def _run(command: list[str], *, folder: int | None = None) -> bytes:
-    """What a command says: one that asks for a version, or one that builds in this folder, where it puts its temporary
-    files as well."""
+    """The output of a command: one that prints a version, or one that builds in `folder`, also for temporary files."""
     if command[0] in _hanging:
         raise KernelError(_hanging[command[0]])
-    program = os.path.abspath(shutil.which(command[0]) or command[0])
+    program = os.path.abspath(shutil.which(command[0]) or command[0])  # because the command runs in another folder
     more = {} if folder is None else {"TMPDIR": "."}
     seconds = _SECONDS_FOR_VERSION if folder is None else _SECONDS
     try:
         with subprocess.Popen(
             [program, *command[1:]],
             cwd=None if folder is None else f"/proc/self/fd/{folder}",
-            env=os.environ | {"LC_ALL": "C"} | more,
+            env=os.environ | {"LC_ALL": "C"} | more,  # errors in English, so that the line with "error" can be found
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -193,23 +194,23 @@ def _run(command: list[str], *, folder: int | None = None) -> bytes:
                 output, errors = process.communicate(timeout=seconds)
             except BaseException:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+                    os.killpg(process.pid, signal.SIGKILL)  # including the processes that it has started
                 raise
     except subprocess.TimeoutExpired as error:
-        _hanging[command[0]] = f"{shlex.join(command)} did not end within {seconds} seconds"
+        _hanging[command[0]] = f"{shlex.join(command)} did not finish within {seconds} seconds"
         raise KernelError(_hanging[command[0]]) from error
     except OSError as error:
         raise KernelError(f"{shlex.join(command)} failed: {error}") from error
     if process.returncode:
         ended = subprocess.CalledProcessError(process.returncode, command[0])
         lines = errors.decode(errors="replace").strip().splitlines() or [str(ended)]
-        said = next((line for line in lines if "error" in line), lines[0])
-        raise KernelError(f"{shlex.join(command)} failed: {said}")
+        reason = next((line for line in lines if "error" in line), lines[0])
+        raise KernelError(f"{shlex.join(command)} failed: {reason}")
     return output
 
 
 def _target(compiler: list[str]) -> list[str]:
-    """Which processor to build for: this one, or what the words of CC that begin with -m say of it."""
+    """Options for the processor to build for: this one, unless options in CC that begin with -m name another."""
     named = [word for word in compiler if word.startswith("-m")]
     if any(word.startswith(("-march=", "-mcpu=")) for word in named):
         return []
@@ -221,10 +222,10 @@ def _version(compiler: list[str]) -> bytes:
 
 
 def _processor() -> bytes:
-    """What /proc/cpuinfo says of the first processor but for what changes, such as its clock."""
+    """What /proc/cpuinfo says about the first processor, without changing values such as its clock rate."""
     try:
         first = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].splitlines()
     except OSError as error:
-        raise KernelError(f"which processor this is cannot be read: {error}") from error
+        raise KernelError(f"cannot read the type of this processor: {error}") from error
     kept = (b"model name", b"flags", b"features", b"cpu implementer", b"cpu part")
     return b"\n".join(line for line in first if line.lower().startswith(kept))

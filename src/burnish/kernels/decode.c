@@ -1,17 +1,17 @@
-/* What a decoding step does between its matrix products: norms, rotation, attention over cached keys, activation.
+/* Everything in a decoding step except matrix products: norms, rotation, attention over cached keys, activation.
  *
- * Caches, sums and everything in between are float32. What a row gets does not depend on the rows beside it: every sum
- * has an order of its own.
+ * Caches, sums and intermediate results are float32. A row's result does not depend on the other rows in the batch,
+ * because the order of every sum is fixed.
  */
 #include "blocks.h"
 
-/* RMS norm of `size` numbers (Zhang and Sennrich 2019, arXiv:1910.07467): the mean square in float32. */
+/* RMS norm of `size` numbers (Zhang and Sennrich 2019, arXiv:1910.07467), with the mean square in float32. */
 INLINE void normalise(const element *from, const element *weight, int64_t size, float epsilon, element *to) {
     float shrink = 1.0f / sqrtf(sum_of_squares(from, size) / (float)size + epsilon);
     for (int64_t i = 0; i < size; i++) to[i] = store(load(weight[i]) * rounded(load(from[i]) * shrink));
 }
 
-/* states (rows, size) += more, where there is more; normed = their norm times weight. */
+/* states (rows, size) += more, unless more is NULL; normed = their RMS norm times weight. */
 void add_and_normalise(
     element *states, const element *more, const element *weight, element *normed, int64_t rows, int64_t size,
     float epsilon, int64_t threads
@@ -25,7 +25,7 @@ void add_and_normalise(
     }
 }
 
-/* (rows, 2 size): gate beside up; activated (rows, size) = silu(gate) * up (Shazeer 2020, arXiv:2002.05202). */
+/* activated (rows, size) = silu(gate) * up (Shazeer 2020, arXiv:2002.05202), from (rows, 2 size): gate, then up. */
 void gate(const element *gate_and_up, element *activated, int64_t rows, int64_t size, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > 8192)
     for (int64_t row = 0; row < rows; row++) {
@@ -41,11 +41,12 @@ void gate(const element *gate_and_up, element *activated, int64_t rows, int64_t 
     }
 }
 
-/* What one decoding step's attention is about, the same for all layers. Addresses are of float32.
+/* The arguments of attention in one decoding step, which are the same for all layers. Addresses point to float32.
  *
- * A cache holds keys, then values, of one prompt or of one row: per layer and key head, keys as blocks of BLOCK tokens
- * (blocks, width, BLOCK) and values (tokens, width), for `capacity` tokens. `width` is the head size rounded up to
- * BLOCK; what is beyond the head size is 0. Tiles are rows of one prompt: (first place in `order`, rows, prompt). */
+ * A cache holds the keys, then the values, of one prompt or of one row. Per layer and key head, it has keys as blocks
+ * of BLOCK tokens (blocks, width, BLOCK) and values (tokens, width), for `capacity` tokens. `width` is the head size
+ * rounded up to BLOCK, with 0 after the head size. A tile is a set of rows with the same prompt: (index of the first in
+ * `order`, number of rows, prompt). */
 struct step {
     int64_t rows, heads, key_heads, size, width, layers, tiles, threads, scratch_size;
     const int64_t *order, *tiles_T3;
@@ -64,7 +65,7 @@ INLINE float *cached_values(const struct step *s, int64_t address, int64_t capac
     return cached_keys(s, address, capacity, s->layers + layer, head);
 }
 
-/* Positions by rotation (Su et al. 2021, arXiv:2104.09864): halves (x1, x2) turn with (-x2, x1). */
+/* Rotary position embedding (Su et al. 2021, arXiv:2104.09864): with x = (x1, x2), x cosine + (-x2, x1) sine. */
 INLINE void rotate(
     const struct step *s, int64_t row, const element *from, const element *norm, float factor, float *to
 ) {
@@ -83,7 +84,8 @@ INLINE void rotate(
     for (int64_t i = s->size; i < s->width; i++) to[i] = 0;
 }
 
-/* The rows of one tile, for one key head: write the new token's key and value, and see what prompt and row hold. */
+/* Attention of one tile's rows, for one key head: write the new token's key and value into the row's cache, then attend
+ * to the prompt and to the row's own tokens. */
 static void attend_tile(
     const struct step *s, int64_t layer, int64_t tile, int64_t key_head, const element *everything_RXD,
     const element *query_norm, const element *key_norm, element *outputs_RHD, float *scratch
@@ -147,7 +149,7 @@ static void attend_tile(
 
 int omp_get_thread_num(void);
 
-/* everything_RXD: queries, keys and values of the new tokens side by side; the norms of heads may be absent. */
+/* everything_RXD: queries, keys and values of the new tokens, concatenated. The norms of heads may be NULL. */
 void attend(
     const struct step *s, int64_t layer, const element *everything_RXD, const element *query_norm,
     const element *key_norm, element *outputs_RHD

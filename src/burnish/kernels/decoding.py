@@ -1,4 +1,4 @@
-"""The functions of decode.c, for tensors.
+"""Python functions for the kernels in decode.c.
 
 Shapes: R rows, X hidden size, I intermediate size, D head size, W head size rounded up to BLOCK.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 from burnish.kernels.build import load_library
 
 BLOCK = 16
-"""As in elements.h: tokens in a block of keys, and what widths are rounded up to."""
+"""As in elements.h: the number of tokens in a block of keys, and the multiple to which widths are rounded up."""
 
 
 def rounded_up(count: int) -> int:
-    """To whole blocks."""
+    """`count` rounded up to whole blocks."""
     return -(-count // BLOCK) * BLOCK
 
 
@@ -27,7 +27,7 @@ _COUNT = ctypes.c_int64
 
 
 class Step(ctypes.Structure):
-    """`struct step` of decode.c, which says what the fields are; whoever fills it keeps the tensors behind them."""
+    """`struct step` of decode.c, which explains the fields. The caller must keep the tensors that they point to."""
 
     _fields_ = (
         *((name, _COUNT) for name in ("rows", "heads", "key_heads", "size", "width", "layers", "tiles", "threads")),
@@ -40,10 +40,10 @@ class Step(ctypes.Structure):
 
 
 class DecodeKernels:
-    """Contiguous tensors of `dtype` only; nothing is checked in the token loop."""
+    """Kernels for contiguous tensors of `dtype`. To keep the token loop fast, arguments are not checked."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError where they cannot be built."""
+        """Raises KernelError if the kernels cannot be built."""
         library = load_library("decode.c", dtype)
         self.dtype = dtype
         self._add_and_normalise = library.add_and_normalise
@@ -56,7 +56,7 @@ class DecodeKernels:
             function.restype = None
 
     def add_and_normalise(self, states_RX: Tensor, more_RX: Tensor | None, weight_X: Tensor, epsilon: float) -> Tensor:
-        """Adds `more` to `states` in place; (R, X) is the RMS norm of the sum times `weight`."""
+        """Add `more` to `states` in place. Returns (R, X), the RMS norm of the sum times `weight`."""
         normed_RX = torch.empty_like(states_RX)
         rows, size = states_RX.shape
         more = None if more_RX is None else more_RX.data_ptr()
@@ -73,15 +73,18 @@ class DecodeKernels:
         return normed_RX
 
     def gate(self, gate_and_up_RJ: Tensor) -> Tensor:
-        """(R, I): silu of the first half of the columns (R, 2 I) times the second."""
+        """(R, I): silu of the first half of the columns of (R, 2 I), times the second half."""
         rows, columns = gate_and_up_RJ.shape
         activated_RI = gate_and_up_RJ.new_empty(rows, columns // 2)
         self._gate(gate_and_up_RJ.data_ptr(), activated_RI.data_ptr(), rows, columns // 2, torch.get_num_threads())
         return activated_RI
 
     def attend(self, step: Step, layer: int, everything_RX: Tensor, head_norms: tuple[Tensor, Tensor] | None) -> Tensor:
-        """(R, heads x D): what each row's new token sees. `everything`: its queries, keys and values, side by side
-        and not yet rotated; keys and values go into the row's cache. `head_norms`: weights (D,) for queries, keys."""
+        """(R, heads x D): the attention output of each row's new token.
+
+        everything: queries, keys and values of the new tokens, concatenated and not yet rotated. Keys and values are
+        written into the row's cache. head_norms: weights (D,) of the norms of queries and keys, if the model has them.
+        """
         outputs_RX = everything_RX.new_empty(step.rows, step.heads * step.size)
         query_norm, key_norm = (None, None) if head_norms is None else (norm.data_ptr() for norm in head_norms)
         self._attend(ctypes.byref(step), layer, everything_RX.data_ptr(), query_norm, key_norm, outputs_RX.data_ptr())
@@ -90,5 +93,5 @@ class DecodeKernels:
 
 @cache
 def decode_kernels(dtype: torch.dtype) -> DecodeKernels:
-    """Those of this process. Raises KernelError where they cannot be built."""
+    """The kernels of this process. Raises KernelError if they cannot be built."""
     return DecodeKernels(dtype)

@@ -1,10 +1,11 @@
-/* Numbers of states and weights, one at a time and LANES at a time: a vector register of the processor that the compiler
- * builds for. Layouts in memory do not depend on it: they are in blocks of BLOCK, which are one or more vectors.
+/* Arithmetic on states and weights, one number at a time or LANES at a time. LANES is the number of floats in a vector
+ * register of the target processor. Memory layouts do not depend on it: they use blocks of BLOCK numbers, which are one
+ * or more vectors.
  *
- * Built by build.py with the machine's own compiler, once with -DBFLOAT16=0 and once with -DBFLOAT16=1, which is the
- * type of states and weights (`element`); where transformers rounds to it, so do the kernels. Vectors are written in
- * the vector extension of GCC and Clang, so that one source fits every processor, and no option that lets the compiler
- * reorder sums is needed.
+ * build.py compiles this with the machine's compiler, with -DBFLOAT16=0 or -DBFLOAT16=1, which sets the type of states
+ * and weights (`element`). Wherever transformers rounds to this type, the kernels round as well. Vectors use the vector
+ * extension of GCC and Clang, so one source fits all processors, and the compiler does not need permission to reorder
+ * sums.
  */
 #include <math.h>
 #include <stdint.h>
@@ -26,7 +27,7 @@ typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 
 int64_t vector_lanes(void) { return LANES; }
 
-/* Whether this processor has the instructions that the compiler was told it has; running others would end the process. */
+/* Whether this processor has the instructions that the library was built with. Others would end the process. */
 int64_t fits_processor(void) {
 #if __x86_64__
     __builtin_cpu_init();
@@ -79,7 +80,7 @@ INLINE float load(element stored) {
     return number;
 }
 
-/* To the nearest, ties to even; what is no number stays none. */
+/* Rounds to nearest, ties to even. NaN stays NaN. */
 INLINE element store(float number) {
     uint32_t bits;
     memcpy(&bits, &number, 4);
@@ -147,7 +148,8 @@ INLINE float sum_lanes(lanes parts) {
     return sums[0];
 }
 
-/* The sum of a block, so that sums over many numbers have VECTORS chains of additions and need not wait for each. */
+/* The sum of a block. Long sums keep a block of partial sums: VECTORS independent chains, so that an addition does not
+ * wait for the one before, and the order of additions is the same for every LANES. */
 INLINE float sum_block(const lanes *parts) {
     float sums[BLOCK];
     memcpy(sums, parts, sizeof sums);
@@ -169,16 +171,16 @@ INLINE float sum_of_squares(const element *from, int64_t size) {
     return sum_block(squares) + rest;
 }
 
-/* e^x to 2 units in the last place, for x that is at most 0 by more than rounding or not a number; below -87 it is
- * 0. x = n ln 2 + r, and e^r is its series to the seventh term. */
+/* e^x to within 2 units in the last place, for x <= 0 (up to rounding) or NaN; 0 below -87. x = n ln 2 + r, and e^r is
+ * its Taylor series up to the seventh power. */
 INLINE lanes exp_lanes(lanes x) {
     const lanes zero = {0}, lowest = zero - 87.0f, highest = zero + 88.0f;
     whole_lanes low = x < lowest, high = x > highest;
     x = (lanes)(((whole_lanes)lowest & low) | ((whole_lanes)x & ~low));
     x = (lanes)(((whole_lanes)highest & high) | ((whole_lanes)x & ~high));
-    lanes shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum's last bits are n */
+    lanes shifted = x * 1.44269504f + 12582912.0f; /* adding 1.5 * 2^23 leaves the integer n in the last bits */
     lanes n = shifted - 12582912.0f;
-    lanes r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts, the first with few bits */
+    lanes r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts; n times the first is exact */
     lanes series = r * (1.0f / 5040) + (1.0f / 720);
     series = series * r + (1.0f / 120);
     series = series * r + (1.0f / 24);
@@ -190,7 +192,7 @@ INLINE lanes exp_lanes(lanes x) {
     return (lanes)((whole_lanes)(series * (lanes)power) & ~low);
 }
 
-/* 1 / (1 + e^-x), by e^-|x|, which cannot overflow. */
+/* 1 / (1 + e^-x), computed from e^-|x|, which cannot overflow. */
 INLINE lanes sigmoid(lanes x) {
     const lanes zero = {0}, one = zero + 1.0f;
     whole_lanes negative = x < zero;

@@ -1,8 +1,8 @@
-"""Folders that only the user and root can change, by descriptor, and folders to work in that are swept after a kill.
+"""Folders that only the user and root can change, and temporary folders that are cleaned up even after a kill.
 
-A library runs in the process that loads it, so whoever can replace it, or a folder above it, could run code there. A
-path is therefore followed one part at a time, each part is checked after it has been opened, and from then on used
-through its descriptor: what somebody puts under its name later is not seen.
+A library runs in the process that loads it. So whoever can replace the library, or a folder above it, can run code in
+that process. Therefore a path is followed one part at a time. Each part is opened, then checked, and from then on only
+used through its descriptor, so that replacing it under the same name has no effect.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 PREFIX = "burnish-kernels-"
-"""Of folders to work in."""
-_PATH = os.O_PATH if sys.platform == "linux" else 0  # nothing is built elsewhere, but this file may be imported
+"""Prefix of the names of temporary folders."""
+_PATH = os.O_PATH if sys.platform == "linux" else 0  # nothing is built elsewhere, but the module is imported
 _FOLDER = _PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ENTRY = _PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
-"""As many as Linux follows in one path."""
+"""The number that Linux follows in one path."""
 _ATTEMPTS = 5
 
 
 @contextmanager
 def private_folder(path: Path) -> Iterator[int]:
-    """The descriptor of an absolute path, whose missing parts are made for the user alone.
+    """The descriptor of the folder at an absolute path. Missing parts are created with access for the user alone.
 
-    Raises PermissionError where others than the user and root could change what is found there: they own the folder, a
-    folder on the way or a link, or may write in one of them. A folder on the way may be sticky, as /tmp is, since
-    others cannot replace what is not theirs there. Raises OSError where the folder cannot be had.
+    Raises PermissionError if anyone except the user and root could change what is found there, because they own the
+    folder, a parent folder or a link, or may write to one of them. Parent folders may be writable if they are sticky
+    like /tmp, because nobody can replace files of others there. Raises OSError if the folder cannot be opened.
     """
-    folder = _walked(path)
+    folder = _walk(path)
     try:
         yield folder
     finally:
@@ -45,23 +45,23 @@ def private_folder(path: Path) -> Iterator[int]:
 
 
 def check_owner(about: os.stat_result, *, may_be_sticky: bool = False) -> None:
-    """Raises PermissionError where a file or folder could be changed by others than the user and root."""
+    """Raises PermissionError if anyone except the user and root could change the file or folder."""
     others_write = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     is_sticky = may_be_sticky and about.st_mode & stat.S_ISVTX
     if about.st_uid not in (0, os.geteuid()) or (others_write and not is_sticky):
         raise PermissionError(errno.EACCES, "others may change it")
 
 
-def _walked(path: Path) -> int:
+def _walk(path: Path) -> int:
     folder, links = os.open("/", _FOLDER), 0
     try:
         check_owner(os.fstat(folder), may_be_sticky=True)
         parts = list(reversed(path.parts[1:]))
         while parts:
-            entry = _entry(folder, parts.pop())
+            entry = _open_entry(folder, parts.pop())
             try:
                 about = os.fstat(entry)
-                target = _target(entry, about)
+                target = _link_target(entry, about)
                 if target is None:
                     check_owner(about, may_be_sticky=bool(parts))
                     folder, entry = entry, folder
@@ -81,17 +81,17 @@ def _walked(path: Path) -> int:
     return folder
 
 
-def _entry(folder: int, name: str) -> int:
-    """What is called so there, without following a link; a new folder of the user's where there is nothing."""
+def _open_entry(folder: int, name: str) -> int:
+    """The entry of this name, without following a link. If there is none, a new folder for the user alone."""
     with suppress(FileNotFoundError):
         return os.open(name, _ENTRY, dir_fd=folder)
-    with suppress(FileExistsError):
+    with suppress(FileExistsError):  # another process has just made it
         os.mkdir(name, 0o700, dir_fd=folder)
     return os.open(name, _ENTRY, dir_fd=folder)
 
 
-def _target(entry: int, about: os.stat_result) -> PurePosixPath | None:
-    """Where a link leads, None for a folder. A link has an owner, but no permissions of its own."""
+def _link_target(entry: int, about: os.stat_result) -> PurePosixPath | None:
+    """The target of a link, None for a folder. Only a link's owner is checked, because it has no permissions."""
     if stat.S_ISDIR(about.st_mode):
         return None
     if not stat.S_ISLNK(about.st_mode):
@@ -102,14 +102,15 @@ def _target(entry: int, about: os.stat_result) -> PurePosixPath | None:
 
 
 @contextmanager
-def workplace(parent: int) -> Iterator[int]:
-    """The descriptor of a new folder in this one, for the user alone, which is removed in the end.
+def temporary_folder(parent: int) -> Iterator[int]:
+    """The descriptor of a new temporary folder in `parent`, for the user alone, which is removed at the end.
 
-    A killed process cannot remove its own. It is locked as long as its process lives, so that the next workplace in
-    the same parent tells it from those in use and removes it. Raises OSError where no folder can be made.
+    A killed process cannot remove its folder. But a folder stays locked while its process lives, so the next process
+    that makes one in the same parent can recognise abandoned ones and remove them. Raises OSError if no folder can be
+    made.
     """
     _sweep(parent)
-    name, folder = _claimed(parent)
+    name, folder = _claim(parent)
     try:
         yield folder
     finally:
@@ -117,14 +118,14 @@ def workplace(parent: int) -> Iterator[int]:
         os.close(folder)
 
 
-def _claimed(parent: int) -> tuple[str, int]:
-    """A new folder, locked, and its name. Another process may sweep it before it is locked; then there is another."""
+def _claim(parent: int) -> tuple[str, int]:
+    """The name and descriptor of a new, locked folder. If another process removes it before the lock, try again."""
     for _ in range(_ATTEMPTS):
         name = PREFIX + secrets.token_hex(8)
         os.mkdir(name, 0o700, dir_fd=parent)
         with suppress(FileNotFoundError):
             folder = os.open(name, _LISTED, dir_fd=parent)
-            with suppress(OSError):  # a file system without locks: nothing is swept there either
+            with suppress(OSError):  # a file system without locks, where `_sweep` removes nothing either
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 check_owner(os.fstat(folder))
@@ -133,21 +134,21 @@ def _claimed(parent: int) -> tuple[str, int]:
                 os.close(folder)
                 raise
             return name, folder
-    raise FileNotFoundError(errno.ENOENT, "each new folder was removed at once")
+    raise FileNotFoundError(errno.ENOENT, "each new folder was removed immediately")
 
 
 def _sweep(parent: int) -> None:
-    """Remove the user's workplaces that no process holds."""
+    """Remove the user's temporary folders that no process holds."""
     try:
         listed = os.open(".", _LISTED, dir_fd=parent)
-    except PermissionError:  # a folder that may be written but not read
+    except PermissionError:  # the folder is writable but not readable
         return
     try:
         names = [name for name in os.listdir(listed) if name.startswith(PREFIX)]
     finally:
         os.close(listed)
     for name in names:
-        with suppress(OSError):  # in use, somebody else's, or swept by another process at this moment
+        with suppress(OSError):  # in use, someone else's, or being removed by another process
             _remove_unlocked(parent, name)
 
 

@@ -1,13 +1,13 @@
-/* What a layer of a training pass does between its matrix products and attention, forwards and backwards.
+/* Everything in a layer of a training pass except matrix products and attention, forwards and backwards.
  *
- * Matrices are (rows, size), contiguous. Sums of gradients over rows are float32, one line for each thread.
+ * Matrices are (rows, size) and contiguous. Gradients that are summed over rows are float32, with one line per thread.
  */
 #include "elements.h"
 
 int omp_get_thread_num(void);
 
-/* sum = states + more (or states are the sum, when more is NULL); normed = its RMS norm times weight (Zhang and
- * Sennrich 2019, arXiv:1910.07467). shrink_R keeps one over the root mean square of each row. */
+/* sum = states + more (if more is NULL, states are the sum); normed = its RMS norm times weight (Zhang and Sennrich
+ * 2019, arXiv:1910.07467). shrink_R gets 1 / (root mean square) of each row, for the backward pass. */
 void normalise_forward(
     const element *states, const element *more, const element *weight, element *sum, element *normed, float *shrink_R,
     int64_t rows, int64_t size, float epsilon, int64_t threads
@@ -70,8 +70,8 @@ void normalise_backward(
     }
 }
 
-/* (rows, heads, size): positions by rotation (Su et al. 2021, arXiv:2104.09864), halves (x1, x2) turning with
- * (-x2, x1). cosine and sine are (rows, size) float32. */
+/* Rotary position embeddings (Su et al. 2021, arXiv:2104.09864) of (rows, heads, size): with halves x = (x1, x2), the
+ * result is x cosine + (-x2, x1) sine. cosine and sine are (rows, size) float32. */
 void rotate_forward(
     const element *from, const float *cosine, const float *sine, element *to, int64_t rows, int64_t heads, int64_t size,
     int64_t threads

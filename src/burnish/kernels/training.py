@@ -1,6 +1,6 @@
-"""The functions of train.c, for tensors, with their gradients.
+"""Python functions for the kernels in train.c, with their gradients.
 
-Shapes: S tokens, X hidden size, I intermediate size, H heads, D head size. Tensors are of the kernels' type but for
+Shapes: S tokens, X hidden size, I intermediate size, H heads, D head size. All tensors have the kernels' dtype, except
 cosines and sines, which are float32.
 """
 
@@ -21,10 +21,10 @@ _COUNT = ctypes.c_int64
 
 
 class TrainKernels:
-    """Differentiable once."""
+    """Kernels of training passes, differentiable once."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError where they cannot be built."""
+        """Raises KernelError if the kernels cannot be built."""
         library = load_library("train.c", dtype)
         types: dict[str, list[Any]] = {
             "normalise_forward": [*[_ADDRESS] * 6, _COUNT, _COUNT, ctypes.c_float, _COUNT],
@@ -42,19 +42,19 @@ class TrainKernels:
     def normalise(
         self, states_SX: Tensor, more_SX: Tensor | None, weight_X: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
-        """(states + more, the RMS norm of that times weight); without `more` the first is `states`."""
+        """(sum, its RMS norm times weight), where sum is states + more, or `states` itself without `more`."""
         self._check(states_SX, states_SX if more_SX is None else more_SX, weight_X)
         if weight_X.shape != states_SX.shape[-1:] or (more_SX is not None and more_SX.shape != states_SX.shape):
-            raise ValueError("states, what is added to them and the norm's weight do not fit each other")
+            raise ValueError("the shapes of states, the tensor to add and the norm's weight do not match")
         both: tuple[Tensor, Tensor] = _Normalise.apply(states_SX, more_SX, weight_X, epsilon, self)
         return both
 
     def rotate(self, states_SHD: Tensor, cosine_SD: Tensor, sine_SD: Tensor) -> Tensor:
-        """Queries or keys turned by their positions."""
+        """Queries or keys with rotary position embeddings applied."""
         self._check(states_SHD)
         table = (states_SHD.shape[0], states_SHD.shape[2])
         if any(part.shape != table or part.dtype != torch.float32 for part in (cosine_SD, sine_SD)):
-            raise ValueError(f"cosines and sines must be float32 and {table}")
+            raise ValueError(f"cosines and sines must be float32 of shape {table}")
         rotated_SHD: Tensor = _Rotate.apply(states_SHD, cosine_SD, sine_SD, self)
         return rotated_SHD
 
@@ -62,24 +62,24 @@ class TrainKernels:
         """silu(gate) * up."""
         self._check(gate_SI, up_SI)
         if gate_SI.shape != up_SI.shape:
-            raise ValueError("gate and up differ in shape")
+            raise ValueError("gate and up have different shapes")
         gated_SI: Tensor = _Gate.apply(gate_SI, up_SI, self)
         return gated_SI
 
     def _check(self, *tensors: Tensor) -> None:
-        """What goes by its address has to be what the code in C takes it for. Raises ValueError."""
+        """Raises ValueError for a dtype or device that the C code, which only gets addresses, would misread."""
         if any(tensor.dtype != self._dtype or tensor.device.type != "cpu" for tensor in tensors):
             raise ValueError(f"these kernels are for {self._dtype} on a CPU")
 
     def call(self, name: str, *arguments: Tensor | float | None) -> None:
-        """A function of train.c; tensors go by their address, the number of threads is added."""
+        """Call a function of train.c. Tensors are passed by address, and the number of threads is appended."""
         addresses = (a.data_ptr() if isinstance(a, Tensor) else a for a in arguments)
         self._functions[name](*addresses, torch.get_num_threads())
 
 
 @cache
 def train_kernels(dtype: torch.dtype) -> TrainKernels:
-    """Those of this process. Raises KernelError where they cannot be built."""
+    """The kernels of this process. Raises KernelError if they cannot be built."""
     return TrainKernels(dtype)
 
 
@@ -111,6 +111,7 @@ class _Normalise(torch.autograd.Function):
         rows, size = total.numel() // total.shape[-1], total.shape[-1]
         side = None if grad_total is None else grad_total.contiguous()
         grad = torch.empty_like(total)
+        # The gradient of the weight is summed over rows: one line per thread, so that threads do not collide.
         lines = torch.zeros(torch.get_num_threads(), size, dtype=torch.float32) if ctx.needs_input_grad[2] else None
         ctx.kernels.call(
             "normalise_backward", grad_normed.contiguous(), side, total, shrink_R, weight, grad, lines, rows, size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,9 +60,10 @@ def opened(accumulation: Accumulation | None, denominators: Denominators) -> Acc
 
 def trained_rows(batch: Batch) -> Batch:
     """The rows with at least one trained token; the others cost no forward pass."""
-    return batch.select(batch.loss_mask.any(dim=1).nonzero()[:, 0])
+    return batch.select(np.flatnonzero(batch.host.loss_mask.any(axis=1)))
 
 
 def count_denominators(batch: Batch) -> Denominators:
     """Trained tokens, and sequences with at least one, of the whole batch."""
-    return Denominators(int(batch.loss_mask.sum()), int(batch.loss_mask.any(dim=1).sum()))
+    loss_mask = batch.host.loss_mask
+    return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()))

@@ -1,4 +1,4 @@
-"""Critics: a model of their own, or a head on the policy's trunk. Both value the state before each response token."""
+"""A critic with a model of its own, which values the state before each response token."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.policy import LocalPolicy, copy_weights
 from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, Update, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.value_steps import ValueSteps
+from burnish.models.weights import load_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class SeparateCritic:
-    """`roles.Critic` with a trunk of its own, all of whose weights train, also beside a policy with LoRA."""
+    """`roles.Critic` with a trunk of its own, all of whose weights train, also next to a policy with LoRA."""
 
     shares_trunk = False
 
@@ -118,7 +118,7 @@ class SeparateCritic:
 
     @property
     def version(self) -> int:
-        """Optimizer steps made so far."""
+        """Optimizer steps begun so far."""
         return self._optimizer.version
 
     def values(self, batch: Batch) -> Tensor:
@@ -140,80 +140,18 @@ class SeparateCritic:
             return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
-        """Write the trunk as `AutoModel.from_pretrained` loads it, and the head beside it."""
+        """Write the trunk as `AutoModel.from_pretrained` loads it, and the head next to it."""
         self.trunk.save_pretrained(folder, safe_serialization=True)
         self.head.save(folder)
 
     def load_weights(self, folder: Path) -> None:
         """Take over what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
-        copy_weights(folder, self.trunk)
+        load_folder(folder, self.trunk)
         self.head.load(folder)
         self._optimizer.refresh()
 
     def training_state(self) -> dict[str, Any]:
         """Optimizer and version, as plain values and tensors."""
-        return self._optimizer.state()
-
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """The opposite of `training_state`; load the weights first."""
-        self._optimizer.load_state(state)
-
-
-class SharedCritic:
-    """`roles.Critic` as a value head on the policy's trunk.
-
-    The policy's own updates train head and trunk in one backward pass (the objective adds the value loss). The head has
-    its own optimizer, learning rate and gradient clipping: it starts at 0 and needs larger steps than the trunk bears.
-    `update` trains the head alone.
-    """
-
-    shares_trunk = True
-
-    def __init__(
-        self, policy: LocalPolicy, settings: OptimizerSettings, *, tokens_per_microbatch: int = TOKENS_PER_MICROBATCH
-    ) -> None:
-        trunk = trunk_of(policy.model)
-        self.head = ValueHead(hidden_size(trunk), device=trunk.device)
-        self._tokens_per_microbatch = tokens_per_microbatch
-        self._scorer = ValueScorer(trunk, self.head, plain=policy.loaded.plain)
-        self._optimizer = CriticOptimizer(list(self.head.named_parameters()), settings)
-        self._steps = ValueSteps(
-            self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=False
-        )
-        policy.share_trunk(self.head, self._optimizer)
-
-    @property
-    def version(self) -> int:
-        """Optimizer steps of the head so far, those within the policy's updates among them."""
-        return self._optimizer.version
-
-    def values(self, batch: Batch) -> Tensor:
-        """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
-
-    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        """Add the gradient of a part of a step of the head alone; see `roles.Critic`."""
-        self._steps.accumulate(batch, objective, denominators)
-
-    def settle(self, planned_step: int | None = None) -> Update:
-        """Make the step of all parts; see `roles.Critic`."""
-        return self._steps.settle(planned_step)
-
-    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        """One optimizer step of the head alone; the trunk, and with it the policy, stays as it is."""
-        return self._steps.update(batch, objective, planned_step)
-
-    def save_weights(self, folder: Path) -> None:
-        """Write the head; the trunk is the policy's."""
-        self.head.save(folder)
-
-    def load_weights(self, folder: Path) -> None:
-        """Take over what `save_weights` wrote."""
-        self.head.load(folder)
-        self._optimizer.refresh()
-
-    def training_state(self) -> dict[str, Any]:
-        """Optimizer of the head and version, as plain values and tensors."""
         return self._optimizer.state()
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:

@@ -115,7 +115,7 @@ def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: 
     model = model.to(device)
     align_weights(model)
     if head == "language" and not plain:
-        use_packed_rows(model)
+        use_packed_rows(model, paths)
     kernels_note = _use_kernels(model, config, paths, has_passes=head == "language" and not plain)
     found = (weights_note, eos_note, pad_note, context_note, bfloat16_note(model, paths), kernels_note)
     notes = tuple(note for note in found if note is not None)

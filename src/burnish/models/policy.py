@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
-from burnish.errors import CheckpointError, DivergenceError
+from burnish.errors import CheckpointError, DivergenceError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
@@ -24,7 +24,9 @@ from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
 from burnish.models.roles import Denominators, Objective, Reference, Update
-from burnish.models.value_head import CriticOptimizer, ValueHead
+from burnish.models.shared_critic import SharedCritic
+from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
+from burnish.models.weights import Weights, load_folder, named_tensors
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -85,10 +87,32 @@ class LocalPolicy:
             return AdapterOffReference(self._adapter, self._scorer, tokens_per_microbatch=budget)
         return FrozenReference.copy_of(self.loaded, temperature=self._scorer.temperature, tokens_per_microbatch=budget)
 
-    def share_trunk(self, head: ValueHead | None, optimizer: CriticOptimizer | None) -> None:
-        """Let `head` read values from the trunk in every update: objectives then see them beside the scores, and one
-        backward pass trains both. The head steps with its own optimizer, right after the policy's. None ends it."""
-        self._value_head, self._head_optimizer = head, optimizer
+    def add_value_head(self, settings: OptimizerSettings) -> SharedCritic:
+        """Put a value head with an optimizer of its own on the trunk, and return the critic that it makes.
+
+        From now on objectives see its values next to the scores, and one backward pass of `update` trains both; the
+        head steps right after the policy. Raises ValueError when there is one already.
+        """
+        if self._value_head is not None:
+            raise ValueError("the policy has a value head already")
+        trunk = trunk_of(self.model)
+        self._value_head = head = ValueHead(hidden_size(trunk), device=trunk.device)
+        self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings)
+        scorer = ValueScorer(trunk, head, plain=self.loaded.plain)
+        return SharedCritic(scorer, self._head_optimizer, tokens_per_microbatch=self._tokens_per_microbatch)
+
+    def publish(self) -> Weights:
+        """The weights of this version for engines. Those of this process share the live module, others read copies."""
+        return Weights(self._version, partial(self._tensors, self._version), self.model)
+
+    def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        if version != self._version:
+            raise RolloutError(
+                f"version {version} of the policy's weights is asked for, but the policy is at version "
+                f"{self._version} by now",
+                remedy="call sync() with the weights that publish() gives after every update",
+            )
+        return named_tensors(self.model)
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         """Scores of every response token under the current weights, no gradient; (B, T) in the batch's order."""
@@ -128,7 +152,7 @@ class LocalPolicy:
                 for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
                     part = part.to(self.model.device)
                     scores = self._scorer.score(
-                        part, positions_BT=part.loss_mask, entropy=objective.needs_entropy, value_head=self._value_head
+                        part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
                     )
                     value = objective(scores, part, denominators)
                     loss = value.loss
@@ -208,7 +232,7 @@ class LocalPolicy:
                 )
             self._adapter.load(folder / "adapter")
         else:
-            copy_weights(folder, self.model)
+            load_folder(folder, self.model)
         self._optimizer.refresh()
 
     def training_state(self) -> dict[str, Any]:
@@ -220,23 +244,3 @@ class LocalPolicy:
         """The opposite of `training_state`; load the weights first."""
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])
-
-
-@torch.no_grad()
-def copy_weights(folder: Path, model: PreTrainedModel) -> None:
-    """Read the folder through `from_pretrained`, which knows how its architecture is laid out on disk, and copy."""
-    saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
-    own, found = dict(model.named_parameters()), dict(saved.named_parameters())
-    unlike = {name for name in own.keys() & found.keys() if own[name].shape != found[name].shape}
-    if info["missing_keys"] or own.keys() != found.keys() or unlike:
-        odd = sorted(set(info["missing_keys"]) | (own.keys() ^ found.keys()) | unlike)
-        raise CheckpointError(
-            f"weights in {folder} do not fit the model: {_some(odd)}", remedy="resume with the model it was made with"
-        )
-    for name, parameter in own.items():
-        parameter.copy_(found[name])
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

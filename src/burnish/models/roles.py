@@ -11,6 +11,7 @@ from torch import Tensor
 
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
+from burnish.models.weights import Weights
 from burnish.types import Metric
 
 
@@ -124,6 +125,10 @@ class Policy(Protocol):
 
         `denominators` are given when rows without a gradient have been left out of the batch, and count them as well.
         """
+        ...
+
+    def publish(self) -> Weights:
+        """The weights of this version, for engines to sync with before the next update."""
         ...
 
     def save_weights(self, folder: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from burnish.errors import CheckpointError, DivergenceError, ModelError
 from burnish.forward.batch import Batch
-from burnish.forward.scoring import ResponseRows, TrunkRunner
+from burnish.forward.scoring import ResponsePositions, TrunkRunner, put_back
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.types import Metric, Reduction
 
@@ -88,15 +88,16 @@ class ValueScorer:
         """Where trunk and head live."""
         return self.head.weight.device
 
-    def score(self, batch: Batch, *, positions_BT: Tensor | None = None, train_trunk: bool = True) -> Tensor:
-        """(B, T) float32 at `positions_BT` (default: every response token), 0 elsewhere; differentiable.
+    def score(self, batch: Batch, *, only_trained: bool = False, train_trunk: bool = True) -> Tensor:
+        """(B, T) float32 at every response token (`only_trained`: at those in the loss mask), 0 elsewhere.
 
-        With `train_trunk` False the gradient reaches the head only.
+        Differentiable. With `train_trunk` False the gradient reaches the head only.
         """
-        rows = ResponseRows.of(batch.to(self.device), positions_BT)
+        batch = batch.to(self.device)
+        positions = ResponsePositions.of(batch, only_trained=only_trained)
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
-            hidden_N = self._runner.hidden(rows)
-        return rows.scatter(self.head(hidden_N))
+            hidden_N = self._runner.hidden(batch, positions)
+        return positions.scatter(self.head(hidden_N))
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, those rows) of each micro-batch, cut as suits the way the trunk reads them."""
@@ -105,10 +106,8 @@ class ValueScorer:
     @torch.no_grad()
     def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int) -> Tensor:
         """Values of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
-        values_BT = torch.zeros(batch.response_tokens.shape, device=batch.device)
-        for rows, part in self.split(batch, tokens_per_microbatch):
-            values_BT[rows, : part.response_tokens.shape[1]] = self.score(part).to(batch.device)
-        return values_BT
+        parts = [(rows, self.score(part)) for rows, part in self.split(batch, tokens_per_microbatch)]
+        return put_back(parts, tuple(batch.response_tokens.shape), batch.device)
 
 
 def trunk_of(model: PreTrainedModel) -> PreTrainedModel:

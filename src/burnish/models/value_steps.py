@@ -35,7 +35,7 @@ class ValueSteps:
         try:
             for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
                 part = part.to(self._scorer.device)
-                values_BT = self._scorer.score(part, positions_BT=part.loss_mask, train_trunk=self._train_trunk)
+                values_BT = self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)
                 value = objective(values_BT, part, denominators)
                 value.loss.backward()
                 accumulation.add(value, value.loss)

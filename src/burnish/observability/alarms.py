@@ -257,7 +257,7 @@ class AlarmBell:
         """Take in the row of a step and return the alarms that fire at it for the first time."""
         return [alarm for detector in self.detectors if (alarm := self._look(detector, step, row)) is not None]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, dict[str, float]]:
         """Plain values for a checkpoint."""
         return {
             name: {"streak": m.streak, "readings": m.readings, "start_sum": m.start_sum, "fired": m.fired}

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under another name, forced to disk, then renamed."""
+"""Write files atomically: under another name, forced to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import os
 from pathlib import Path
 
 PRIVATE = 0o600
-"""Mode of the files of a run that can tell something about its owner."""
+"""Mode of files of a run that may reveal something about its owner."""
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file so that a kill at any instant leaves the old content or the new one, never a part.
+    """Write a file so that a kill at any time leaves the old content or the new one, never a part of it.
 
-    Only its owner may read it, whatever the umask: prompts, paths and command lines are nobody else's.
+    Only the owner may read the file, whatever the umask, because it can contain prompts, paths and command lines.
     """
-    # A lone surrogate from somebody's data cannot be UTF-8; backslashreplace makes it the escape that JSON knows.
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
+        # O_EXCL fails for an existing file, so a link under this name is never followed.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+        # UTF-8 cannot hold a lone surrogate from the user's data. backslashreplace writes it as an escape of JSON.
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
             file.flush()
@@ -42,7 +43,7 @@ def fsync_file(path: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk, so that a rename survives a power cut."""
+    """Force the entries of a folder to disk, so that a rename survives a power failure."""
     fsync_file(folder)
 
 
@@ -56,6 +57,6 @@ def disk_remedy(error: OSError, folder: Path) -> str:
         case errno.EMFILE | errno.ENFILE:
             return "raise the limit of open files (ulimit -n), then start again: it resumes"
         case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
-            return f"something of another kind is in its place: move it out of {folder}, then start again: it resumes"
+            return f"something else is in its place: move it out of {folder}, then start again: it resumes"
         case _:
             return f"check the disk of {folder}, then start again: it resumes from the newest complete checkpoint"

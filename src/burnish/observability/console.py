@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live table on a terminal, one plain line a step elsewhere."""
+"""What a run shows while it trains: a live table on a terminal, one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("same", "groups/constant_fraction", ".0%"),
     ("grad", "policy/grad_norm", ".3g"),
 )
-"""Heading, metric and format of the table; a metric that the run does not have takes no column."""
+"""Heading, metric and format of each column. A metric that the run does not have gets no column."""
 
 FAMILIES: tuple[tuple[str, str, str, int], ...] = (
     ("reward/part/", "", ".3f", 2),
     ("eval/pass@", "pass@", ".1%", 1),
     ("eval/maj@", "maj@", ".1%", 1),
 )
-"""Metrics of one beginning that have a column each behind the table's own: beginning, what the heading begins with,
-format, and how many there must be (a single reward is the sum itself)."""
-_MOST_OF_A_FAMILY = 6
+"""Metrics with a common prefix, which get further columns: prefix, prefix of the heading, format, and the least number
+of such metrics to show them (a single reward part equals the reward itself)."""
+_MAX_FAMILY_COLUMNS = 6
 
 SPEEDS: tuple[tuple[str, str], ...] = (
     ("generate", "throughput/generate_tokens_per_second"),
@@ -48,17 +48,17 @@ SPEEDS: tuple[tuple[str, str], ...] = (
     ("overall", "throughput/response_tokens_per_second"),
     ("train", "throughput/tokens_per_second"),
 )
-"""Phases with their throughput, in tokens per second."""
+"""Phase and its throughput metric, in tokens per second."""
 
 _VISIBLE_ROWS = 8
 
 
 class Display:
-    """Progress, time left, the numbers that matter and tokens per second by phase. Use as a context manager.
+    """Progress, time left, the main metrics, and tokens per second by phase. Use it as a context manager.
 
-    On a terminal and in a notebook one live table is redrawn; elsewhere (a log file, CI) every `plain_every`-th step,
-    evaluated steps and the last one are one plain line. `start_step` is where a resumed run begins; `clock` gives
-    seconds.
+    On a terminal and in a notebook, one live table is redrawn. Elsewhere (a log file, CI), one plain line is printed
+    for every `plain_every`-th step, for steps with an evaluation and for the last step. `start_step` is where a resumed
+    run begins. `clock` returns seconds.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Display:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """Say what is going on inside the step; an empty name says nothing."""
+        """Show the current phase of the step; an empty name shows none."""
         self._phase = name
         self._refresh()
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
-        """Show the numbers of a finished step."""
+        """Show the metrics of a finished step."""
         self._step = step
         self._known |= row
         self._rows = [*self._rows, (step, dict(row))][-_VISIBLE_ROWS:]
@@ -118,7 +118,7 @@ class Display:
             )
 
     def alarm(self, alarm: Alarm) -> None:
-        """Print an alarm above the table; it stays on the screen."""
+        """Print an alarm above the table, where it stays."""
         self._console.print(
             f"[bold yellow]ALARM[/] step {alarm.step}: [bold]{escape(alarm.name)}[/]: {escape(alarm.message)}\n"
             f"  -> {escape(alarm.knob)}",
@@ -131,7 +131,7 @@ class Display:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def seconds_left(self) -> float | None:
-        """From the mean time of the steps made since the start; None before the first."""
+        """Estimated from the mean time of the steps since the start; None before the first."""
         made = self._step - self._start_step
         if made <= 0:
             return None
@@ -139,9 +139,9 @@ class Display:
 
     def _refresh(self) -> None:
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
+            self._live.update(self._render(), refresh=True)
 
-    def _picture(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         bar = ProgressBar(self._total_steps, self._step, width=60)
         parts: list[RenderableType] = [self._header(), Padding(bar, (0, 0, 0, 0))]
         if self._rows:
@@ -169,36 +169,36 @@ class Display:
 
 
 def say(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are: nothing in them is markup, and none is broken to fit a width."""
+    """Print lines unchanged: without interpreting markup, and without wrapping."""
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def columns_of(known: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    """(heading, metric, format) of what a run with these metrics shows."""
+    """(heading, metric, format) of each column for a run with these metrics."""
     shown = [column for column in COLUMNS if column[1] in known]
     for begin, heading, spec, least in FAMILIES:
         names = sorted((name for name in known if name.startswith(begin)), key=_by_number)
         if len(names) >= least:
-            shown += [(heading + name.removeprefix(begin), name, spec) for name in names[:_MOST_OF_A_FAMILY]]
+            shown += [(heading + name.removeprefix(begin), name, spec) for name in names[:_MAX_FAMILY_COLUMNS]]
     return shown
 
 
 def _by_number(name: str) -> tuple[int, str]:
-    """pass@2 before pass@16."""
+    """Sort key that puts pass@2 before pass@16."""
     digits = name.rpartition("@")[2]
     return (int(digits) if digits.isdigit() else 0, name)
 
 
 def plain_line(step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None) -> str:
-    """One line with everything that the table would show."""
+    """One line with everything that a row of the table shows."""
     cells = [f"{heading} {format(row[name], spec)}" for heading, name, spec in columns_of(row)]
     left = "" if seconds_left is None else f"{duration(seconds_left)} left"
     return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed_text(row), left) if piece)
 
 
 def speed_text(row: Mapping[str, float]) -> str:
-    """ "tok/s generate 1.2k, update 3.4k", empty when nothing was measured."""
+    """ "tok/s generate 1.2k, update 3.4k"; empty if nothing was measured."""
     speeds = [f"{phase} {_short(row[name])}" for phase, name in SPEEDS if name in row]
     return f"tok/s {', '.join(speeds)}" if speeds else ""
 

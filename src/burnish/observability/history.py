@@ -1,4 +1,4 @@
-"""Reading `metrics.jsonl` back."""
+"""Read `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from burnish.errors import DataError
 from burnish.reading import file_problem
 
 _REMEDY = (
-    "mend the file (one line a step, in the order of the steps), or move it away: a run goes on with a new one, and a "
-    "report needs it"
+    "fix the file (one line per step, in order), or move it away: a run then continues with a new one, but a report "
+    "needs it"
 )
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics file, oldest first. No file is no rows; a last line that a kill cut short is left out.
+    """The rows of a metrics file, oldest first; none if there is no file. A torn last line is left out.
 
-    Raises DataError, with file and line, when an earlier line is not a row or does not come after the one before it,
-    and when the file cannot be read.
+    Raises DataError, with file and line, if any other line is not a row or is out of order, or if the file cannot be
+    read.
     """
     problem = file_problem(path)
     if problem is not None and problem.startswith("does not exist"):
@@ -32,17 +32,18 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", remedy=_REMEDY) from error
     lines = content.split(b"\n")
-    whole, torn = lines[:-1], lines[-1]  # every complete line ends with a newline, so the last piece is never one
+    whole, torn = lines[:-1], lines[-1]  # a complete line ends with a newline
     rows: list[dict[str, float]] = []
     for number, line in enumerate(whole, start=1):
         row = _parse(line, path, number)
         if rows and row["step"] <= rows[-1]["step"]:
             raise DataError(
-                f"{path}:{number} is the line of step {row['step']}, but comes after that of step {rows[-1]['step']}: "
-                "a line is doubled or out of order",
+                f"{path}:{number} is the line of step {row['step']}, but follows that of step {rows[-1]['step']}: "
+                "a line is duplicated or out of order",
                 remedy=_REMEDY,
             )
         rows.append(row)
+    # A kill may have cut off only the newline, or an editor may have removed it. Then the last piece is still a row.
     last = _problem_or_row(torn)
     if not isinstance(last, str) and (not rows or last["step"] > rows[-1]["step"]):
         rows.append(last)
@@ -50,7 +51,7 @@ def read_rows(path: Path) -> list[dict[str, float]]:
 
 
 def columns(rows: Sequence[dict[str, float]]) -> dict[str, tuple[list[int], list[float]]]:
-    """Metric name to (steps, values); a metric that is not in every row has fewer points."""
+    """Metric name -> (steps, values). A metric that is not in every row has fewer points."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
         for name, value in row.items():
@@ -63,7 +64,7 @@ def columns(rows: Sequence[dict[str, float]]) -> dict[str, tuple[list[int], list
 
 
 def read_history(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """The metrics of a run as columns."""
+    """The metrics of a run, by name (see `columns`)."""
     return columns(read_rows(run_dir / "metrics.jsonl"))
 
 
@@ -75,12 +76,12 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
 
 
 def _problem_or_row(line: bytes) -> dict[str, float] | str:
-    """The row, or why it is none."""
+    """The row, or why the line is not one."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         return str(error) or type(error).__name__
     if not isinstance(row, dict) or type(row.get("step")) is not int:
-        return "it is not an object with a whole-numbered `step`"
-    odd = [name for name, value in row.items() if type(value) not in (int, float) or not math.isfinite(value)]
-    return f"{odd[0]} is {row[odd[0]]!r:.60}, not a finite number" if odd else row
+        return "it is not an object with an integer `step`"
+    bad = [name for name, value in row.items() if type(value) not in (int, float) or not math.isfinite(value)]
+    return f"{bad[0]} is {row[bad[0]]!r:.60}, not a finite number" if bad else row

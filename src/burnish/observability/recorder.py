@@ -1,4 +1,4 @@
-"""Every rollout of a run on disk, also those that a filter or a failed reward kept out of the update."""
+"""Records every rollout of a run on disk, including those that a filter or a failed reward kept out of the update."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DecodeTokens = Callable[[Sequence[int]], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class RolloutNote:
-    """What the trainer found out about a rollout after it was sampled; per-token values: one a token.
+    """What the trainer computed for a rollout after sampling. Per-token fields have one value per response token.
 
-    `kept` says whether it entered the update; if not, `dropped_because` says why ("constant group", "truncated" ...).
+    `kept` says whether it was part of the update. If not, `dropped_because` says why ("constant group", "truncated").
     """
 
     kept: bool = True
@@ -40,16 +40,16 @@ class RolloutNote:
 _NAME = re.compile(r"(step|eval)-\d{6,}\.jsonl")
 
 Notes = Mapping[tuple[int, int], RolloutNote]
-"""(group_id, sample_index) to note."""
+"""(group_id, sample_index) -> note."""
 TokenValues = Mapping[tuple[int, int], Sequence[float]]
-"""(group_id, sample_index) to the critic's values before each response token."""
+"""(group_id, sample_index) -> the critic's values before each response token."""
 
 
 class RolloutRecorder:
-    """Writes `rollouts/step-000123.jsonl` and `rollouts/eval-000123.jsonl`, one line a rollout.
+    """Writes `rollouts/step-000123.jsonl` and `rollouts/eval-000123.jsonl`, with one line per rollout.
 
-    A file is written once, whole, after the advantages of its step are known; writing it again replaces it, so a
-    resumed run that repeats a step leaves the same file as an undisturbed one.
+    A file is written at once, after the advantages of its step are known. Writing it again replaces it, so a resumed
+    run that repeats a step leaves the same files as an uninterrupted one.
     """
 
     def __init__(self, folder: Path, decode_tokens: DecodeTokens | None = None) -> None:
@@ -57,22 +57,22 @@ class RolloutRecorder:
         self._decode_tokens = decode_tokens
 
     def record(self, step: int, groups: Sequence[RolloutGroup], notes: Notes | None = None) -> Path:
-        """Write the training rollouts of a step, all of them: those without a note count as not kept."""
+        """Write all training rollouts of a step. Those without a note count as not kept."""
         return self._write(f"step-{step:06d}.jsonl", step, groups, {} if notes is None else notes)
 
     def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> Path:
-        """Write the evaluation rollouts made after `step` steps, with the critic's values where there is one."""
+        """Write the evaluation rollouts after `step` steps, with the critic's values if there is a critic."""
         return self._write(f"eval-{step:06d}.jsonl", step, groups, None, values)
 
     def discard_after(self, step: int) -> None:
-        """Remove files of later steps: what a killed run wrote past the checkpoint it resumes from."""
+        """Remove files of later steps, which a killed run wrote after the checkpoint that it resumes from."""
         for path in recorded_files(self._folder):
             if step_of(path) > step:
                 try:
                     path.unlink()
                 except OSError as error:
                     raise BurnishError(
-                        f"cannot remove {path}, which the run makes again: {error.strerror}",
+                        f"cannot remove {path}, which the run has to write again: {error.strerror}",
                         remedy="remove it yourself, then start again",
                     ) from error
 
@@ -87,7 +87,7 @@ class RolloutRecorder:
         path = self._folder / name
         lines = [_dump(self._entry(step, *item, notes, values or {})) for item in _rollouts(groups)]
         try:
-            write_text_atomically(path, "".join(lines))
+            write_text_atomically(path, "".join(lines))  # at once, so that a killed run leaves no partial file
         except OSError as error:
             raise BurnishError(
                 f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)
@@ -109,14 +109,13 @@ class RolloutRecorder:
 
 
 def recorded_files(folder: Path) -> list[Path]:
-    """The rollout files of a run, training first, each kind in the order of its steps; files of other names are not
-    the run's."""
+    """The rollout files of a run, training before evaluation, each in the order of steps. Other files are ignored."""
     found = [path for path in folder.glob("*.jsonl") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: (not path.name.startswith("step-"), step_of(path)))
 
 
 def step_of(path: Path) -> int:
-    """Step number in the name of a rollout file."""
+    """The step in the name of a rollout file."""
     return int(path.stem.split("-")[-1])
 
 
@@ -156,7 +155,7 @@ def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
         if len(values) != len(rollout.response_tokens):
             raise ValueError(
                 f"note of group {rollout.group_id}, sample {rollout.sample_index}: {name} has {len(values)} entries, "
-                f"the response has {len(rollout.response_tokens)} tokens"
+                f"but the response has {len(rollout.response_tokens)} tokens"
             )
         fields[name] = list(values)
     return fields
@@ -169,7 +168,7 @@ def _why_dropped(rollout: Rollout) -> str:
 
 
 def _dump(entry: dict[str, Json]) -> str:
-    """One line of strict JSON; numbers that are not finite become their names, answers of odd types their text."""
+    """One line of strict JSON. Numbers that are not finite become strings, as do values of unknown types."""
     try:
         return json.dumps(entry, ensure_ascii=False, allow_nan=False, default=str) + "\n"
     except ValueError:

@@ -1,5 +1,5 @@
-"""Where the metric rows go: metrics.jsonl always, TensorBoard by default, Weights & Biases, MLflow and classes of the
-user's own as extras."""
+"""Where metrics are written: always metrics.jsonl, TensorBoard by default, and optionally Weights & Biases, MLflow and
+the user's own classes."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ _FIELD = "logging.sinks"
 
 
 class MetricSink(Protocol):
-    """Takes one row a step.
+    """Receives one row of metrics per step.
 
-    A class of the user's own (`logging.sinks: package.module:Class`) is built as `Class(run_dir, project=...,
-    config=..., resume_step=...)`: folder of the run, `logging.project`, the resolved run file as plain values, and the
-    step of the checkpoint that the run goes on from (None for a new run). Rows after that step come once more.
+    A user's class (`logging.sinks: package.module:Class`) is constructed as `Class(run_dir, project=..., config=...,
+    resume_step=...)`: the folder of the run, `logging.project`, the resolved run file as plain values, and the step of
+    the checkpoint that the run resumes from (None for a new run). Rows after that step are sent again.
     """
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Log the numbers of one step."""
+        """Log the metrics of one step."""
         ...
 
     def close(self) -> None:
-        """Write out what is buffered and let go."""
+        """Write out buffered data and release resources."""
         ...
 
 
 class JsonlSink:
-    """`metrics.jsonl`: one line a step, on disk before `write` returns, so that a killed run keeps it.
+    """`metrics.jsonl`: one line per step, on disk before `write` returns, so that a killed run keeps it.
 
-    Keys are sorted after `step`, floats written so that they read back exactly. Opened with `resume_step` k, lines of
-    later steps (and a line that a kill cut short) are removed first, so that no step is ever there twice. The lines up
-    to k must all be there, but for those at the beginning: `missing` says how many of those are not.
+    `step` comes first and the other keys are sorted. Floats are written so that reading gives the same value. With
+    `resume_step` k, later lines and a torn last line are removed first, so that no step appears twice. All lines up to
+    k must exist, except that the first ones may be missing; `missing` is their number.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
-        """Raises DataError when the file is damaged or lacks a line, BurnishError when it cannot be written."""
+        """Raises DataError if the file is damaged or lacks a line, and BurnishError if it cannot be written."""
         self._path = path
         kept = [] if resume_step is None else _rows_until(path, resume_step)
         self._last_step = int(kept[-1]["step"]) if kept else -1
@@ -68,15 +68,16 @@ class JsonlSink:
             raise _write_error(path, error) from error
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Append a line. Raises DivergenceError for a number that is not finite, ValueError for a step out of order.
+        """Append a line. Raises DivergenceError for a value that is not finite, and ValueError for a step out of order.
 
-        A line that the disk refuses is taken back, so that it is there whole or not at all.
+        If writing fails, the partial line is removed, so that a line is either complete or absent.
         """
         if step <= self._last_step:
             raise ValueError(f"step {step} comes after step {self._last_step} was written to {self._path}")
         _refuse_non_finite(step, row)
         line = _line(step, row).encode()
         try:
+            # A single `write`, because only a full disk makes it short, and then the line can be cut off again.
             if os.write(self._descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._descriptor)
@@ -88,10 +89,10 @@ class JsonlSink:
         self._last_step = step
 
     def reattach(self) -> str:
-        """Call it before a write: what had happened to the file and was put right, empty when nothing had.
+        """Restore the file if it was removed or moved away. Call this before `write`.
 
-        A file that was removed, or moved away, is made anew with all its lines. Raises BurnishError for one that
-        somebody else has changed.
+        Returns a message if it was restored (with all its lines), else an empty string. Raises BurnishError if someone
+        else has changed the file.
         """
         try:
             ours, there = os.fstat(self._descriptor), _stat(self._path)
@@ -100,14 +101,14 @@ class JsonlSink:
                 write_text_atomically(self._path, content.decode())
                 os.close(self._descriptor)
                 self._descriptor, self._size = _open_to_append(self._path)
-                return f"{self._path} was removed while the run was writing to it; it is made anew with all its lines"
+                return f"{self._path} was removed during the run and has been restored with all its lines"
         except OSError as error:
             raise _write_error(self._path, error) from error
         if there is not None and (ours.st_dev, ours.st_ino, self._size) == (there.st_dev, there.st_ino, there.st_size):
             return ""
         raise BurnishError(
             f"{self._path} was changed or replaced while the run was writing to it",
-            remedy="see what else writes there, put the file back (one line a step), and start again: it resumes",
+            remedy="find out what else writes there, restore the file (one line per step), and start again: it resumes",
         )
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Event files under `tensorboard/`; on resume, points of later steps are hidden."""
+    """Event files in `tensorboard/`. After a resume, points of later steps are hidden."""
 
     def __init__(self, folder: Path, *, resume_step: int | None = None) -> None:
         try:
@@ -148,7 +149,7 @@ class WandbSink:
         self._run = wandb.init(
             project=project, id=identity, name=run_dir.name, dir=str(run_dir), resume="allow", config=dict(config)
         )
-        # A resumed run repeats steps; W&B drops rows below its own counter, so the step travels as a value.
+        # A resumed run repeats steps, and W&B drops rows below its own step counter. So the step is logged as a value.
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
@@ -159,7 +160,7 @@ class WandbSink:
 
 
 class MlflowSink:
-    """MLflow, at the place that MLFLOW_TRACKING_URI names (else `mlruns`). A resumed run continues the same record."""
+    """MLflow, tracked at MLFLOW_TRACKING_URI (default `mlruns`). A resumed run continues the same MLflow run."""
 
     def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Json]) -> None:
         try:
@@ -186,32 +187,32 @@ class MlflowSink:
 
 
 class Sinks:
-    """`metrics.jsonl`, which a run cannot do without, and further sinks, which it can.
+    """`metrics.jsonl`, which a run needs, and further sinks, which are optional.
 
-    A further sink that raises anything, when it is built, written to or closed, is dropped and the run goes on: what
-    is returned is an alarm about each.
+    If a further sink raises any error, when it is built, written to or closed, it is dropped with an alarm, and the run
+    continues.
     """
 
     def __init__(
         self, open_file: Callable[[], JsonlSink], further: Mapping[str, Callable[[], MetricSink]], *, step: int = 0
     ) -> None:
-        """`further`: name to what builds the sink; `step`: the last one whose row is written."""
+        """`further`: name -> function that builds the sink. `step`: the last step whose row is already written."""
         self._further: dict[str, MetricSink] = {}
         self.alarms: list[Alarm] = []
-        """What went wrong while they were built."""
+        """What went wrong while the sinks were built."""
         for name, build in further.items():
             with self._dropping(name, "was opened", step, self.alarms):
                 self._further[name] = build()
-        self._file = open_file()  # after them: what is refused by its name touches nothing
+        self._file = open_file()  # last, so that a ConfigError from a sink leaves the file untouched
         if self._file.missing:
-            self.alarms.append(_beginning_missing(self._file.missing, step))
+            self.alarms.append(_missing_rows_alarm(self._file.missing, step))
 
     def write(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
-        """One row for all. Raises what `JsonlSink` raises; nothing was written then."""
+        """Write one row to all sinks. Raises what `JsonlSink` raises; then nothing was written."""
         found: list[Alarm] = []
-        mended = self._file.reattach()
-        if mended:
-            found.append(Alarm("metrics file removed", mended, "see what else removes files there", step))
+        restored = self._file.reattach()
+        if restored:
+            found.append(Alarm("metrics file removed", restored, "find out what else removes files there", step))
         self._file.write(step, row)
         for name, sink in list(self._further.items()):
             with self._dropping(name, f"wrote step {step}", step, found):
@@ -219,7 +220,7 @@ class Sinks:
         return found
 
     def close(self) -> list[Alarm]:
-        """Close all of them."""
+        """Close all sinks."""
         found: list[Alarm] = []
         self._file.close()
         for name, sink in list(self._further.items()):
@@ -231,13 +232,13 @@ class Sinks:
     def _dropping(self, name: str, doing: str, step: int, alarms: list[Alarm]) -> Iterator[None]:
         try:
             yield
-        except ConfigError:  # a wrong name or a package that is not there: refused before anything begins
+        except ConfigError:  # a wrong name or a missing package, which is refused before training begins
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  boundary: a sink may raise anything, training goes on
             self._further.pop(name, None)
-            told = f"the sink {name} failed while it {doing} and gets no more numbers: {describe_failure(error)}"
-            knob = f"mend it, or take it out of {_FIELD}; {METRICS_FILE} has all numbers"
-            alarms.append(Alarm("sink dropped", told, knob, step))
+            message = f"the sink {name} failed while it {doing} and gets no more metrics: {describe_failure(error)}"
+            knob = f"fix it, or remove it from {_FIELD}; {METRICS_FILE} has all metrics"
+            alarms.append(Alarm("sink dropped", message, knob, step))
 
 
 def build_sinks(
@@ -250,9 +251,9 @@ def build_sinks(
 ) -> Sinks:
     """metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, `package.module:Class`).
 
-    `resume_step` is the step of the checkpoint that the run continues from (None starts new files); `config` is the
-    resolved run file as plain values, shown by the services. Raises ConfigError when a package is not installed, or
-    when there is no such class or it is no sink, DataError when the lines that are there already are damaged.
+    `resume_step` is the step of the checkpoint that the run resumes from (None starts new files). `config` is the
+    resolved run file as plain values, shown by the services. Raises ConfigError if a package is not installed, or a
+    class does not exist or is not a sink, and DataError if existing lines are damaged.
     """
     find_sinks(names)
     values = dict(config or {})
@@ -273,16 +274,16 @@ def build_sinks(
 
 
 def find_sinks(names: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is neither a sink of Burnish's whose package is installed nor a class with
-    the methods of one."""
+    """Raises ConfigError for a name that is neither a built-in sink with its package installed, nor a class with the
+    methods of a sink."""
     for name in names:
         if name in SINK_NAMES:
-            if importlib.util.find_spec(name) is None:  # the package is called like the sink
+            if importlib.util.find_spec(name) is None:  # the package has the same name as the sink
                 raise _missing_package(name)
             continue
         if ":" not in name:
             known = f"{', '.join(SINK_NAMES)} and package.module:Class (or path/to/file.py:Class)"
-            raise ConfigError(f"{_FIELD}: {name!r} is not a sink", remedy=f"choose among {known}")
+            raise ConfigError(f"{_FIELD}: {name!r} is not a sink", remedy=f"choose from {known}")
         _sink_class(name)
 
 
@@ -297,26 +298,26 @@ def _line(step: int, row: Mapping[str, float]) -> str:
 
 
 def _rows_until(path: Path, last_step: int) -> list[dict[str, float]]:
-    """The rows up to a step. DataError when one between the first and that step is not there."""
+    """The rows up to a step. DataError if one between the first and that step is missing."""
     kept = [row for row in read_rows(path) if row["step"] <= last_step]
     there = {int(row["step"]) for row in kept}
     lost = [step for step in range(min(there, default=last_step + 1), last_step + 1) if step not in there]
     if lost:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         raise DataError(
-            f"{path} lacks the line of step {lost[0]}{more}, although the run has made it: a line was lost",
-            remedy="put it back, or move the file away: the run goes on with a new one, without the earlier steps",
+            f"{path} lacks the line of step {lost[0]}{more}, although the run has completed that step",
+            remedy="restore it, or move the file away: then the run continues with a new one, without earlier steps",
         )
     return kept
 
 
-def _beginning_missing(count: int, step: int) -> Alarm:
-    message = f"{METRICS_FILE} lacks its first {count} steps: somebody has removed it or part of it"
-    return Alarm("metrics missing", message, "put it back before you go on, if you want whole curves", step)
+def _missing_rows_alarm(count: int, step: int) -> Alarm:
+    message = f"{METRICS_FILE} lacks its first {count} steps, so the file or part of it was removed"
+    return Alarm("metrics missing", message, "restore it before you continue, if you want complete curves", step)
 
 
 def _open_to_append(path: Path) -> tuple[int, int]:
-    """Descriptor and size of a file that is there."""
+    """Descriptor and size of an existing file."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     return descriptor, os.fstat(descriptor).st_size
 
@@ -349,7 +350,7 @@ def _missing_package(name: str) -> ConfigError:
     command = "pip install tensorboard" if name == "tensorboard" else f"pip install 'burnish[{name}]'"
     return ConfigError(
         f"logging.sinks names {name}, but the package {name} is not installed",
-        remedy=f"{command}, or take {name} out of logging.sinks",
+        remedy=f"{command}, or remove {name} from logging.sinks",
     )
 
 

@@ -1,7 +1,7 @@
-"""How much memory a run is likely to take, from the model's sizes alone.
+"""An estimate of a run's memory, from the model's sizes alone.
 
-Symbols: P parameters (Q of them trained: all, or those of the adapters), b bytes per weight (4 or 2), L layers,
-H hidden, F feed-forward, N tokens in one forward and backward, V vocabulary, K = key/value heads x head size.
+Symbols: P parameters (Q of them trained: all, or only the adapters'), b bytes per weight (4 or 2), L layers, H hidden
+size, F feed-forward size, N tokens in one forward and backward pass, V vocabulary, K = key/value heads x head size.
 
 | item | bytes | why |
 |---|---|---|
@@ -13,14 +13,14 @@ H hidden, F feed-forward, N tokens in one forward and backward, V vocabulary, K 
 | critic | P b + 4 P (below float32) + 4 P + 8 P, only a separate one | its weights, masters, gradients and moments |
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
 | log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
-| the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients all at once |
-| key/value cache | 2 L K b x rows x tokens of a row; 4 for b with `model.device: cpu` | rows decoded side by side |
-| policy that responds | P b, reward models with `normalization.on: policy` | it samples what scores are measured on |
+| the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
+| key/value cache | 2 L K b x rows x tokens of a row; 4 for b with `model.device: cpu` | rows decoded in parallel |
+| sampling policy | P b, reward models with `normalization.on: policy` | it samples responses to measure scores on |
 
-A reward model has a score head in place of its output head: no log-probabilities, and P is a little too large.
+A reward model has a score head instead of an output head: there are no log-probabilities, and P is a little too large.
 
-The cache and the activations are not held at the same time; both are listed, the sum is therefore a cautious one.
-Not counted: the library's own working memory, fragmentation, attention without a memory-saving kernel.
+The cache and the activations are not needed at the same time. Both are listed, so the sum errs on the safe side. Not
+counted: PyTorch's own working memory, fragmentation, and attention without a memory-saving kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from burnish.planning.model_facts import ModelFacts
 Trained = RlConfig | SftConfig | RmConfig
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
-_NORMALIZATION_ROWS = 64
+_NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class MemoryItem:
 
 
 def estimate_memory(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]:
-    """The lines of the table above for this run, those of zero bytes left out."""
+    """The lines of the table above for this run, without those of zero bytes."""
     width = 4 if config.model.dtype == "float32" else 2
     trained = _trained(config.model.lora, facts)
     trains = "reward model" if isinstance(config, RmConfig) else "policy"
@@ -71,12 +71,13 @@ def _trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     hidden, inner = facts.hidden_size, facts.intermediate_size
     query = facts.num_attention_heads * facts.head_size
     key_value = facts.num_key_value_heads * facts.head_size
+    # Query and output, key and value, and the three matrices of a gated feed-forward layer.
     ends = 2 * (hidden + query) + 2 * (hidden + key_value) + 3 * (hidden + inner)
     return facts.num_layers * lora.rank * ends
 
 
 def _role_items(config: Trained, facts: ModelFacts, width: int) -> list[MemoryItem]:
-    """Models beside the one that is trained, and the cache of what samples."""
+    """Models other than the trained one, and the cache of the sampler."""
     if isinstance(config, RmConfig):
         return _normalization_items(config, facts, width)
     if isinstance(config, SftConfig):
@@ -97,7 +98,7 @@ def _normalization_items(config: RmConfig, facts: ModelFacts, width: int) -> lis
         return []
     rows = min(_NORMALIZATION_ROWS, settings.responses)
     return [
-        _copy("policy that responds", facts, width),
+        _copy("sampling policy", facts, width),
         _cache(rows, config.max_tokens, facts, _cache_width(config, width)),
     ]
 
@@ -107,7 +108,7 @@ def _copy(name: str, facts: ModelFacts, width: int) -> MemoryItem:
 
 
 def _cache_width(config: Trained, width: int) -> int:
-    """Decoding on a CPU keeps float32; models that do not go through fused decoding keep less."""
+    """Bytes per number in the cache. Fused decoding on a CPU keeps float32; other decoding uses the model's dtype."""
     return 4 if config.model.device == "cpu" else width
 
 
@@ -118,7 +119,7 @@ def _cache(rows: int, tokens: int, facts: ModelFacts, width: int) -> MemoryItem:
 
 
 def _critic_items(config: RlConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
-    """A separate critic is a second trained model; the output head that it does not have is counted all the same."""
+    """A separate critic is a second trained model. It has no output head, but that is counted as well."""
     if config.algorithm.estimator not in names.CRITIC_ESTIMATORS or config.critic.kind == "shared":
         return []
     each = width + 4 + 8 + (0 if width == 4 else 4)
@@ -154,11 +155,11 @@ def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> Me
 
 
 def microbatch_tokens(config: Trained) -> int:
-    """Tokens in one forward and backward: the budget, or less when a whole optimizer step is smaller."""
+    """Tokens in one forward and backward pass: the budget, or less if a whole optimizer step is smaller."""
     budget = config.optimization.tokens_per_microbatch
     if isinstance(config, SftConfig):
         return min(budget, config.optimization.tokens_per_batch)
-    if isinstance(config, RmConfig):  # a comparison is never cut, however small the budget
+    if isinstance(config, RmConfig):  # a comparison is never split, however small the budget
         one = (config.candidates or 2) * config.max_tokens
         return max(min(budget, config.optimization.comparisons_per_batch * one), one)
     rollout = config.rollout

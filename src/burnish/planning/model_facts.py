@@ -1,4 +1,4 @@
-"""Sizes of a model, read from its folder without loading it: `config.json` and the headers of the safetensors files."""
+"""The sizes of a model, read without loading it: from `config.json` and the headers of the safetensors files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What memory depends on. `context_tokens` is None when the model names no limit."""
+    """The sizes that memory depends on. `context_tokens` is None if the model's config names no limit."""
 
     num_parameters: int
     num_layers: int
@@ -27,24 +27,24 @@ class ModelFacts:
 
 
 def read_model_facts(folder: Path) -> ModelFacts | None:
-    """Facts of a local model folder; None when it is no local folder or of a layout that is not understood."""
+    """The sizes of a local model folder; None if it is not local, or its config has an unknown layout."""
     path = folder / "config.json"
     if not path.is_file():
         return None
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # loading the model will say what is wrong with the file
+        return None  # loading the model will report what is wrong with the file
     if not isinstance(raw, dict):
         return None
     return facts_of(raw, num_parameters=count_parameters(folder))
 
 
 def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None) -> ModelFacts | None:
-    """Facts from the contents of a `config.json` (Llama-like and GPT-2-like words); None when sizes are missing.
+    """The sizes in a `config.json` with Llama-like or GPT-2-like names; None if some are missing.
 
-    Without `num_parameters` (no weights at hand) they are counted for a decoder of attention, gated or plain
-    feed-forward and (un)tied embeddings, leaving out norms and biases: about 1 % low.
+    Without `num_parameters` (no weights available), parameters are estimated for a decoder of attention, gated or plain
+    feed-forward and tied or untied embeddings. Norms and biases are left out, so the result is about 1 % too low.
     """
     inner = config.get("text_config")
     words = {**config, **inner} if isinstance(inner, dict) else dict(config)
@@ -57,7 +57,7 @@ def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None)
     intermediate = _first(words, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
     key_values = _first(words, "num_key_value_heads") or heads
     head_size = _first(words, "head_dim") or hidden // heads
-    gated = "n_embd" not in words
+    gated = "n_embd" not in words  # only GPT-2 says `n_embd`; it has a plain feed-forward and learned positions
     if num_parameters is None:
         attention = hidden * head_size * (2 * heads + 2 * key_values)
         per_layer = attention + (3 if gated else 2) * hidden * intermediate
@@ -78,14 +78,18 @@ def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None)
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Elements of all tensors in the safetensors files of a folder, from their headers; None without such files."""
+    """Number of elements in all safetensors files of a folder, from their headers; None without such files."""
     files = sorted(folder.glob("*.safetensors"))
     counts = [_elements(path) for path in files]
     return sum(c for c in counts if c is not None) if files and None not in counts else None
 
 
 def _elements(path: Path) -> int | None:
-    """The header is 8 bytes of length (little endian) and that much JSON: https://github.com/huggingface/safetensors"""
+    """Number of elements in one safetensors file.
+
+    It begins with the length of the header (8 bytes, little endian) and the header as JSON, see
+    https://github.com/huggingface/safetensors.
+    """
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

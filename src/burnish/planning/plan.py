@@ -1,4 +1,4 @@
-"""What a run will do, worked out before it does anything. Pure arithmetic: no files, no models, no torch."""
+"""What a run will do, computed before it starts. Pure arithmetic, without files, models or torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.planning.model_facts import ModelFacts
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """One derived value: what it is, the value, and the arithmetic behind it."""
+    """One derived value: its name, the value, and the arithmetic behind it."""
 
     topic: str
     name: str
@@ -31,7 +31,7 @@ class ModelRole:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The arithmetic of a run. Counts of an RL run are for complete steps: no failed reward, no refilled group."""
+    """The arithmetic of a run. Counts of an RL run assume that no reward fails and no group is refilled."""
 
     steps: int | None
     optimizer_steps: int | None
@@ -49,12 +49,12 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """Sum of the memory estimate; 0 when the model's sizes are unknown."""
+        """Sum of the memory estimate; 0 if the model's sizes are unknown."""
         return sum(item.num_bytes for item in self.memory)
 
 
 def plan_rl(config: RlConfig, *, num_prompts: int | None = None, facts: ModelFacts | None = None) -> Plan:
-    """The plan of `burnish rl`. `num_prompts`: rows of data.train, `facts`: sizes of the model, where known."""
+    """The plan of `burnish rl`. If known, `num_prompts` are those in data.train, `facts` the model's sizes."""
     rollout, optimization = config.rollout, config.optimization
     responses = rollout.prompts_per_step * rollout.group_size
     per_step = optimization.epochs * optimization.minibatches
@@ -90,8 +90,11 @@ def plan_sft(
     num_steps: int | None = None,
     facts: ModelFacts | None = None,
 ) -> Plan:
-    """The plan of `burnish sft`. Of data.train, where known: examples, tokens of all of them, and the optimizer steps
-    that `optimization.epochs` passes take."""
+    """The plan of `burnish sft`.
+
+    `num_examples` and `num_tokens` describe data.train, and `num_steps` is the number of optimizer steps that
+    `optimization.epochs` passes take, if known.
+    """
     epochs = config.optimization.epochs
     steps = config.steps if config.steps is not None else num_steps
     passes: float | None = float(epochs)
@@ -125,13 +128,13 @@ def _sft_lines(
 
 
 def split_evenly(total: int, parts: int) -> tuple[int, ...]:
-    """Sizes of `parts` parts that differ by at most one, the larger ones first."""
+    """The sizes of `parts` parts that differ by at most one, larger ones first."""
     size, larger = divmod(total, parts)
     return (size + 1,) * larger + (size,) * (parts - larger)
 
 
 def num_evaluations(config: RlConfig) -> int:
-    """Evaluations of the whole run: at the start, every so many steps, and after the last step."""
+    """Number of evaluations in the whole run: at the start, every `every_steps` steps, and after the last step."""
     if not config.data.eval:
         return 0
     every = config.evaluation.every_steps
@@ -152,7 +155,7 @@ def _models(config: RlConfig) -> Iterator[ModelRole]:
         return
     because = f"algorithm.kl_in is {algorithm.kl_in} with kl_coef {algorithm.kl_coef:g}"
     if config.model.lora:
-        because += "; it is the policy with its adapters off, no second copy"
+        because += "; it is the policy with its adapters off, not a second copy"
     yield ModelRole("reference", because)
 
 
@@ -161,19 +164,19 @@ def _sampler(config: RlConfig) -> str:
     if engine != "vllm":
         return f"the {engine} engine samples from it"
     python = config.rollout.vllm.python or "this interpreter"
-    return f"the vllm engine samples from a second copy, in a process of its own ({python})"
+    return f"the vllm engine samples from a second copy, in its own process ({python})"
 
 
 def _critic(config: RlConfig) -> Iterator[ModelRole]:
     critic, estimator = config.critic, config.algorithm.estimator
     if estimator not in names.CRITIC_ESTIMATORS:
         return
-    asks = f"the estimator {estimator} asks for values"
+    needs = f"the estimator {estimator} needs values"
     if critic.kind == "shared":
-        yield ModelRole("critic", f"{asks}; a head on the policy's trunk (critic.kind shared), no second model")
+        yield ModelRole("critic", f"{needs}; a head on the policy's backbone (critic.kind shared), not a second model")
         return
     start = "a copy of the policy" if critic.init == "policy" else critic.init
-    yield ModelRole("critic", f"{asks}; all weights of its own trunk are trained, starting from {start}")
+    yield ModelRole("critic", f"{needs}; all weights of its own backbone are trained, starting from {start}")
 
 
 def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | None) -> Iterator[PlanLine]:
@@ -184,7 +187,7 @@ def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | N
     product = f"{prompts} prompts x {group} (rollout.group_size)"
     yield PlanLine("one step", "responses", f"{responses:,}", product)
     if config.algorithm.estimator in names.GREEDY_ESTIMATORS:
-        because = f"the estimator {config.algorithm.estimator} asks for one per prompt; they are not trained on"
+        because = f"the estimator {config.algorithm.estimator} needs one per prompt; they are not trained on"
         yield PlanLine("one step", "greedy responses", f"{prompts:,}", because)
     most = responses * rollout.max_response_tokens
     because = f"{responses} responses x {rollout.max_response_tokens} (rollout.max_response_tokens)"
@@ -198,7 +201,7 @@ def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | N
     yield PlanLine("whole run", "responses", f"{config.steps * responses:,}", f"{config.steps} steps x {responses}")
     because = f"{whole:,} prompts drawn / {count_in_words(num_prompts)} in data.train"
     if config.data.query is not None:
-        because += ", those without a query (data.query) included"
+        because += ", including those without a query (data.query)"
     yield PlanLine("whole run", "passes over the data", number_in_words(passes), because)
 
 
@@ -256,7 +259,7 @@ def _other_lines(config: RlConfig, evaluations: int) -> Iterator[PlanLine]:
     every = config.checkpoint.every_steps
     saves = -(-config.steps // every) if every is not None else 1
     because = f"every {every} steps and after the last" if every is not None else "after the last step"
-    yield PlanLine("whole run", "checkpoints", str(saves), f"{because}; the newest {config.checkpoint.keep} stay")
+    yield PlanLine("whole run", "checkpoints", str(saves), f"{because}; the newest {config.checkpoint.keep} are kept")
 
 
 def _when_evaluated(config: RlConfig) -> str:
@@ -272,14 +275,14 @@ def _warnings(config: RlConfig, num_prompts: int | None, facts: ModelFacts | Non
     rollout = config.rollout
     if num_prompts is not None and num_prompts < rollout.prompts_per_step:
         yield (
-            f"data.train has {num_prompts} prompts, fewer than rollout.prompts_per_step {rollout.prompts_per_step}: "
+            f"data.train has {num_prompts} prompts, fewer than rollout.prompts_per_step {rollout.prompts_per_step}, so "
             "a step draws some of them more than once"
         )
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     yield from context_warning(longest, "rollout.max_prompt_tokens + max_response_tokens", facts)
     yield from _slow_critic(config, facts)
     if rollout.group_size == 1 and config.algorithm.estimator == "raw" and config.algorithm.kl_in == "none":
-        yield "plain REINFORCE without baseline and KL learns slowly and may drift"
+        yield "plain REINFORCE without a baseline or KL learns slowly and may drift"
 
 
 def _critic_rate(config: RlConfig) -> float:
@@ -289,10 +292,10 @@ def _critic_rate(config: RlConfig) -> float:
 
 
 def _slow_critic(config: RlConfig, facts: ModelFacts | None) -> Iterator[str]:
-    """A warning when the whole run is too short to bring a critic's values, which begin at 0, to the size of 1.
+    """A warning if the whole run is too short for a critic's values, which start at 0, to reach 1.
 
-    An Adam step moves each of H weights by about the learning rate, and hidden states have numbers of about 1: so a
-    value moves by about learning rate x H. What the rewards are is not known here; most are made to be about 1.
+    An Adam step moves each of H weights by about the learning rate, and hidden states are about 1 in size, so a value
+    moves by about learning rate x H per step. The scale of the rewards is not known here; most are around 1.
     """
     fresh = config.critic.kind == "shared" or config.critic.init == "policy"
     if facts is None or not fresh or config.algorithm.estimator not in names.CRITIC_ESTIMATORS:
@@ -302,14 +305,14 @@ def _slow_critic(config: RlConfig, facts: ModelFacts | None) -> Iterator[str]:
     reach = rate * facts.hidden_size * steps
     if reach < 1:
         yield (
-            f"the critic's values begin at 0 and move by about {reach:.2g} in the whole run (critic.learning_rate "
+            f"the critic's values start at 0 and move by about {reach:.2g} in the whole run (critic.learning_rate "
             f"{rate:g} x hidden size {facts.hidden_size:,} x {steps:,} optimizer steps): too little "
             "for rewards of about 1; raise critic.learning_rate"
         )
 
 
 def context_warning(longest: int, words: str, facts: ModelFacts | None) -> Iterator[str]:
-    """A warning when so many tokens exceed the model's context."""
+    """A warning if `longest` tokens exceed the model's context."""
     if facts is not None and facts.context_tokens is not None and longest > facts.context_tokens:
         yield f"{words} is {longest:,}, but the model's context holds {facts.context_tokens:,} tokens"
 

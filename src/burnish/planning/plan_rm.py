@@ -1,4 +1,4 @@
-"""What a run of `burnish rm` will do, worked out before it does anything."""
+"""What a run of `burnish rm` will do, computed before it starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plan_rm(
     num_tokens: int | None = None,
     facts: ModelFacts | None = None,
 ) -> Plan:
-    """The plan of `burnish rm`. Of data.train, where known: comparisons to train on, and tokens of all of them."""
+    """The plan of `burnish rm`. `num_comparisons` and `num_tokens` describe data.train, if known."""
     epochs, size = config.optimization.epochs, config.optimization.comparisons_per_batch
     steps = config.steps
     if steps is None and num_comparisons is not None:
@@ -40,7 +40,7 @@ def _models(config: RmConfig) -> Iterator[ModelRole]:
     yield ModelRole("reward_model", "its adapters and head are trained" if config.model.lora else "is trained")
     if config.normalization.kind != "none" and config.normalization.on == "policy":
         path = config.normalization.policy or config.model.path
-        yield ModelRole("policy", f"{path} responds once, for normalization.kind {config.normalization.kind}")
+        yield ModelRole("policy", f"{path} samples responses once, for normalization.kind {config.normalization.kind}")
 
 
 def _lines(
@@ -51,7 +51,7 @@ def _lines(
     passes: float | None,
 ) -> Iterator[PlanLine]:
     optimization = config.optimization
-    split = f", less held_out_fraction {config.held_out_fraction:g}" if config.held_out_fraction else ""
+    split = f", without held_out_fraction {config.held_out_fraction:g}" if config.held_out_fraction else ""
     yield PlanLine("data", "comparisons", count_in_words(num_comparisons), f"data.train{split}")
     yield PlanLine("data", "tokens", count_in_words(num_tokens), "all candidates with their prompts, one pass")
     size = f"{optimization.comparisons_per_batch:,}"

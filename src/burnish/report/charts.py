@@ -1,4 +1,4 @@
-"""Which curves the report shows, and the data of each."""
+"""The charts of the report, and their data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NotRequired, TypedDict
 
 from burnish.observability.console import duration
 from burnish.observability.history import columns
+from burnish.observability.metric_names import explain
 
 Column = tuple[list[int], list[float]]
 
@@ -50,7 +51,7 @@ class Histogram(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of one or several metrics; those that the run does not have are left out."""
+    """A chart of one or several metrics. Those that the run does not have are left out."""
 
     section: str
     title: str
@@ -72,7 +73,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Reward model", "Calibration error", (("expected", "eval/calibration_error"),)),
     Chart("Reward model", "Score and length", (("correlation", "eval/length_correlation"),)),
     Chart("Learning", "Loss", (("training", "train/loss"), ("held-out", "eval/loss"))),
-    Chart("Learning", "Token accuracy", (("training", "train/token_accuracy"), ("held-out", "eval/token_accuracy"))),
+    Chart("Learning", "Token accuracy", (("held-out", "eval/token_accuracy"),)),
     Chart("Learning", "Reward spread", (("std", "reward/std"), ("min", "reward/min"), ("max", "reward/max"))),
     Chart("Learning", "Groups without signal", (("fraction", "groups/constant_fraction"),), "all scores equal"),
     Chart("Learning", "Failed rewards", (("fraction", "reward/failed_fraction"),)),
@@ -122,30 +123,30 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
     ("Reward model", "Accuracy by lead", "eval/accuracy_by_gap/", ""),
     ("Reward model", "Accuracy by labelled margin", "eval/accuracy_by_margin/", ""),
 )
-"""Section, title, and the beginning and end of the names that share one chart, a line each."""
+"""Section, title, and the prefix and suffix of the metrics that share one chart, with a line each."""
 
 
 def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
-    """The charts that the run has data for; metrics that no chart names follow one by one in "Further"."""
+    """The charts that the run has data for. Metrics in no chart follow in "Further", with a chart each."""
     data = columns([dict(row) for row in rows])
-    charts = [_chart(c.section, c.title, c.help, c.metrics, data) for c in CHARTS]
+    charts = [_chart(c.section, c.title, c.help or _meaning(c.metrics), c.metrics, data) for c in CHARTS]
     families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
     charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
-    charts.append(_chart("Speed", "Seconds a step", "", (("step", "time/step_seconds"),), data))
-    charts.append(_chart("Speed", "Sampling", "seconds, evaluation included", _SAMPLING, data))
+    charts.append(_chart("Speed", "Seconds per step", "", (("step", "time/step_seconds"),), data))
+    charts.append(_chart("Speed", "Sampling", "seconds, including evaluation", _SAMPLING, data))
     charts.append(_time_split(data))
     named = {metric for c in CHARTS for _, metric in c.metrics}
     named |= {metric for family in families.values() for _, metric in family}
     further = [name for name in data if name not in named and not _is_phase(name)]
-    charts += [_chart("Further", name, "", ((name, name),), data) for name in further]
+    charts += [_chart("Further", name, explain(name), ((name, name),), data) for name in further]
     return [chart for chart in charts if chart["series"]]
 
 
 def overlay(runs: Sequence[tuple[str, Sequence[ChartData]]]) -> list[ChartData]:
-    """The line charts of several runs, those of one title on top of each other; charts of a run alone stay.
+    """The line charts of several runs. Charts with the same title are overlaid, and charts of a single run are kept.
 
-    A series knows its run by number (`run`) and, in a chart of several metrics, its metric by number (`metric`).
-    Stacked and scattered charts cannot be laid over each other and are left out.
+    Each series has the number of its run (`run`) and of its metric in the chart (`metric`). Stacked charts and scatter
+    plots cannot be overlaid and are left out.
     """
     found: dict[tuple[str, str], ChartData] = {}
     labels: dict[tuple[str, str], list[str]] = {}
@@ -165,7 +166,7 @@ def overlay(runs: Sequence[tuple[str, Sequence[ChartData]]]) -> list[ChartData]:
 
 
 def histogram_chart(counts: Histogram) -> ChartData:
-    """The chart of a score histogram: counts over the middles of its bins, best candidates against the others."""
+    """The chart of a score histogram: counts at the centres of the bins, for the best candidates and for the others."""
     edges = counts["edges"]
     middles = [float(f"{(low + high) / 2:.6g}") for low, high in pairwise(edges)]
     series: list[Series] = [
@@ -184,7 +185,7 @@ def histogram_chart(counts: Histogram) -> ChartData:
 
 
 def headline(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
-    """The few numbers at the top of the page: where it began and where it is."""
+    """The main numbers, at the top of the page: their first and their latest value."""
     data = columns([dict(row) for row in rows])
     tiles = [{"label": "step", "value": str(rows[-1]["step"]), "before": ""}]
     wanted = (
@@ -208,7 +209,7 @@ def headline(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
 
 
 def evenly(count: int, limit: int) -> list[int]:
-    """At most `limit` of the numbers 0 .. count-1, evenly spread, the first and the last among them."""
+    """At most `limit` of the numbers 0 .. count-1, evenly spread, including the first and the last."""
     if count <= limit:
         return list(range(count))
     if limit == 1:
@@ -223,8 +224,13 @@ def _chart(
     return {"section": section, "title": title, "help": remark, "kind": "line", "series": series}
 
 
+def _meaning(metrics: Sequence[tuple[str, str]]) -> str:
+    """What a chart of a single metric shows; several are explained by their labels."""
+    return explain(metrics[0][1]) if len(metrics) == 1 else ""
+
+
 def _family(begin: str, end: str, data: Mapping[str, Column]) -> list[tuple[str, str]]:
-    """(label, metric) of every metric between `begin` and `end`, named by what stands between them."""
+    """(label, metric) of every metric with this prefix and suffix. The label is the part between them."""
     names = [name for name in data if name.startswith(begin) and name.endswith(end)]
     return [(name.removeprefix(begin).removesuffix(end), name) for name in names]
 
@@ -236,16 +242,16 @@ def _series(label: str, column: Column) -> Series:
 
 
 def _time_split(data: Mapping[str, Column]) -> ChartData:
-    """Seconds of each phase, stacked; a phase that a step did not have took 0 seconds of it."""
-    parts = {"time/step_seconds", *(name for _, name in _SAMPLING)}  # the whole, and what `generate` counts already
-    names = [name for name in data if _is_phase(name) and name not in parts]
+    """Seconds of each phase, stacked. A phase that is missing in a step took 0 seconds."""
+    counted = {"time/step_seconds", *(name for _, name in _SAMPLING)}  # the sum, and parts of `generate`
+    names = [name for name in data if _is_phase(name) and name not in counted]
     steps = sorted({step for name in names for step in data[name][0]})
     filled = {name: dict(zip(*data[name], strict=True)) for name in names}
     series = [
         _series(name.removeprefix("time/").removesuffix("_seconds"), (steps, [filled[name].get(s, 0.0) for s in steps]))
         for name in names
     ]
-    return {"section": "Speed", "title": "Time by phase", "help": "seconds a step", "kind": "stack", "series": series}
+    return {"section": "Speed", "title": "Time by phase", "help": "seconds per step", "kind": "stack", "series": series}
 
 
 def _is_phase(name: str) -> bool:

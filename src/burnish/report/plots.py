@@ -1,4 +1,4 @@
-"""Curves for the terminal, drawn with braille dots (two by four to a character)."""
+"""Curves for the terminal, drawn with braille characters of two by four dots."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bit of the dot at (row, column) of a character."""
+"""The bit of the dot at (row, column) in a braille character."""
 
 
 def plot_curve(
     steps: Sequence[float], values: Sequence[float], *, title: str = "", width: int = 60, height: int = 12
 ) -> str:
-    """A curve as text: `height` lines of `width` characters with the value range at the left and steps below."""
+    """A curve as text: `height` lines of `width` characters, with the range of values on the left and steps below."""
     if len(steps) != len(values):
         raise ValueError(f"{len(steps)} steps but {len(values)} values")
     if not values:
@@ -37,7 +37,7 @@ def _scaled(values: Sequence[float], low: float, high: float, size: int) -> list
 
 
 def _draw(xs: Sequence[int], ys: Sequence[int], height: int) -> dict[tuple[int, int], int]:
-    """(row from the top, column) to the dots of that character; ys count upwards."""
+    """(row from the top, column) -> the dots of that character. `ys` count upwards."""
     canvas: dict[tuple[int, int], int] = {}
     for x, y in _points(xs, ys):
         (row, dot_row), (column, dot_column) = divmod(4 * height - 1 - y, 4), divmod(x, 2)
@@ -46,7 +46,7 @@ def _draw(xs: Sequence[int], ys: Sequence[int], height: int) -> dict[tuple[int, 
 
 
 def _points(xs: Sequence[int], ys: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Dots of the line through the readings."""
+    """The dots of the line through the data points."""
     yield xs[0], ys[0]
     for (x0, x1), (y0, y1) in zip(pairwise(xs), pairwise(ys), strict=True):
         length = max(abs(x1 - x0), abs(y1 - y0), 1)

@@ -1,6 +1,6 @@
-"""One self-contained HTML page about one run, or several side by side: curves, alarms, configuration, rollouts.
+"""One self-contained HTML page about one or several runs: curves, alarms, configuration, rollouts.
 
-The page loads nothing from anywhere; text of prompts and responses reaches it as data and is never read as HTML.
+The page loads nothing from the network. The text of prompts and responses is embedded as data and never parsed as HTML.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HISTOGRAM_FILE = "score_histogram.json"
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """What the page says of one run. `departures` is None where config.yaml is missing or cannot be read."""
+    """What the page shows about one run. `departures` is None if config.yaml is missing or cannot be read."""
 
     name: str
     tiles: list[dict[str, str]]
@@ -56,16 +56,15 @@ class ConfigurationRow(TypedDict):
 def write_report(run_dir: Path, out: Path | None = None, *, limits: Limits | None = None) -> Path:
     """Write the page (default: `report.html` in the run folder) and return its path.
 
-    `limits` bounds the page's size: steps and prompts beyond it are sampled evenly, and the page says so. Raises
-    DataError when the folder holds no run, BurnishError when the page cannot be written.
+    `limits` bounds the size of the page. If there are more steps or prompts, they are sampled evenly, and the page says
+    so. Raises DataError if the folder is not a run's, and BurnishError if the page cannot be written.
     """
     page = read_run(run_dir, run_dir.resolve().name, limits or Limits())
     return _write(out if out is not None else run_dir / "report.html", page.name, [page], page.charts)
 
 
 def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: Limits | None = None) -> Path:
-    """Write one page with the curves of several runs on top of each other and return its path. Raises as
-    `write_report` does."""
+    """Write one page with the curves of several runs overlaid, and return its path. Raises like `write_report`."""
     limits = limits or Limits()
     share = replace(limits, total_bytes=limits.total_bytes // len(run_dirs))
     names = run_names(run_dirs)
@@ -74,17 +73,17 @@ def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: Limits | No
 
 
 def run_names(run_dirs: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths, from the folder's own name on, that tell the runs apart."""
+    """The shortest suffixes of the paths (at least the folder's name) that are different for all runs."""
     parts = [folder.resolve().parts for folder in run_dirs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    raise DataError("the same run is named twice", remedy="name each run once")
+    raise DataError("the same run is given twice", remedy="give each run once")
 
 
 def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
-    """Everything that a page shows of a run. DataError when the folder holds no run."""
+    """Everything that a page shows about a run. DataError if the folder is not a run's."""
     rows = read_rows(run_dir / METRICS_FILE)
     if not rows:
         raise DataError(
@@ -105,7 +104,7 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
 
 
 def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
-    """Rows of field, default and a value for each run, of all fields in which a run departs from the defaults."""
+    """A row for each field in which some run differs from the defaults: field, default, and a value per run."""
     found: dict[str, dict[str, Departure]] = {}
     for page in pages:
         for departure in page.departures or ():
@@ -113,22 +112,22 @@ def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
     table: list[ConfigurationRow] = []
     for path, by_run in found.items():
         some = next(iter(by_run.values()))
-        values = [_shown(by_run[page.name].value if page.name in by_run else some.default) for page in pages]
-        default = "" if some.required else _shown(some.default)
+        values = [_value_text(by_run[page.name].value if page.name in by_run else some.default) for page in pages]
+        default = "" if some.required else _value_text(some.default)
         table.append({"path": path, "values": values, "default": default, "differs": len(set(values)) > 1})
     return table
 
 
 def script_json(value: object) -> str:
-    """JSON that is safe inside a <script> element: no character in it can end the element or start markup."""
+    """JSON that is safe inside a <script> element, because no character in it can end the element or start markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    for character in "<>&\u2028\u2029":  # the last two end a line in older JavaScript
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def score_histogram(run_dir: Path) -> list[ChartData]:
-    """The chart of held-out scores that a reward model's run leaves behind; none for other runs."""
+    """The chart of held-out scores, which the run of a reward model writes; empty for other runs."""
     text = _optional_text(run_dir / HISTOGRAM_FILE)
     return [] if text is None else [histogram_chart(json.loads(text))]
 
@@ -161,12 +160,12 @@ def _departures(config: str | None) -> list[Departure] | None:
     return departures(data) if isinstance(data, dict) else None
 
 
-def _shown(value: Json) -> str:
+def _value_text(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _value_charts(run_dir: Path, rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
-    """None for a run without a critic, whose rollouts need not be searched for values."""
+    """The charts of the critic's values; empty for a run without a critic, without reading its rollouts."""
     return value_charts(run_dir / "rollouts") if any("critic/value_mean" in row for row in rows) else []
 
 
@@ -175,7 +174,7 @@ def _asset(name: str) -> str:
 
 
 def _masked_text(path: Path) -> str | None:
-    """For readers of a page that may be handed on."""
+    """The text with secrets masked, because a page may be passed on to others."""
     text = _optional_text(path)
     return None if text is None else masked_yaml(text)
 

@@ -1,4 +1,4 @@
-"""The recorded rollouts that fit on a report page, as compact plain data."""
+"""A selection of the recorded rollouts that fits on a report page, as compact plain data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TOKEN_NUMBERS: tuple[Literal["logprobs", "advantages", "values", "returns"], ...
     "values",
     "returns",
 )
-"""What a response on the page may hold one number a token of."""
+"""Fields of a response on the page that have one number per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a report page. Whatever they are, the page's rollouts take at most about `total_bytes`."""
+    """Limits of a report page. Whatever the other limits, its rollouts take at most about `total_bytes`."""
 
     steps: int = 12
-    """Steps shown of the training and of the evaluation rollouts each."""
+    """Number of training steps shown, and of evaluations."""
     prompts_per_step: int = 12
     responses_per_prompt: int = 32
     total_bytes: int = 3_000_000
@@ -85,7 +85,7 @@ class Samples(TypedDict):
 
 
 def sample_rollouts(folder: Path, limits: Limits) -> Samples:
-    """The rollouts that fit; no files when nothing was recorded."""
+    """The rollouts that fit on the page; no files if nothing was recorded."""
     every = recorded_files(folder)
     chosen = [path for kind in ("step-", "eval-") for path in _spread(_of_kind(every, kind), limits.steps)]
     shown: list[Recorded] = []
@@ -96,7 +96,7 @@ def sample_rollouts(folder: Path, limits: Limits) -> Samples:
         dropped_prompts += len(groups) - len(kept)
         dropped_responses += sum(group["left_out"] for group in kept)
         shown.append({"kind": path.name.split("-")[0], "step": step_of(path), "groups": kept})
-    note = _note(len(chosen), len(every), dropped_prompts, dropped_responses)
+    note = _left_out_note(len(chosen), len(every), dropped_prompts, dropped_responses)
     return {"files": shown, "note": note}
 
 
@@ -109,7 +109,7 @@ def _spread(paths: Sequence[Path], limit: int) -> list[Path]:
 
 
 def _read_groups(path: Path) -> list[Group]:
-    """The file's lines by group, in the order in which the groups come."""
+    """The lines of a file by group, in the order of the file."""
     groups: dict[int, Group] = {}
     try:
         for line in read_rollouts(path):
@@ -130,7 +130,7 @@ def _read_groups(path: Path) -> list[Group]:
 
 
 def _compact(line: RecordedLine) -> Response:
-    """Only what the page shows, with numbers cut to what an eye can tell apart."""
+    """Only what the page shows, with numbers rounded to a few digits."""
     entry: Response = {
         "sample": line["sample_index"],
         "tokens": line["token_texts"] if "token_texts" in line else [line["response"]],
@@ -148,7 +148,7 @@ def _compact(line: RecordedLine) -> Response:
     if "token_texts" in line:
         entry["logprobs"] = [_short(value, 3) for value in line["rollout_logprobs"]]
         per_token = [_short(value, 3) for value in line.get("token_advantages", [])]
-        if len(set(map(repr, per_token))) > 1:  # a constant one is the response's advantage
+        if len(set(map(repr, per_token))) > 1:  # if all are equal, the response's advantage says it already
             entry["advantages"] = per_token
         for name in ("values", "returns"):
             if f"token_{name}" in line:
@@ -157,7 +157,7 @@ def _compact(line: RecordedLine) -> Response:
 
 
 def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
-    """Evenly picked groups within the budget; fewer responses of each once a single group is too big."""
+    """Evenly picked groups within the budget. If even one group is too large, it is shown with fewer responses."""
     groups = [_fewer(group, limits.responses_per_prompt) for group in groups]
     sizes = [_size(group) for group in groups]
     for count in range(min(len(groups), limits.prompts_per_step), 0, -1):
@@ -168,7 +168,7 @@ def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
 
 
 def _shrink(group: Group, budget: int) -> Group:
-    """A group too big by itself: fewer responses, at last one response cut short."""
+    """A single group that is too large, with fewer responses, or in the end with one response cut short."""
     for count in range(len(group["responses"]) - 1, 0, -1):
         fewer = _fewer(group, count)
         if _size(fewer) <= budget:
@@ -199,11 +199,11 @@ def _size(group: Group) -> int:
 
 
 def _short(value: Any, digits: int = 4) -> Any:
-    """Floats to so many significant digits; what was not finite is recorded as text and stays text."""
+    """A float rounded to `digits` significant digits. Numbers that are not finite were recorded as text and stay so."""
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
-def _note(files_shown: int, files_recorded: int, prompts: int, responses: int) -> str:
+def _left_out_note(files_shown: int, files_recorded: int, prompts: int, responses: int) -> str:
     left_out = []
     if files_shown < files_recorded:
         left_out.append(f"{files_shown} of {files_recorded} recorded steps")
@@ -213,4 +213,4 @@ def _note(files_shown: int, files_recorded: int, prompts: int, responses: int) -
         left_out.append(f"{responses} responses fewer than those prompts have")
     if not left_out:
         return ""
-    return f"To keep this page small it shows {', '.join(left_out)}, evenly spread; rollouts/ has them all."
+    return f"To keep this page small, it shows {', '.join(left_out)}, evenly spread; rollouts/ has all of them."

@@ -1,4 +1,4 @@
-"""The report's plot of what the critic expected against what came of it, from the recorded rollouts."""
+"""The report's plot of the critic's values against the actual returns, from the recorded rollouts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_DOTS = 1200
 PARTS = 10
 
 Point = tuple[float, float]
-"""Value before a token, and the return from it on."""
+"""The critic's value before a token, and the return from that token on."""
 
 
 def value_charts(folder: Path) -> list[ChartData]:
-    """The chart of the newest training step that recorded values and returns; none where no step did."""
+    """The chart of the newest training step that recorded values and returns; empty if no step did."""
     steps = [path for path in recorded_files(folder) if path.name.startswith("step-")]
     for path in reversed(steps):
         lines = [line for line in read_rollouts(path) if line.get("kept") and "token_returns" in line]
@@ -28,21 +28,21 @@ def value_charts(folder: Path) -> list[ChartData]:
 
 
 def _points(line: RecordedLine) -> list[Point]:
-    """Numbers that are not finite are recorded as text, and left out."""
+    """The (value, return) pairs of a response. Numbers that are not finite are recorded as text, and left out here."""
     pairs = zip(line["token_values"], line["token_returns"], strict=True)
     return [(v, r) for v, r in pairs if not isinstance(v, str) and not isinstance(r, str)]
 
 
 def _chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ChartData:
     series = [
-        _series("later tokens", "dots", _thinned(later, MAX_DOTS)),
-        _series("first token", "dots", _thinned(firsts, MAX_DOTS // 2)),
+        _series("later tokens", "dots", _thin(later, MAX_DOTS)),
+        _series("first token", "dots", _thin(firsts, MAX_DOTS // 2)),
         _series("mean return", "line", mean_by_value([*firsts, *later])),
     ]
     return {
         "section": "Critic",
         "title": "Return by value",
-        "help": f"tokens of step {step}; on the dashed line the value was right",
+        "help": f"tokens of step {step}; on the dashed line, the value was right",
         "kind": "scatter",
         "axis": "value",
         "series": [one for one in series if one["x"]],
@@ -50,8 +50,10 @@ def _chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ChartD
 
 
 def mean_by_value(points: Sequence[Point]) -> list[Point]:
-    """Mean value and mean return of each tenth of the points, in the order of their values; none when all values are
-    equal, since then no order means anything."""
+    """Mean value and mean return of each tenth of the points, sorted by value.
+
+    Empty if all values are equal, because then the tenths would be arbitrary.
+    """
     ordered = sorted(points, key=lambda point: point[0])
     if not ordered or ordered[0][0] == ordered[-1][0]:
         return []
@@ -61,7 +63,7 @@ def mean_by_value(points: Sequence[Point]) -> list[Point]:
     return [(sum(v for v, _ in part) / len(part), sum(r for _, r in part) / len(part)) for part in parts]
 
 
-def _thinned(points: Sequence[Point], limit: int) -> list[Point]:
+def _thin(points: Sequence[Point], limit: int) -> list[Point]:
     return [points[i] for i in evenly(len(points), limit)]
 
 

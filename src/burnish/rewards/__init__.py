@@ -1,4 +1,4 @@
-"""Rewards: plain functions by parameter name, run where they can be killed. No torch: workers import this.
+"""Rewards: plain functions with named parameters, run in killable processes. No torch, because workers import this.
 
 `burnish.rewards.exact()`, `burnish.rewards.length(maximum=64)` and so on write a built-in reward down in Python.
 """

@@ -1,6 +1,6 @@
-"""Calls a loaded reward on one response, on many at once or concurrently, and turns what happens into outcomes.
+"""Call a loaded reward on one response, on a batch or concurrently, and turn results and errors into outcomes.
 
-Checking what a reward returned can run its code too, so that happens inside the same guard as the call.
+Checking a returned value can run the user's code too, so it happens inside the same `try` as the call.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ Arguments = dict[str, Any]
 Report = Callable[[int, Outcome], None]
 
 IN_TRAINING: tuple[type[BaseException], ...] = (Exception, SystemExit)
-"""What a reward may raise in the training process, where a KeyboardInterrupt is the user's."""
+"""Exceptions caught from a reward in the training process, where KeyboardInterrupt comes from the user."""
 IN_WORKER: tuple[type[BaseException], ...] = (BaseException,)
-"""What a reward may raise in a worker: everything, for Ctrl-C does not reach it."""
+"""Exceptions caught from a reward in a worker: all of them, because Ctrl-C does not reach a worker."""
 
 
 class TracebackInWorkerError(Exception):
-    """Stands in for an exception of the worker process: its traceback as text, for `--debug`."""
+    """Represents an exception of the worker process by its traceback as text, for `--debug`."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Caller:
-    """Runs rewards; keeps one event loop for the asynchronous ones, so that their clients survive between calls."""
+    """Runs rewards. Asynchronous ones share one event loop, so that their network clients survive between calls."""
 
     def __init__(self, guarded: tuple[type[BaseException], ...] = IN_TRAINING) -> None:
         self._guarded = guarded
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def one(self, reward: LoadedReward, arguments: Arguments) -> Outcome:
-        """One response. An exception becomes ERROR with its traceback; a wrong return type raises RewardError."""
+        """Score one response. An exception becomes ERROR with its traceback. A wrong return type raises RewardError."""
         try:
             return read_result(self._value(reward.call(**arguments)), reward.spec.label)
         except BurnishError:
@@ -50,7 +50,7 @@ class Caller:
             return raised(error, reward.spec.label)
 
     def batch(self, reward: LoadedReward, arguments: Arguments, count: int) -> list[Outcome]:
-        """One call on `count` responses. An exception is the ERROR of all; a wrong length raises RewardError."""
+        """Score `count` responses in one call. An exception makes all ERROR; a wrong length raises RewardError."""
         try:
             return read_batch(self._value(reward.call(**arguments)), count, reward.spec.label)
         except BurnishError:
@@ -59,17 +59,17 @@ class Caller:
             return [raised(error, reward.spec.label)] * count
 
     def concurrently(self, reward: LoadedReward, rows: Sequence[tuple[int, Arguments]], report: Report) -> None:
-        """Awaits an asynchronous reward on all rows at once, each under its own time limit."""
+        """Await an asynchronous reward on all rows at once, each with its own time limit."""
 
         async def one(item: int, arguments: Arguments) -> None:
-            report(item, await self._awaited(reward, arguments))
+            report(item, await self._await_one(reward, arguments))
 
         async def all_rows() -> None:
             await asyncio.gather(*(one(item, arguments) for item, arguments in rows))
 
         self._event_loop().run_until_complete(all_rows())
 
-    async def _awaited(self, reward: LoadedReward, arguments: Arguments) -> Outcome:
+    async def _await_one(self, reward: LoadedReward, arguments: Arguments) -> Outcome:
         limit = reward.spec.timeout_seconds
         clock = asyncio.timeout(limit)
         try:
@@ -78,12 +78,12 @@ class Caller:
         except BurnishError:
             raise
         except self._guarded as error:  # boundary: user code may raise anything
-            if clock.expired():
+            if clock.expired():  # otherwise a TimeoutError was raised by the reward itself
                 return failure(RewardStatus.TIMEOUT, timeout_detail(reward.spec.label, limit))
             return raised(error, reward.spec.label)
 
     def _value(self, result: Any) -> Any:
-        """The result itself, or what a coroutine comes to."""
+        """The result itself, or the result of a coroutine."""
         if not inspect.isawaitable(result):
             return result
 
@@ -99,7 +99,7 @@ class Caller:
 
 
 def raised(error: BaseException, label: str) -> Outcome:
-    """The outcome of a call that raised: a line that says what and where, and below it the traceback."""
+    """The outcome of a call that raised: one line that says what happened and where, then the traceback."""
     return failure(RewardStatus.ERROR, f"reward {label!r} raised {in_a_line(error)}\n{traceback_of(error)}")
 
 
@@ -107,18 +107,18 @@ def in_a_line(error: BaseException) -> str:
     """`ValueError: no number (/home/me/rewards.py:3)`."""
     try:
         return " ".join(describe_failure(error).split())
-    except BaseException:  # noqa: BLE001  boundary: the exception's __str__ is code of the user
+    except BaseException:  # noqa: BLE001  boundary: the exception's __str__ may be the user's code
         return type(error).__qualname__
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback as text; of an exception whose own text cannot be made, its class."""
+    """The traceback as text, or the exception's class if formatting it fails."""
     try:
         return "".join(traceback.format_exception(error))
-    except BaseException as second:  # noqa: BLE001  boundary: the exception's __str__ is code of the user
+    except BaseException as second:  # noqa: BLE001  boundary: the exception's __str__ may be the user's code
         return f"{type(error).__qualname__}, whose traceback cannot be shown ({type(second).__qualname__})"
 
 
 def timeout_detail(label: str, seconds: float) -> str:
-    """Why a response has the status TIMEOUT."""
+    """The explanation of status TIMEOUT."""
     return f"reward {label!r} did not finish within timeout_seconds {seconds:g}; raise it, or make the reward faster"

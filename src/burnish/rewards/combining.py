@@ -1,4 +1,4 @@
-"""One rollout's outcomes become its reward: weighted sum, logged parts, token rewards, status."""
+"""Combine the outcomes of a rollout into its reward: weighted sum, logged parts, token rewards, status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLERANCE = 1e-5  # relative; token rewards are often summed in single precision
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """One reward's name in the logs, its weight in the sum and its outcome."""
+    """The outcome of one reward, with its name in the logs and its weight in the sum."""
 
     label: str
     weight: float
@@ -25,8 +25,8 @@ class Weighted:
 def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float | None) -> Rollout:
     """The rollout with reward, reward_parts, token_rewards and status.
 
-    If any reward failed, the status is that of the first failed one and the reward is `failure_score` (None leaves the
-    rollout unscored); the parts of the others stay for the logs.
+    If any reward failed, the status is that of the first failed one, and the reward is `failure_score` (None leaves the
+    rollout unscored). The parts of the other rewards are kept for the logs.
     """
     parts = _parts(results)
     failed = [result for result in results if result.outcome.status is not RewardStatus.OK]
@@ -52,7 +52,7 @@ def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float 
 
 
 def _parts(results: Sequence[Weighted]) -> dict[str, float]:
-    """Unweighted score of each reward under its label, its named parts under `label/part`."""
+    """The unweighted score of each reward under its label, and its named parts under `label/part`."""
     parts: dict[str, float] = {}
     for result in results:
         if result.outcome.score is not None:
@@ -62,7 +62,7 @@ def _parts(results: Sequence[Weighted]) -> dict[str, float]:
 
 
 def _token_rewards(rollout: Rollout, scored: Sequence[tuple[str, float, Score]]) -> tuple[float, ...] | None:
-    """Weighted sum per token where any reward is dense; the others then count at the last token."""
+    """Weighted sum per token if any reward is dense, else None. Rewards that are not dense count at the last token."""
     if all(score.token_rewards is None for _, _, score in scored):
         return None
     total = [0.0] * len(rollout.response_tokens)
@@ -71,13 +71,13 @@ def _token_rewards(rollout: Rollout, scored: Sequence[tuple[str, float, Score]])
             if total:
                 total[-1] += weight * score.value
             continue
-        _check_dense(rollout, label, score.value, score.token_rewards)
+        _check_token_rewards(rollout, label, score.value, score.token_rewards)
         for index, value in enumerate(score.token_rewards):
             total[index] += weight * value
     return tuple(total)
 
 
-def _check_dense(rollout: Rollout, label: str, value: float, token_rewards: tuple[float, ...]) -> None:
+def _check_token_rewards(rollout: Rollout, label: str, value: float, token_rewards: tuple[float, ...]) -> None:
     tokens = len(rollout.response_tokens)
     if len(token_rewards) != tokens:
         raise RewardError(

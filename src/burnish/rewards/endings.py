@@ -1,10 +1,10 @@
-"""Where a response ends for its score, and what a response without such an end is worth.
+"""Where a response ends when it is scored, and the score of a response without such an end.
 
-2019 style (https://arxiv.org/abs/1909.08593): responses have a fixed length, are scored up to the first full stop at or
-after position 16, and get -1 in place of their score where there is none. 2020 style, the "EOS trick"
-(https://arxiv.org/abs/2403.17031): a response that has not ended by itself gets -1. (There all responses are sampled to
-the full length and cut at their first end-of-sequence token. Sampling that stops at that token gives the same
-responses, and the same ones token for token here, since the noise of a token depends on its position only.)
+2019 style (https://arxiv.org/abs/1909.08593): responses have a fixed length and are scored up to the first full stop at
+or after position 16. Without one, the score is replaced by -1. 2020 style, the "EOS trick"
+(https://arxiv.org/abs/2403.17031): a response that has not ended by itself gets -1. (There, all responses are sampled
+to full length and cut at the first EOS token. Sampling that stops at EOS gives the same responses, here even token for
+token, because the sampling noise of a token depends only on its position.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The rules of one run. `token_id` None: a response ends where sampling ended it."""
+    """The rules of one run. If `token_id` is None, a response ends where sampling ended it."""
 
     tokenizer: PreTrainedTokenizerBase
     token_id: int | None
@@ -34,7 +34,7 @@ class Ending:
 
     @staticmethod
     def of(scoring: ScoringConfig, tokenizer: PreTrainedTokenizerBase) -> Ending | None:
-        """None when responses are scored as they are. ConfigError for a truncate_token that is not one token."""
+        """None if responses are scored unchanged. ConfigError if truncate_token is not a single token."""
         if scoring.truncate_token is None and scoring.incomplete_score is None:
             return None
         token_id = None if scoring.truncate_token is None else single_token_id(scoring.truncate_token, tokenizer)
@@ -47,7 +47,7 @@ class Ending:
         return end_of(rollout.response_tokens, self.token_id, self.first_position) is not None
 
     def seen(self, rollout: Rollout) -> Rollout:
-        """The rollout as rewards see it: cut behind its end. One that needs no cut is handed on as it is."""
+        """The rollout as rewards see it: cut after its end. The same object if nothing is cut."""
         if self.token_id is None:
             return rollout
         end = end_of(rollout.response_tokens, self.token_id, self.first_position)
@@ -63,10 +63,10 @@ class Ending:
         )
 
     def judged(self, rollout: Rollout, seen: Rollout) -> Rollout:
-        """The whole rollout with what the rewards said about `seen`; an incomplete one gets `incomplete_score`.
+        """The whole rollout with the scores of `seen`. An incomplete one gets `incomplete_score` instead.
 
-        The score is replaced and not added to, and parts stay as the rewards gave them. A reward that failed stays
-        failed. Token rewards are 0 behind the cut.
+        The score is replaced, not added to, while the parts stay as the rewards gave them. A failed reward stays
+        failed. Token rewards are 0 after the cut.
         """
         dense, missing = seen.token_rewards, len(rollout.response_tokens) - len(seen.response_tokens)
         whole = dataclasses.replace(
@@ -79,12 +79,12 @@ class Ending:
         )
         if self.incomplete_score is None or seen.reward is None or self.is_complete(rollout):
             return whole
-        detail = f"incomplete: scoring.incomplete_score {self.incomplete_score:g} stands in for {seen.reward:g}"
+        detail = f"incomplete: scoring.incomplete_score {self.incomplete_score:g} replaces {seen.reward:g}"
         return dataclasses.replace(whole, reward=self.incomplete_score, token_rewards=None, status_detail=detail)
 
 
 def end_of(response_tokens: Sequence[int], token_id: int, first_position: int) -> int | None:
-    """Length of the response up to and with the first `token_id` at or after `first_position` (from 0), or None."""
+    """Length of the response including the first `token_id` at or after `first_position` (counted from 0), or None."""
     for position in range(first_position, len(response_tokens)):
         if response_tokens[position] == token_id:
             return position + 1
@@ -92,10 +92,10 @@ def end_of(response_tokens: Sequence[int], token_id: int, first_position: int) -
 
 
 def single_token_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of a token given as the vocabulary spells it, or as a text that is one token.
+    """The id of a token, given as its entry in the vocabulary or as a text that is encoded as one token.
 
-    The spelling comes first: decoders like SentencePiece put a space before every text, so that `.` by itself would be
-    two tokens, while the full stop after a word is the token spelt `.`. Raises ConfigError when neither is the case.
+    The vocabulary is tried first. Tokenizers like SentencePiece put a space before every text, so a lone `.` would
+    become two tokens, although the full stop after a word is the entry `.`. Raises ConfigError if neither applies.
     """
     found = tokenizer.get_vocab().get(text)
     if found is not None:

@@ -1,6 +1,6 @@
-"""Which environment variables a reward's worker gets: those below, and those that the run file names.
+"""Which environment variables a reward's worker gets: the ones listed here, and those that the run file names.
 
-Keys and passwords of the training process stay with it.
+Keys and passwords in the environment of the training process are not passed on.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TORCH_HOME NLTK_DATA
 SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 """
 PASSED = frozenset(_NAMES.split())
-"""Variables that every worker gets where they are set; those that begin with `LC_` too. No key, token or proxy (whose
-address often holds a password) is among them."""
+"""Variables that every worker gets if they are set, as well as those that begin with `LC_`. Keys, tokens and proxies
+(whose addresses often contain a password) are deliberately missing."""
 
 _UNLESS_SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # workers share the machine with training
 
 
 def worker_environment(named: Iterable[str], ours: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker: of `ours` the variables in `PASSED` and the named ones."""
+    """The environment of a worker: the variables of `ours` that are in `PASSED` or named."""
     wanted = PASSED.union(named)
     found = {name: value for name, value in ours.items() if name in wanted or name.startswith("LC_")}
     return {**_UNLESS_SET, **found}
 
 
 def check_environment(named: Iterable[str], label: str, ours: Mapping[str, str]) -> None:
-    """ConfigError for a variable that the run file names for this reward but that is not set."""
+    """ConfigError if the run file names a variable for this reward that is not set."""
     missing = [name for name in named if name not in ours]
     if missing:
         raise ConfigError(
-            f"reward {label!r} wants the environment variable {missing[0]}, which is not set",
-            remedy=f"set it where the run is started, or take {missing[0]} out of the reward's `environment`",
+            f"reward {label!r} needs the environment variable {missing[0]}, which is not set",
+            remedy=f"set it where the run is started, or remove {missing[0]} from the reward's `environment`",
         )

@@ -1,4 +1,4 @@
-"""The gold check: score the gold answers as if they were responses, before anything is trained."""
+"""The gold check: score the gold answers as if they were responses, before training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
 
 BATCH_SIZE = 512
 TOTAL = "(total)"
-"""What stands for the weighted sum among the parts."""
+"""The name of the weighted sum among the parts."""
 Encode = Callable[[Prompt, str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class GoldFailure:
-    """A row whose gold answer does not reach the top score: where it is, what it says, what it got."""
+    """A row whose gold answer does not reach the top score."""
 
     prompt_id: str
     domain: str
@@ -29,7 +29,7 @@ class GoldFailure:
 
 @dataclass(frozen=True, slots=True)
 class GoldPart:
-    """What the gold answers get of one reward before its weight, of one of its parts, or (`TOTAL`) in all, weighted."""
+    """The gold answers' scores from one reward or one of its parts, unweighted, or (`TOTAL`) their weighted sum."""
 
     name: str
     mean: float
@@ -39,8 +39,8 @@ class GoldPart:
 
 @dataclass(frozen=True, slots=True)
 class GoldReport:
-    """Result of a gold check. `without_gold` names the rows that have nothing to check; `solved` counts the answers
-    that the run would count as solved, where that was asked."""
+    """Result of a gold check. `without_gold` lists the ids of rows without a gold answer. `solved` is the number of
+    answers that the run would count as solved, if `check_gold` was given `success`."""
 
     checked: int
     top_score: float
@@ -51,13 +51,13 @@ class GoldReport:
 
     @property
     def passed_fraction(self) -> float:
-        """Fraction of the checked rows that reach the top score; 0 when there was nothing to check."""
+        """Fraction of the checked rows that reach the top score; 0 if there was nothing to check."""
         return (self.checked - len(self.failures)) / self.checked if self.checked else 0.0
 
 
 def gold_response(prompt: Prompt) -> str | None:
-    """What a perfect model would say: the column `gold_response`, else `completion`, else the answer as it stands
-    (for GSM8K the whole worked solution). None when the row has none of them."""
+    """What a perfect model would respond: the column `gold_response`, else `completion`, else the answer unchanged (in
+    GSM8K this is the whole worked solution). None if the row has none of them."""
     for value in (prompt.columns.get("gold_response"), prompt.columns.get("completion"), prompt.answer):
         if isinstance(value, (list, tuple)):
             value = value[0] if value else None
@@ -77,14 +77,16 @@ def check_gold(
     judge: Success | None = None,
     success: Success | None = None,
 ) -> GoldReport:
-    """Scores the gold response of every prompt and reports those below `top_score`.
+    """Score the gold response of every prompt and report those below `top_score`.
 
-    `labels` judges by the sum of these parts of the reward instead of all of it (`ProcessRewardScorer.answer_labels`
-    are those that look at the answer, which leaves out length or format). `judge` judges each of some rewards by a
-    threshold of its own instead (`full_marks` is what `burnish check` takes), and `success` is what a run would count
-    as solved. `encode` gives the tokens that a policy would
-    have sampled to say the gold response, for rewards that read tokens; without it words stand in for them. Give the
-    scorer a `max_failure_fraction` of 1, or it stops at the first bad batch instead of reporting all of it.
+    labels: compare the sum of these parts with `top_score` instead of the whole reward. With
+    `ProcessRewardScorer.answer_labels` this leaves out rewards for length or format.
+    judge: compare each of some rewards with its own threshold instead (`burnish check` uses `full_marks`).
+    success: what a run would count as solved.
+    encode: gives the tokens that a policy would sample for the gold response, for rewards that read tokens. Without it,
+    each word counts as one token.
+
+    Give the scorer a `max_failure_fraction` of 1. Otherwise it stops at the first bad batch instead of reporting all.
     """
     failures: list[GoldFailure] = []
     without: list[str] = []
@@ -96,9 +98,9 @@ def check_gold(
         nonlocal solved
         scored = scorer.score([(prompt, _as_rollout(prompt, gold, encode)) for prompt, gold in batch])
         for (prompt, gold), rollout in zip(batch, scored, strict=True):
-            _note(rollout, readings)
+            _record_scores(rollout, readings)
             solved += success is not None and success.solved(rollout) is True
-            score = _judged(rollout, labels if judge is None else tuple(judge.thresholds))
+            score = _judged_score(rollout, labels if judge is None else tuple(judge.thresholds))
             passed = score is not None and score >= top_score - TOLERANCE if judge is None else judge.solved(rollout)
             if not passed:
                 detail = rollout.status_detail or ("" if judge is None else "; ".join(judge.shortfalls(rollout)))
@@ -119,14 +121,14 @@ def check_gold(
     return GoldReport(checked, top_score, tuple(failures), tuple(without), parts, solved)
 
 
-def _note(rollout: Rollout, readings: dict[str, list[float]]) -> None:
+def _record_scores(rollout: Rollout, readings: dict[str, list[float]]) -> None:
     for name, value in rollout.reward_parts.items():
         readings.setdefault(name, []).append(value)
     if rollout.reward is not None:
         readings.setdefault(TOTAL, []).append(rollout.reward)
 
 
-def _judged(rollout: Rollout, labels: Sequence[str]) -> float | None:
+def _judged_score(rollout: Rollout, labels: Sequence[str]) -> float | None:
     if not labels:
         return rollout.reward
     found = [rollout.reward_parts[label] for label in labels if label in rollout.reward_parts]
@@ -134,7 +136,7 @@ def _judged(rollout: Rollout, labels: Sequence[str]) -> float | None:
 
 
 def _as_rollout(prompt: Prompt, gold: str, encode: Encode | None) -> Rollout:
-    """A rollout that says the gold response, as if the policy had sampled it and then ended."""
+    """A rollout with the gold response, as if the policy had sampled it and then stopped."""
     tokens = (0,) * len(gold.split()) if encode is None else tuple(encode(prompt, gold))
     return Rollout(
         prompt_id=prompt.id,

@@ -1,7 +1,7 @@
-"""What a reward may ask for by parameter name, and how the arguments of a call are put together.
+"""Which values a reward receives, chosen by the names of its parameters.
 
-A function with a parameter `responses` is batched: it is called once with lists, one entry per response, and may use
-the plural or the singular name of every row value; columns keep their names and come as lists too.
+A function with a parameter `responses` is batched: it is called once with lists that have one entry per response. It
+may use the plural or the singular name of each row value. Columns keep their names, and are lists too.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Item = tuple[Prompt, Rollout]
 
 
 def _prompt_text(prompt: Prompt) -> str:
-    """The text prompt itself; of a conversation the last message of the user (the last message if there is none)."""
+    """The text prompt itself, or the last user message of a conversation (the last message if no user speaks)."""
     if prompt.messages is None:
         return prompt.text or ""
-    said = [message.content for message in prompt.messages if message.role == "user"]
-    return said[-1] if said else (prompt.messages[-1].content if prompt.messages else "")
+    from_user = [message.content for message in prompt.messages if message.role == "user"]
+    return from_user[-1] if from_user else (prompt.messages[-1].content if prompt.messages else "")
 
 
 def _messages(prompt: Prompt) -> list[dict[str, Json]]:
-    """The conversation as dictionaries; a text prompt counts as one message of the user."""
+    """The conversation as dictionaries. A text prompt becomes one user message."""
     if prompt.messages is None:
         return [{"role": "user", "content": prompt.text or ""}]
     return [message.to_dict() for message in prompt.messages]
 
 
-# name of a row value -> its plural name, which a batched reward may use instead, and how it is read
+# name of a row value -> (plural name, which a batched reward may use instead; function that reads the value)
 ROW_VALUES: dict[str, tuple[str, Callable[[Prompt, Rollout], Any]]] = {
     "response": ("responses", lambda prompt, rollout: rollout.response),
     "answer": ("answers", lambda prompt, rollout: prompt.answer),
@@ -53,7 +53,7 @@ _SINGULAR = {plural: name for name, (plural, _) in ROW_VALUES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a loaded reward asks for: plain data, so that a worker can report it to the parent process."""
+    """The parameters of a loaded reward, as plain data, so that a worker can send it to the training process."""
 
     label: str
     required: tuple[str, ...]
@@ -65,26 +65,26 @@ class Signature:
 
     @property
     def reads_answer(self) -> bool:
-        """Whether the reward compares with the answer (and can be tried on gold answers)."""
+        """Whether the reward compares with the answer, so that it can be tested on gold answers."""
         return not {"answer", "answers"}.isdisjoint((*self.required, *self.optional))
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the reward asks for the tokens of a response, or for how many there are."""
+        """Whether the reward reads the tokens of a response, or their number."""
         return not {"response_tokens", "num_tokens"}.isdisjoint((*self.required, *self.optional))
 
     def row_value(self, name: str) -> str | None:
-        """The row value behind a parameter name, or None when the name can only be a column."""
+        """The row value that a parameter name means, or None if the name can only be a column."""
         if name in ROW_VALUES:
             return name
         return _SINGULAR.get(name) if self.batched else None
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """RewardError for a parameter that neither the row values nor these columns provide."""
+        """RewardError if neither the row values nor these columns provide a required parameter."""
         for name in self.required:
             if self.row_value(name) is None and name not in columns:
                 raise RewardError(
-                    f"reward {self.label!r} asks for the parameter {name!r}, which nothing provides",
+                    f"reward {self.label!r} has a parameter {name!r}, which nothing provides",
                     remedy=self._remedy(name, columns),
                 )
 
@@ -93,7 +93,7 @@ class Signature:
         near = nearest(name, [*rows, *columns])
         hint = f"did you mean {near!r}? " if near else ""
         return (
-            f"{hint}set it under options, give it a default, or ask for one of {', '.join(rows)}"
+            f"{hint}set it under options, give it a default, or use one of {', '.join(rows)}"
             f" or the columns {', '.join(sorted(columns)) or '(none)'}"
         )
 
@@ -109,23 +109,24 @@ class Signature:
                 given[name] = prompt.columns[name]
             elif name in self.required:
                 raise RewardError(
-                    f"reward {self.label!r} asks for the column {name!r}, which prompt {prompt.id!r} does not have",
+                    f"reward {self.label!r} needs the column {name!r}, which prompt {prompt.id!r} does not have",
                     remedy="give the parameter a default for such rows",
                 )
         if self.takes_columns:
+            # Options are already bound, so a column of the same name must not override one.
             rest = {name: value for name, value in prompt.columns.items() if name not in self.options}
             given = {**rest, **given}
         return given
 
     def batch_arguments(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Keyword arguments for one call on all responses: every value a list; None where a row lacks a column."""
+        """Keyword arguments for one call on all responses: lists, with None where a row lacks a column."""
         rows = [self.arguments(item) for item in items]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 
 
 def read_signature(call: Callable[..., Any], label: str, options: Collection[str]) -> Signature:
-    """Reads what `call` asks for; `options` are the parameters that the run file has set already."""
+    """The signature of `call`. `options` are the parameters that the run file sets."""
     required: list[str] = []
     optional: list[str] = []
     takes_columns = False
@@ -133,7 +134,7 @@ def read_signature(call: Callable[..., Any], label: str, options: Collection[str
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise RewardError(
                 f"reward {label!r} takes the positional parameter {name!r}",
-                remedy="a reward is called by name: use parameters such as response, answer, **columns",
+                remedy="rewards are called with keyword arguments: use parameters such as response, answer, **columns",
             )
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_columns = True
@@ -141,7 +142,7 @@ def read_signature(call: Callable[..., Any], label: str, options: Collection[str
             (required if parameter.default is parameter.empty else optional).append(name)
     if not required and not optional and not takes_columns:
         raise RewardError(
-            f"reward {label!r} asks for nothing: it could only ever return a constant",
+            f"reward {label!r} has no parameters, so it could only return a constant",
             remedy="give it a parameter such as response",
         )
     return Signature(
@@ -156,7 +157,7 @@ def read_signature(call: Callable[..., Any], label: str, options: Collection[str
 
 
 def check_options(target: Callable[..., Any], label: str, options: Collection[str]) -> None:
-    """ConfigError for an option that `target` does not name; `**columns` takes columns, never options."""
+    """ConfigError for an option that is not a named parameter of `target`; `**columns` only takes columns."""
     named = [
         name
         for name, parameter in _parameters(target, label).items()

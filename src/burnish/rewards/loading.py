@@ -1,4 +1,4 @@
-"""From a name in the run file to something that can be called: built-ins, files and modules, functions and classes."""
+"""Load a reward from its name in the run file: a built-in, or a function or class in a file or module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.secrets import masked
 from burnish.errors import BurnishError, ConfigError, RewardError
-from burnish.plugins import MEND, describe_failure
+from burnish.plugins import FIX_IT, describe_failure
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
@@ -26,7 +26,7 @@ from burnish.words import nearest
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """One reward of the run file as plain data, so that worker processes need no configuration classes."""
+    """One reward of the run file, as plain data, so that worker processes need no configuration classes."""
 
     name: str
     label: str
@@ -52,7 +52,7 @@ class RewardSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadedReward:
-    """A reward ready to be called with the arguments of its signature; options are bound already."""
+    """A reward that can be called with the arguments of its signature. Its options are already bound."""
 
     spec: RewardSpec
     call: Callable[..., Any]
@@ -60,9 +60,9 @@ class LoadedReward:
 
 
 def load_reward(spec: RewardSpec) -> LoadedReward:
-    """Finds, checks and (for a class) constructs a reward.
+    """Find, check and (for a class) construct a reward.
 
-    Raises RewardError for a name that leads nowhere or code that fails to import, ConfigError for a wrong option.
+    Raises RewardError if it does not exist or fails to import, and ConfigError for a wrong option.
     """
     target = find_reward(spec.name)
     check_options(target, spec.label, spec.options)
@@ -75,8 +75,8 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
 
 
 def find_reward(name: str) -> Callable[..., Any]:
-    """The function or class behind a built-in name, `path/to/file.py:function`, `package.module:function`, or the
-    `python:NAME` of a function that is at hand."""
+    """The function or class that a name means: a built-in, `path/to/file.py:function`, `package.module:function`, or
+    the `python:NAME` of a function in memory."""
     if name.startswith(IN_MEMORY):
         return function_named(name)
     if name in BUILT_INS:
@@ -97,7 +97,7 @@ def _load_file(path: Path, name: str) -> ModuleType:
     path = path.expanduser()
     if not path.is_file():
         raise RewardError(
-            f"the file of reward {name!r} does not exist: {path}", remedy=f"it was looked for from {Path.cwd()}"
+            f"the file of reward {name!r} does not exist: {path}", remedy=f"the path is relative to {Path.cwd()}"
         )
     path = path.resolve()
     module_name = f"burnish_reward_{path.stem}_{abs(hash(str(path))):x}"
@@ -105,9 +105,9 @@ def _load_file(path: Path, name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise RewardError(f"the file of reward {name!r} cannot be imported: {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickling look their module up there
+    sys.modules[module_name] = module  # before it runs, because dataclasses and pickling look up their module here
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # the file may import its neighbours
+        sys.path.append(str(path.parent))  # the file may import others in its folder
     with _user_code(f"importing the file of reward {name!r}"):
         spec.loader.exec_module(module)
     return module
@@ -155,10 +155,10 @@ def _construct(target: type, spec: RewardSpec) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _user_code(doing: str) -> Iterator[None]:
-    """Boundary to code that is not ours: whatever it raises becomes a RewardError with file and line."""
+    """Boundary to the user's code: whatever it raises becomes a RewardError with file and line."""
     try:
         yield
     except BurnishError:
         raise
     except (Exception, SystemExit) as error:
-        raise RewardError(f"{doing} failed: {describe_failure(error)}", remedy=MEND) from error
+        raise RewardError(f"{doing} failed: {describe_failure(error)}", remedy=FIX_IT) from error

@@ -1,7 +1,7 @@
-"""What a worker may say, and the check of every word of it.
+"""The messages that a worker may send, and the checks on them.
 
-The worker runs code of the user, so the training process believes nothing: an answer is one of the classes below with
-plain numbers and texts in it, or it raises GarbledError.
+The worker runs the user's code, so the training process does not trust what it sends. An answer is one of the classes
+below, made of plain numbers and strings, or reading it raises GarbledError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENDINGS = {status.value: status for status in RewardStatus if status is not Rew
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The rewards are loaded; what each of them asks for, by its number."""
+    """The rewards are loaded. The signature of each, by its number."""
 
     signatures: dict[int, Signature]
 
@@ -30,7 +30,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A reward cannot be loaded: the name of the error's class, its message, remedy and the traceback behind it."""
+    """A reward cannot be loaded: the name of the error's class, its message, its remedy, and the causing traceback."""
 
     kind: str
     text: str
@@ -81,7 +81,7 @@ Answer = Ready | Refused | Violation | Judged | Idle
 
 
 def read_answer(plain: Any) -> Answer:
-    """The answer behind plain JSON values. GarbledError when it is none."""
+    """The answer in these JSON values. GarbledError if they are not a valid answer."""
     match plain:
         case ["outcome", int(task), int(item), str(status), score, str(detail)] if status in _ENDINGS:
             return Judged(task, item, Outcome(_ENDINGS[status], _score(status, score), detail))
@@ -102,6 +102,7 @@ def _score(status: str, plain: Any) -> Score | None:
             return None
         case [value, dict(parts), tokens] if status == RewardStatus.OK.value:
             numbers = [value, *parts.values(), *_list_of_tokens(tokens)]
+            # `type` instead of `isinstance`, which would let True and whole numbers pass.
             if all(type(number) is float and math.isfinite(number) for number in numbers):
                 return Score(value, parts, None if tokens is None else tuple(tokens))
     raise GarbledError(f"the status {status!r} with the score {plain!r:.80}")
@@ -129,4 +130,4 @@ def _signature(plain: Any) -> tuple[int, Signature]:
         ] if all(isinstance(name, str) for name in (*required, *optional, *options)):
             names = (tuple(required), tuple(optional), tuple(options))
             return index, Signature(label, *names, takes_columns, batched, asynchronous)
-    raise GarbledError(f"what a reward asks for as {plain!r:.80}")
+    raise GarbledError(f"the signature {plain!r:.80}")

@@ -1,7 +1,7 @@
-"""The reward `model:PATH`: a trained reward model that scores whole steps in micro-batches, on a device of its own.
+"""The reward `model:PATH`: a trained reward model that scores a whole step in micro-batches, on a chosen device.
 
-It runs in the training process, not in a worker: it holds weights, cannot hang as user code can, and needs the
-policy's own token ids. Import this only when a run names such a reward; it loads torch.
+It runs in the training process, not in a worker: it holds weights, cannot hang like user code, and needs the policy's
+token ids. This module loads torch, so it is only imported if a run has such a reward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHATS = ("auto", "always", "never")
 
 @dataclass(slots=True)
 class ModelReward:
-    """A loaded reward model. Until `attach_policy` has compared the tokenizers it reads text."""
+    """A loaded reward model. It scores text until `attach_policy` has found that it can score the policy's tokens."""
 
     spec: RewardSpec
     model: RewardModel
@@ -45,25 +45,30 @@ class ModelReward:
 
     @property
     def signature(self) -> Signature:
-        """What it asks for, in the words of other rewards: every rollout has it."""
+        """Its signature in the form of other rewards: the response, which every rollout has."""
         return Signature(self.spec.label, ("response",), (), (), takes_columns=False, batched=False, asynchronous=False)
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Score the policy's own tokens when both tokenizers give the same ids, else its text; returns a sentence
-        that says which."""
+        """Score the policy's own tokens if both tokenizers give the same ids, else the text.
+
+        Returns a sentence that says which.
+        """
         own = self.model.loaded.tokenizer
         self.shares_tokens = same_tokens(own, tokenizer)
         name = f"reward {self.spec.label!r}"
         if self.shares_tokens:
             return f"{name} scores the policy's own tokens on {self.model.loaded.model.device}"
         return (
-            f"{name} has another tokenizer than the policy ({len(own):,} and {len(tokenizer):,} tokens): prompts and "
-            "responses reach it as text and are tokenised anew"
+            f"{name} has a different tokenizer than the policy ({len(own):,} and {len(tokenizer):,} tokens), so "
+            "prompts and responses are passed to it as text and tokenised again"
         )
 
     def outcomes(self, items: Sequence[Item]) -> list[Outcome]:
-        """One outcome a response, in their order. A response without a token, or one that does not fit into the
-        reward model's context, is an ERROR; so is a score that is not finite."""
+        """One outcome per response, in order.
+
+        A response is an ERROR if it is empty or does not fit into the reward model's context, or if its score is not
+        finite.
+        """
         found: dict[int, Outcome] = {}
         pairs: dict[int, PromptResponse] = {}
         for position, (prompt, rollout) in enumerate(items):
@@ -90,7 +95,7 @@ class ModelReward:
         prompt, response = pair
         limit, readout = self.model.loaded.context_length, self.model.readout
         if not response:
-            raise DataError("the response has no token to be scored at")
+            raise DataError("the response is empty, so there is no token to score at")
         if readout.score_at == "last_position" and len(response) > (readout.response_length or 0):
             raise DataError(
                 f"the response has {len(response)} tokens, but this reward model reads position "
@@ -108,7 +113,7 @@ class ModelReward:
 def load_model_reward(spec: RewardSpec) -> ModelReward:
     """The reward model that `model:PATH` names.
 
-    Raises ModelError for a folder that is no reward model, ConfigError for a wrong option.
+    Raises ModelError for a folder that is not a reward model, and ConfigError for a wrong option.
     """
     check_model_reward(spec)
     options, path = spec.options, spec.name.removeprefix(MODEL_REWARD)
@@ -121,11 +126,11 @@ def load_model_reward(spec: RewardSpec) -> ModelReward:
 
 
 def check_model_reward(spec: RewardSpec) -> None:
-    """Raises what `load_model_reward` would, as far as options and a look at the folder tell; loads nothing."""
+    """Raise the errors of `load_model_reward` that can be found without loading the model."""
     _check_options(spec)
     path = spec.name.removeprefix(MODEL_REWARD)
     if not path:
-        raise RewardError(f"reward {spec.name!r} names no folder", remedy="write model:PATH")
+        raise RewardError(f"reward {spec.name!r} does not name a folder", remedy="write model:PATH")
     check_reward_folder(path, field=_field(spec))
 
 
@@ -150,7 +155,7 @@ def _check_options(spec: RewardSpec) -> None:
     if not isinstance(template_options, dict):
         raise ConfigError(
             f"reward {spec.label!r}: option template_options is {template_options!r}",
-            remedy="write the template's arguments as name: value",
+            remedy="write the template's arguments as a mapping, name: value",
         )
     budget = spec.options.get("tokens_per_microbatch", 1)
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:

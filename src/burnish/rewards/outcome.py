@@ -1,4 +1,4 @@
-"""What one reward says about one response, once checked: plain values that travel between processes."""
+"""The checked result of one reward for one response: plain values that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.errors import RewardError
 from burnish.types import RewardStatus, Score
 
 MAX_DETAIL = 20_000
-"""Characters of the reason that a failed response keeps."""
+"""Maximum number of characters of a failed response's `detail`."""
 MAX_PARTS = 256
 MAX_PART_NAME = 120
 PARTS_REMEDY = "return parts as a dictionary from names to numbers"
@@ -21,7 +21,7 @@ PARTS_REMEDY = "return parts as a dictionary from names to numbers"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Status of one (reward, response) pair, with its score when the status is OK and the reason otherwise."""
+    """Status of one (reward, response) pair, with its score if the status is OK, and the reason otherwise."""
 
     status: RewardStatus
     score: Score | None = None
@@ -29,7 +29,7 @@ class Outcome:
 
 
 def failure(status: RewardStatus, detail: str) -> Outcome:
-    """An outcome without a score. Of a very long reason the beginning and the end are kept."""
+    """An outcome without a score. A very long reason keeps its beginning and its end."""
     if len(detail) > MAX_DETAIL:
         half = MAX_DETAIL // 2
         detail = f"{detail[:half]}\n... {len(detail) - MAX_DETAIL:,} characters left out ...\n{detail[-half:]}"
@@ -37,11 +37,11 @@ def failure(status: RewardStatus, detail: str) -> Outcome:
 
 
 def read_result(result: Any, label: str) -> Outcome:
-    """Checks what a reward returned for one response.
+    """Check what a reward returned for one response.
 
-    None is MISSING, a number that is not finite is ERROR, any other type than float, int, bool or Score raises
-    RewardError: the function itself is wrong then, not this response. Reading the result can run code of the user
-    (`__float__`, properties of a subclass) and raise what that raises.
+    None is MISSING, and a number that is not finite is ERROR. Any type other than float, int, bool or Score raises
+    RewardError, because then the function is wrong, not this response. Reading the result can run the user's code
+    (`__float__`, properties of a subclass), and raise what that raises.
     """
     if result is None:
         return failure(RewardStatus.MISSING, f"reward {label!r} returned None: it cannot judge this response")
@@ -50,14 +50,14 @@ def read_result(result: Any, label: str) -> Outcome:
 
 
 def read_batch(results: Any, count: int, label: str) -> list[Outcome]:
-    """Checks what a batched reward returned for `count` responses; another length raises RewardError."""
+    """Check what a batched reward returned for `count` responses. A wrong length raises RewardError."""
     unordered = isinstance(results, (str, bytes, Mapping, Set))
     if unordered or not isinstance(results, Iterable):
         raise RewardError(
             f"batched reward {label!r} returned {type(results).__name__} for {count} responses",
             remedy="return a list with one score per response",
         )
-    found = list(itertools.islice(results, count + 1))  # what yields without end is cut
+    found = list(itertools.islice(results, count + 1))  # one more than expected, because a generator may never end
     if len(found) != count:
         raise RewardError(
             f"batched reward {label!r} returned {_length(results, found, count)} scores for {count} responses",
@@ -75,17 +75,17 @@ def _length(results: Iterable[Any], found: list[Any], count: int) -> str:
 def _number(value: Any, label: str, what: str) -> float:
     if not isinstance(value, Real):
         raise RewardError(
-            f"reward {label!r} {what} {type(value).__name__}{_shown(value)}",
+            f"reward {label!r} {what} {type(value).__name__}{_quoted(value)}",
             remedy="return a float, int, bool, burnish.types.Score, or None for a response that cannot be judged",
         )
     try:
         return float(value)
-    except OverflowError:  # a whole number or a fraction beyond the largest float
+    except OverflowError:  # an int or Fraction beyond the largest float
         return math.inf
 
 
-def _shown(value: Any) -> str:
-    """A text itself; what any other object looks like would be told by code of the user."""
+def _quoted(value: Any) -> str:
+    """The value if it is text. For other objects nothing, because their `__repr__` may be the user's code."""
     return f" ({value[:80]!r})" if type(value) is str else ""
 
 
@@ -101,7 +101,7 @@ def _plain_score(score: Score, label: str) -> Score:
 
 
 def _plain_parts(parts: Any, label: str) -> dict[str, float]:
-    """Part names as exact texts, their numbers as floats."""
+    """The parts with names of exact type str and numbers of type float."""
     if not isinstance(parts, Mapping):
         raise RewardError(
             f"reward {label!r} returned a Score whose parts are {type(parts).__name__}", remedy=PARTS_REMEDY
@@ -110,7 +110,7 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
     for name, value in itertools.islice(parts.items(), MAX_PARTS + 1):
         if not isinstance(name, str):
             raise RewardError(
-                f"reward {label!r} returned a part whose name is {type(name).__name__}{_shown(name)}",
+                f"reward {label!r} returned a part whose name is {type(name).__name__}{_quoted(name)}",
                 remedy=PARTS_REMEDY,
             )
         plain[str.__str__(name)] = _number(value, label, f"returned as part {str.__str__(name)[:80]!r}")
@@ -118,7 +118,7 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
 
 
 def _parts_problem(parts: Mapping[str, float]) -> str:
-    """Why these cannot be curves of the run, each with its name in every line of metrics; empty when they can."""
+    """Why these parts cannot be logged, where each name is part of every line of metrics; empty if they can."""
     if len(parts) > MAX_PARTS:
         return f"more than {MAX_PARTS} parts"
     for name in parts:
@@ -149,9 +149,9 @@ def _checked(score: Score, label: str) -> Outcome:
     named += [(f"token_rewards[{index}]", value) for index, value in enumerate(score.token_rewards or ())]
     for name, value in named:
         if not math.isfinite(value):
-            return failure(RewardStatus.ERROR, f"reward {label!r} returned {_infinite(value)} as {name}")
+            return failure(RewardStatus.ERROR, f"reward {label!r} returned {_describe_infinite(value)} as {name}")
     return Outcome(RewardStatus.OK, score)
 
 
-def _infinite(value: float) -> str:
+def _describe_infinite(value: float) -> str:
     return "nan" if math.isnan(value) else f"{value} (infinite, or too large for a float)"

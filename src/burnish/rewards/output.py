@@ -1,4 +1,4 @@
-"""What a reward prints: handed on to standard error, but not by the gigabyte."""
+"""Forwards what a reward prints to standard error, with a limit on the rate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _CHUNK = 1 << 16
 
 
 def forward(source: int, target: int = 2) -> None:
-    """Copies `source` to `target` until its end: up to a mebibyte at once and 64 KiB a second after that. What is more
-    is read and left out, and the output says how much that was."""
+    """Copy `source` to `target` until it ends: up to 1 MiB at once, then 64 KiB per second.
+
+    Anything beyond that is read and dropped, so that the writer never blocks. A note in the output says how much.
+    """
     allowance, left_out, last = float(BURST_BYTES), 0, time.monotonic()
     while data := os.read(source, _CHUNK):
         now = time.monotonic()
@@ -23,18 +25,18 @@ def forward(source: int, target: int = 2) -> None:
             left_out += len(data)
             continue
         allowance -= len(data)
-        _write(target, _note(left_out) + data)
+        _write(target, _omission(left_out) + data)
         left_out = 0
-    _write(target, _note(left_out))
+    _write(target, _omission(left_out))
 
 
-def _note(left_out: int) -> bytes:
+def _omission(left_out: int) -> bytes:
     if not left_out:
         return b""
     return f"\n[burnish: {left_out:,} bytes that a reward printed are left out here]\n".encode()
 
 
 def _write(target: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more; the reward must not notice
+    with contextlib.suppress(OSError):  # nobody reads the output any more, which must not affect the reward
         while data:
             data = data[os.write(target, data) :]

@@ -1,7 +1,7 @@
-"""The pool of killable workers: hands out tasks, watches the time limits, replaces what it had to kill.
+"""The pool of killable workers: assigns tasks, enforces time limits, and replaces killed workers.
 
-A task is a few responses for one reward. The worker reports after each of them, so the limit holds per response even
-though a message carries many, and a kill costs only the response that was running.
+A task is a few responses for one reward. The worker reports after each response, so the time limit applies per
+response although a message carries several, and a kill only costs the response that was running.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from burnish.rewards.wire import GarbledError
 from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
 
-ASYNC_GRACE_SECONDS = 1.0  # an asynchronous worker keeps its own time first
-MAX_PAUSE_SECONDS = 3600.0  # polls count in milliseconds of 32 bits
+ASYNC_GRACE_SECONDS = 1.0  # an asynchronous worker enforces the limit itself, so it gets a little more time here
+MAX_PAUSE_SECONDS = 3600.0  # `poll` takes milliseconds as a 32-bit integer
 
 Outcomes = dict[tuple[int, int], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Responses (their positions in the call, with the arguments of each) for the reward number `reward`.
+    """Responses for one reward, given by its number: `items` are their numbers, `rows` their arguments.
 
-    A batched task has one set of arguments for all of its items.
+    A batched task has one set of arguments for all its items.
     """
 
     reward: int
@@ -50,11 +50,11 @@ class Task:
     batched: bool = False
 
     def only(self, item: int) -> Task:
-        """The same task cut down to one response."""
+        """The same task reduced to one response."""
         return Task(self.reward, (item,), (self.rows[self.items.index(item)],))
 
     def request(self, number: int) -> list[Any]:
-        """What a worker is sent; its answers name the number."""
+        """The message to a worker, whose answers repeat `number`."""
         if self.batched:
             return ["batch", number, self.reward, [list(self.items), self.rows[0]]]
         return ["each", number, self.reward, [list(row) for row in zip(self.items, self.rows, strict=True)]]
@@ -62,8 +62,8 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The rewards that share workers, because they see the same environment and all need a fork of this process or
-    none does, and the tasks that wait for one."""
+    """Rewards that share workers, and their waiting tasks. They get the same environment variables, and either all of
+    them need a fork of this process or none does."""
 
     rewards: list[tuple[int, RewardSpec]]
     environment: Mapping[str, str]
@@ -75,21 +75,24 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """One process and what it is busy with. `deadline` is on the monotonic clock; None when idle."""
+    """One process and its current task. `deadline` is a time of the monotonic clock; None if idle."""
 
     process: WorkerProcess
     group: _Group
     deadline: float | None
     ready: bool = False
     task: Task | None = None
-    number: int = 0  # of its task, so that no answer to another one is taken for its own
-    waiting: dict[int, None] = field(default_factory=dict)  # items without an outcome yet, in their order
+    number: int = 0  # of the task, so that an answer to another task is not mistaken for this one's
+    waiting: dict[int, None] = field(default_factory=dict)  # items without an outcome yet, in order
     since: float = 0.0
 
 
 class WorkerPool:
-    """Runs tasks on worker processes, started when they are needed: up to `size` for all rewards that see the same
-    environment. The variables that they are given are those of now, also for workers that start later."""
+    """Runs tasks on worker processes, which are started on demand.
+
+    Up to `size` workers serve all rewards with the same environment variables. The values of these are fixed when the
+    pool is made, also for workers that start later.
+    """
 
     def __init__(self, specs: Sequence[RewardSpec], size: int, *, start_timeout_seconds: float = 60.0) -> None:
         self._specs = list(specs)
@@ -102,10 +105,11 @@ class WorkerPool:
         self.seconds = [0.0] * len(self._specs)  # busy time per reward since the start
         self._numbers = itertools.count(1)
         self._outcomes: Outcomes = {}
+        # So that no worker survives a pool that nobody closed.
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
 
     def signatures(self) -> list[Signature]:
-        """What the rewards ask for, read by a first worker of each group; raises what loading them raised."""
+        """The signatures of the rewards, read by one worker per group. Raises what loading a reward raised."""
         try:
             for group in self._groups:
                 if not all(index in self._signatures for index, _ in group.rewards):
@@ -118,24 +122,28 @@ class WorkerPool:
         return [self._signatures[index] for index in range(len(self._specs))]
 
     def begin(self, tasks: Iterable[Task] = ()) -> None:
-        """Queue tasks, hand queued ones to idle workers and take what others have said, without waiting for any. Call
-        it often, also without tasks; `run` gives the outcomes. After any error no worker and no task is left."""
+        """Queue tasks, assign queued ones to idle workers and read finished outcomes, without waiting.
+
+        Call it often, also without tasks. `run` returns the outcomes. After any error no worker and no task is left.
+        """
         self._queue(tasks)
         try:
-            self._bury_idle()
+            self._remove_dead()
             self._assign()
             self._step(patience=0.0)
-            self._assign()
+            self._assign()  # again, for workers that have just become idle
         except BaseException:
             self.close()
             raise
 
     def run(self, tasks: Iterable[Task]) -> Outcomes:
-        """Outcome of every (reward, item) of the tasks and of those begun before. After any error, Ctrl-C included, no
-        worker and no task is left."""
+        """The outcome of every (reward, item), of these tasks and of those begun before.
+
+        After any error, including Ctrl-C, no worker and no task is left.
+        """
         self._queue(tasks)
         try:
-            self._bury_idle()
+            self._remove_dead()
             while any(group.pending for group in self._groups) or any(worker.task for worker in self._workers):
                 self._assign()
                 self._step()
@@ -146,7 +154,7 @@ class WorkerPool:
         return outcomes
 
     def close(self) -> None:
-        """Kills all workers and forgets all tasks; a later `run` starts fresh ones. Idempotent."""
+        """Kill all workers and drop all tasks. A later `run` starts new workers. Idempotent."""
         for group in self._groups:
             group.pending.clear()
         self._outcomes = {}
@@ -171,20 +179,20 @@ class WorkerPool:
     def _assign(self) -> None:
         for worker in self._workers:
             if worker.group.pending and worker.ready and worker.task is None:
-                self._give(worker, worker.group.pending.popleft())
+                self._assign_to(worker, worker.group.pending.popleft())
         for group in self._groups:
             mine = [worker for worker in self._workers if worker.group is group]
-            starting = sum(not worker.ready for worker in mine)
+            starting = sum(not worker.ready for worker in mine)  # each of these will take one of the pending tasks
             for _ in range(min(self._size - len(mine), len(group.pending) - starting)):
                 self._start(group)
 
-    def _bury_idle(self) -> None:
-        """Removes workers that ended, or said something without being asked, between two calls."""
+    def _remove_dead(self) -> None:
+        """Remove idle workers that ended, or sent something unasked, since the last call."""
         for worker in list(self._workers):
             if worker.task is None and worker.ready:
                 self._drain(worker)
 
-    def _give(self, worker: _Worker, task: Task) -> None:
+    def _assign_to(self, worker: _Worker, task: Task) -> None:
         worker.task, worker.waiting, worker.number = task, dict.fromkeys(task.items), next(self._numbers)
         worker.since = time.monotonic()
         worker.deadline = worker.since + self._limit(task)
@@ -198,21 +206,21 @@ class WorkerPool:
         return not task.batched and self._signatures[task.reward].asynchronous
 
     def _step(self, patience: float = math.inf) -> None:
-        """Waits for the next message or deadline, but not longer than `patience` seconds, and acts on it."""
+        """Wait for the next message or deadline, at most `patience` seconds, and handle it."""
         deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
         pause = min(patience, max(0.0, min(deadlines, default=0.0) - time.monotonic()))
         for worker in self._ready(pause):
             worker.process.flush()
             self._drain(worker)
         now = time.monotonic()
-        for worker in list(self._workers):
+        for worker in list(self._workers):  # a copy, because workers are removed on the way
             if worker.deadline is not None and now > worker.deadline:
-                self._drain(worker)  # what it said in time counts
+                self._drain(worker)  # an answer that arrived in time still counts
                 if worker in self._workers and worker.deadline is not None and now > worker.deadline:
                     self._expire(worker)
 
     def _ready(self, seconds: float) -> list[_Worker]:
-        """The workers that have something to say or room for more of their task."""
+        """The workers that have sent something, or can receive more of their task."""
         poller = select.poll()
         by_descriptor = {worker.process.fileno(): worker for worker in self._workers}
         for descriptor, worker in by_descriptor.items():
@@ -223,23 +231,24 @@ class WorkerPool:
         ]
 
     def _drain(self, worker: _Worker) -> None:
-        """Acts on all that a worker has said, and on its end."""
+        """Handle everything that a worker has sent, and its end."""
         try:
             for answer in worker.process.receive():
                 self._receive(worker, answer)
         except GarbledError as error:
-            self._lose(worker, worker.process.kill, f"sent the training process {error} in place of an answer")
+            self._discard(worker, worker.process.kill, f"sent the training process {error} instead of an answer")
             return
         if worker.process.ended:
-            self._lose(worker, worker.process.exit_status, "")
+            self._discard(worker, worker.process.exit_status, "")
 
     def _receive(self, worker: _Worker, answer: Answer) -> None:
+        # Every answer must be one that is due now. The user's code shares the process and could send anything.
         match answer:
             case Judged(task, item, outcome) if task == worker.number and item in worker.waiting:
                 assert worker.task is not None
                 self._outcomes[worker.task.reward, item] = outcome
                 del worker.waiting[item]
-                if not self._concurrent(worker.task):
+                if not self._concurrent(worker.task):  # the next response gets the full limit
                     worker.deadline = time.monotonic() + self._limit(worker.task)
             case Idle(task) if task == worker.number and worker.task is not None and not worker.waiting:
                 self.seconds[worker.task.reward] += time.monotonic() - worker.since
@@ -261,43 +270,44 @@ class WorkerPool:
         if worker.task is None:
             raise RewardError(
                 f"the rewards {worker.group.labels()} were not loaded within {self._start_seconds:g} seconds",
-                remedy="do less when the module is imported and the class constructed, or raise "
+                remedy="do less when the module is imported and the class is constructed, or raise "
                 "scoring.start_timeout_seconds",
             )
         spec = self._specs[worker.task.reward]
         lost = failure(RewardStatus.TIMEOUT, timeout_detail(spec.label, spec.timeout_seconds))
         self._settle(worker, lost)
 
-    def _lose(self, worker: _Worker, end: Callable[[], int], reason: str) -> None:
-        """Ends a worker that is dead already or says what makes no sense; the response that was running is lost."""
+    def _discard(self, worker: _Worker, end: Callable[[], int], reason: str) -> None:
+        """End a worker that has died or sent an invalid message. The response that was running is lost."""
         self._workers.remove(worker)
         status = end()
         if worker.task is not None:
             what = f"the worker process of reward {self._specs[worker.task.reward].label!r} "
-            self._settle(worker, failure(RewardStatus.ERROR, what + (reason or _cause_of_death(status))))
+            self._settle(worker, failure(RewardStatus.ERROR, what + (reason or _describe_death(status))))
         elif not worker.ready:
             what = f"a worker process that was loading {worker.group.labels()} "
-            raise RewardError(what + (reason or _cause_of_death(status)), remedy="look at what it printed")
+            raise RewardError(what + (reason or _describe_death(status)), remedy="look at its output")
 
     def _settle(self, worker: _Worker, lost: Outcome) -> None:
-        """Gives the lost outcome to the response that was running and queues the others again."""
+        """Give the response that was running the outcome `lost`, and queue the others again."""
         task, waiting = worker.task, list(worker.waiting)
         assert task is not None
         self.seconds[task.reward] += time.monotonic() - worker.since
         if task.batched:
             guilty, rest = waiting, []
         elif self._concurrent(task) and len(waiting) > 1:
-            guilty, rest = [], waiting  # any of them may have done it: tried again one by one
+            guilty, rest = [], waiting  # any of them may be the cause, so each is tried again alone
         else:
             guilty, rest = waiting[:1], waiting[1:]
         for item in guilty:
             self._outcomes[task.reward, item] = lost
+        # At the front and in order, because they were begun before all other tasks in the queue.
         worker.group.pending.extendleft(task.only(item) for item in reversed(rest))
 
 
 def _groups(specs: Sequence[RewardSpec]) -> list[_Group]:
-    """The rewards with the same `environment` together, in the order in which they come. Only functions in memory
-    run in forks: all others keep an interpreter that holds nothing of this program."""
+    """Rewards grouped by equal `environment`, in the order of the run file. Only functions in memory run in forks: all
+    others get an interpreter that holds nothing of this program."""
     groups: dict[tuple[frozenset[str], bool], _Group] = {}
     for index, spec in enumerate(specs):
         names = frozenset(spec.environment)
@@ -306,23 +316,21 @@ def _groups(specs: Sequence[RewardSpec]) -> list[_Group]:
     return list(groups.values())
 
 
-def _cause_of_death(status: int) -> str:
+def _describe_death(status: int) -> str:
     if status == CHANNEL_CLOSED:
         return (
-            "died: the reward closed the descriptors of its process (os.closerange, or a library that makes a daemon)"
+            "died: the reward closed the file descriptors of its process (os.closerange, or a library that daemonizes)"
         )
     if status == LOOP_BROKEN:
-        return (
-            "died: the reward stopped the event loop that its responses share, or cancelled tasks that are not its own"
-        )
+        return "died: the reward stopped the event loop that all responses share, or cancelled tasks of other responses"
     return f"died ({describe_exit(status)})"
 
 
 def _kill_all(workers: list[_Worker], owner: int) -> None:
-    """Also runs at the interpreter's exit; a forked copy of the process must leave the workers alone."""
+    """Kill all workers. Runs at the interpreter's exit too, where a forked copy of the process must not kill them."""
     if os.getpid() != owner:
         return
-    for worker in workers:
+    for worker in workers:  # ask all first, so that they end at the same time
         worker.process.ask_to_end()
     while workers:
         workers.pop().process.kill()

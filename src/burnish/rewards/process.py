@@ -1,4 +1,4 @@
-"""The training process's handle of one worker: start it, talk to it, end it."""
+"""The training process's handle on one worker: start it, exchange messages, end it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _PROGRAM = (
     "supervise({control}, {channel}, {trainer})"
 )
 _RECEIVE_BYTES = 1 << 18
-_END_SECONDS = 15.0  # the supervisor takes milliseconds, and no longer than 11 seconds
+_END_SECONDS = 15.0  # the supervisor usually takes milliseconds, and at most 11 seconds
 _GONE = -signal.SIGKILL
 
 
 class WorkerProcess:
-    """A fresh interpreter with an environment of its own, below a supervisor that ends all that it starts. Nothing of
-    the parent's `__main__` is imported into it, and nothing that it says is unpickled.
+    """A new interpreter with its own environment, under a supervisor that ends everything it starts.
 
-    For functions in memory it is a fork of this process instead, with the same environment and supervisor."""
+    Unlike with `multiprocessing`, it does not import the parent's `__main__`, and nothing that it sends is unpickled.
+    For functions in memory it is a fork of this process instead, with the same environment and supervisor.
+    """
 
     def __init__(self, rewards: Sequence[tuple[int, RewardSpec]], environment: Mapping[str, str]) -> None:
-        """`rewards` are what it loads, with their numbers. RewardError when it cannot be started."""
-        first = _request([(index, asdict(spec)) for index, spec in rewards])
+        """`rewards` are the rewards to load, with their numbers. RewardError if the process cannot be started."""
+        first = _request([(index, asdict(spec)) for index, spec in rewards])  # may fail, so before the process starts
         try:
             self._start(environment, forked=any(spec.is_in_memory for _, spec in rewards))
         except OSError as error:
@@ -50,15 +51,15 @@ class WorkerProcess:
         self._channel.setblocking(False)
         self._reader = FrameReader()
         self._unsent = memoryview(b"")
-        self._told = b""  # by the supervisor: lines "pid N", "status N"
+        self._reports = b""  # from the supervisor: lines "pid N", "status N"
         self._status: int | None = None
-        self.ended = False  # whether the worker has closed its end
+        self.ended = False  # whether the worker has closed its end of the socket
         self._send(first)
 
     def _start(self, environment: Mapping[str, str], *, forked: bool) -> None:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self._control, control = socket.socketpair()
-            ours.callback(self._control.close)  # unless the process starts
+            ours.callback(self._control.close)  # if starting the process fails; else `pop_all` below keeps it open
             theirs.callback(control.close)
             self._channel, channel = socket.socketpair()
             ours.callback(self._channel.close)
@@ -69,17 +70,19 @@ class WorkerProcess:
             ours.pop_all()
 
     def fileno(self) -> int:
-        """For polling: readable when the worker has answered or ended, writable when `flush` can go on."""
+        """For polling: readable if the worker has answered or ended, writable if `flush` can continue."""
         return self._channel.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Whether a part of the last request still waits for room in the socket."""
+        """Whether part of the last request is still waiting for room in the socket."""
         return len(self._unsent) > 0
 
     def send(self, message: Any) -> None:
-        """Sends a request without waiting; `flush` sends what finds no room now. RewardError when it cannot travel. A
-        dead worker is noticed on reading."""
+        """Send a request without waiting. `flush` sends the rest of what does not fit into the socket now.
+
+        Raises RewardError if the request cannot be encoded. A dead worker is only noticed on reading.
+        """
         self._send(_request(message))
 
     def _send(self, frame: bytes) -> None:
@@ -87,7 +90,7 @@ class WorkerProcess:
         self.flush()
 
     def flush(self) -> None:
-        """Sends as much of what is left as the socket takes."""
+        """Send as much of the rest as the socket accepts."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._channel.send(self._unsent) :]
@@ -97,15 +100,17 @@ class WorkerProcess:
             self._unsent = memoryview(b"")
 
     def receive(self) -> Iterator[Answer]:
-        """The answers that are there, without waiting; sets `ended` at the end of them all. GarbledError at what is
-        no answer."""
+        """The answers that have arrived, without waiting. Sets `ended` if the worker has closed its end.
+
+        Raises GarbledError for anything that is not an answer.
+        """
         yield from self._answers()
         while not self.ended:
             try:
                 data = self._channel.recv(_RECEIVE_BYTES)
             except BlockingIOError:
                 return
-            except (ConnectionResetError, BrokenPipeError):
+            except (ConnectionResetError, BrokenPipeError):  # it died with a request unread, which is an end as well
                 data = b""
             self.ended = not data
             self._reader.feed(data)
@@ -117,21 +122,21 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker itself. RewardError when its supervisor does not tell it."""
+        """Process id of the worker itself. RewardError if its supervisor does not report it."""
         self._listen(lambda: self._line("pid") is not None, _END_SECONDS)
         pid = self._line("pid")
         if pid is None:
-            raise RewardError("a worker process for rewards did not start", remedy="look at what it printed")
+            raise RewardError("a worker process for rewards did not start", remedy="look at its output")
         return pid
 
     def ask_to_end(self) -> None:
-        """Lets the supervisor begin to kill; `kill` waits for it."""
-        with contextlib.suppress(OSError):  # it has ended already
+        """Tell the supervisor to start killing. `kill` waits until it has finished."""
+        with contextlib.suppress(OSError):  # it has already ended
             self._control.shutdown(socket.SHUT_WR)
-            os.kill(self._process.pid, signal.SIGCONT)  # a reward may have stopped it
+            os.kill(self._process.pid, signal.SIGCONT)  # a reward may have sent it SIGSTOP
 
     def kill(self) -> int:
-        """Ends the worker and whatever it started, at once and for certain; returns its exit status. Idempotent."""
+        """Kill the worker and everything it started, and return its exit status. Idempotent."""
         if self._status is None:
             self.ask_to_end()
             self._status = self._end()
@@ -139,14 +144,14 @@ class WorkerProcess:
         return self._status
 
     def exit_status(self) -> int:
-        """Exit status of a worker that has closed its end; what it left behind is killed."""
+        """Exit status of a worker that has closed its end. Processes that it left behind are killed."""
         self._listen(lambda: self._line("status") is not None, 1.0)
         return self.kill()
 
     def _end(self) -> int:
         self._listen(lambda: self._line("status") is not None, _END_SECONDS)
         status = self._line("status")
-        if status is None:  # the supervisor was killed itself: the worker ends with it, its process group here
+        if status is None:  # the supervisor itself was killed: its worker dies with it, its process group here
             pid = self._line("pid")
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid if pid is None else pid, signal.SIGKILL)
@@ -155,25 +160,25 @@ class WorkerProcess:
         return _GONE if status is None else status
 
     def _line(self, word: str) -> int | None:
-        """The number that the supervisor has told under this word."""
-        for line in self._told.split(b"\n")[:-1]:
+        """The number that the supervisor has reported under this word, or None."""
+        for line in self._reports.split(b"\n")[:-1]:
             name, _, number = line.partition(b" ")
             if name == word.encode():
                 return int(number)
         return None
 
-    def _listen(self, heard: Callable[[], bool], seconds: float) -> None:
-        """Reads what the supervisor tells until `heard`, its end, or so many seconds are over."""
+    def _listen(self, done: Callable[[], bool], seconds: float) -> None:
+        """Read reports of the supervisor until `done`, until it ends, or for at most `seconds`."""
         deadline = time.monotonic() + seconds
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
-        while not heard() and (left := deadline - time.monotonic()) > 0:
+        while not done() and (left := deadline - time.monotonic()) > 0:
             if not poller.poll(1000 * left):
                 return
             data = self._control.recv(4096)
             if not data:
                 return
-            self._told += data
+            self._reports += data
 
     def _close(self) -> None:
         self._control.close()
@@ -187,10 +192,10 @@ def _start_interpreter(
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # what a reward prints must not mix with our standard output
-        stderr=2,  # by name: it is handed on even where it was opened for this process alone
+        stdout=2,  # a reward's output must not mix with our standard output
+        stderr=2,  # named, because otherwise it is not inherited if it was opened close-on-exec
         pass_fds=(control, channel),
-        start_new_session=True,
+        start_new_session=True,  # so that Ctrl-C in the terminal does not reach the worker
         env=dict(environment),
     )
 
@@ -200,6 +205,6 @@ def _request(message: Any) -> bytes:
         return encode_request(message)
     except UnsendableError as error:
         raise RewardError(
-            f"a value that a reward asks for cannot be sent to its worker process: {error}",
+            f"an argument of a reward cannot be sent to its worker process: {error}",
             remedy="keep options and data columns plain (text, numbers, dates, lists, dictionaries, numpy arrays)",
         ) from error

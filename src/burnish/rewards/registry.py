@@ -1,4 +1,4 @@
-"""The built-in rewards: a literal table. Nothing registers itself; the code behind a row is imported on use."""
+"""The built-in rewards, as a literal table. Nothing registers itself, and a reward's code is imported on use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Literal
 class BuiltIn:
     """One built-in reward.
 
-    `target` is `module:attribute`; `runs` tells whether it may run in the training process (it is cheap and cannot
-    hang) or needs a killable worker; `options` maps each option to one line of help; `top_score` is the best it gives.
+    `target` is `module:attribute`. `runs` says whether it may run in the training process, because it is cheap and
+    cannot hang, or needs a killable worker. `options` maps each option to one line of help. `top_score` is its highest
+    score.
     """
 
     target: str
@@ -30,7 +31,7 @@ BUILT_INS: dict[str, BuiltIn] = {
         runs="process",
         top_score=1.0,
         options={
-            "require": "where the answer must stand: any (default), boxed, hash (####), phrase (answer is ...)",
+            "require": "where the answer must be: any (default), boxed, hash (####), phrase (answer is ...)",
         },
     ),
     "exact": BuiltIn(
@@ -55,7 +56,7 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "format": BuiltIn(
         target=f"{_HERE}.text:Format",
-        summary="1 when the response consists of the tags in their order, each once and filled, else 0",
+        summary="1 when the response consists of the tags in order, each exactly once and not empty, else 0",
         runs="inline",
         top_score=1.0,
         options={
@@ -65,11 +66,11 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "length": BuiltIn(
         target=f"{_HERE}.text:Length",
-        summary="closeness to a target length (1 at it, 0 at nothing or twice of it), or 1 up to a maximum, else 0",
+        summary="closeness to a target length (1 at it, 0 at zero or twice of it), or 1 up to a maximum, else 0",
         runs="inline",
         top_score=1.0,
         options={
-            "target": "length aimed at (either this or maximum)",
+            "target": "desired length (set either this or maximum)",
             "maximum": "longest length that scores 1",
             "unit": "tokens (default), words or characters",
         },
@@ -83,7 +84,7 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "repetition": BuiltIn(
         target=f"{_HERE}.text:Repetition",
-        summary="minus the fraction of n-grams that repeat an earlier one: 0 for none, towards -1 for a loop",
+        summary="minus the fraction of n-grams that repeat an earlier one: 0 without repeats, towards -1 for a loop",
         runs="inline",
         top_score=0.0,
         options={"n": "length of an n-gram (default 3)", "unit": "words (default) or tokens"},
@@ -95,7 +96,7 @@ BUILT_INS: dict[str, BuiltIn] = {
         top_score=1.0,
         options={
             "part": "all (default) or ending (the last sentences only)",
-            "sentences": "how many sentences make the ending (default 2)",
+            "sentences": "number of sentences in the ending (default 2)",
         },
     ),
 }

@@ -1,4 +1,4 @@
-"""The scorer of a run: its rewards, their workers, the failure policy and the counts."""
+"""The scorer of a run: its rewards, their workers, the failure policy and the metrics."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ FAILURES = (RewardStatus.TIMEOUT, RewardStatus.ERROR, RewardStatus.MISSING)
 class ProcessRewardScorer:
     """Scores rollouts with the rewards of a run file (the `RewardScorer` protocol).
 
-    User code and built-ins that could hang run in killable worker processes; cheap built-ins and reward models
-    (`model:PATH`) run right here. Loading
-    happens in the constructor, so a wrong name, option or (when `columns` tells what the data provides) parameter is
-    an error before anything is sampled: RewardError or ConfigError.
+    User code and built-ins that could hang run in killable worker processes. Cheap built-ins and reward models
+    (`model:PATH`) run in this process. Rewards are loaded in the constructor, so a wrong name or option raises
+    RewardError or ConfigError before anything is sampled, and so does a parameter that `columns` does not provide.
     """
 
     def __init__(
         self, rewards: Sequence[RewardConfig], scoring: ScoringConfig, *, columns: Collection[str] | None = None
     ) -> None:
         if not rewards:
-            raise ConfigError("rewards is empty: nothing scores the responses", remedy="set rewards, for example: math")
+            raise ConfigError("rewards is empty, so nothing scores responses", remedy="set rewards, for example: math")
         self._scoring = scoring
         self._weights = [reward.weight for reward in rewards]
         self._specs = _specs(rewards)
@@ -62,7 +61,7 @@ class ProcessRewardScorer:
             scoring.workers,
             start_timeout_seconds=scoring.start_timeout_seconds,
         )
-        self._begun: dict[int, tuple[int, Rollout]] = {}  # by identity: number in the pool's tasks, and the rollout
+        self._begun: dict[tuple[int, int], tuple[int, Rollout]] = {}  # by sample: number in the pool's tasks, rollout
         self._caller = Caller()
         self._signatures = self._read_signatures()
         self._ending: Ending | None = None
@@ -77,12 +76,12 @@ class ProcessRewardScorer:
 
     @property
     def answer_labels(self) -> tuple[str, ...]:
-        """The rewards that compare with the answer: those that a gold answer can be tried on."""
+        """The rewards that compare with the answer, which can be tested on gold answers."""
         return tuple(signature.label for signature in self._signatures if signature.reads_answer)
 
     @property
     def token_labels(self) -> tuple[str, ...]:
-        """The rewards that look at the tokens of a response: a text alone is not enough for them."""
+        """The rewards that read the tokens of a response, so its text alone is not enough."""
         return tuple(signature.label for signature in self._signatures if signature.reads_tokens)
 
     @property
@@ -91,29 +90,31 @@ class ProcessRewardScorer:
         return self._pool.pids
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Tell reward models, and the rules about ends of responses, which tokenizer writes the rollouts. Until then
-        responses are scored as they are. Returns a sentence for each model, to be shown.
+        """Set the tokenizer of the rollouts, for reward models and for the rules on where responses end.
 
-        ConfigError when `scoring.truncate_token` is not one of its tokens.
+        Until then responses are scored unchanged. Returns a sentence for each reward model, to be shown to the user.
+        Raises ConfigError if `scoring.truncate_token` is not a single token.
         """
         self._ending = Ending.of(self._scoring, tokenizer)
         return [model.attach_policy(tokenizer) for model in self._models.values()]
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """RewardError when a reward asks for a parameter that neither a rollout nor these columns provide."""
+        """RewardError if a reward has a parameter that neither a rollout nor these columns provide."""
         for signature in self._signatures:
             signature.check_columns(columns)
 
     def begin(self, items: Sequence[Item]) -> None:
-        """Hand responses to the workers while others are still being sampled; `score` uses what they find.
+        """Send responses to the workers while others are still being sampled. `score` uses the results.
 
-        Rewards that want all responses at once (batched) or many (asynchronous), those that run in this process and
-        reward models wait for `score`. Raises what `score` raises for a reward that breaks its contract.
+        These rewards wait for `score`: batched ones, which need all responses at once, asynchronous ones, which want
+        many, those that run in this process, and reward models. Raises what `score` raises for a reward that breaks
+        its contract.
         """
+        items = [(prompt, rollout) for prompt, rollout in items if _sample(rollout) not in self._begun]
         if items:
             self.check_columns({name for prompt, _ in items for name in prompt.columns})
         first = len(self._begun)
-        self._begun.update({id(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
+        self._begun.update({_sample(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
         numbered = list(enumerate(self._seen(items), start=first))
         try:
             self._pool.begin(
@@ -129,8 +130,8 @@ class ProcessRewardScorer:
     def score(self, items: Sequence[Item]) -> list[Rollout]:
         """The rollouts in the same order, scored; see `RewardScorer`.
 
-        Raises RewardError when a reward breaks its contract or more than `max_failure_fraction` of the responses
-        could not be scored (a missing score counts as well).
+        Raises RewardError if a reward breaks its contract, or if more than `max_failure_fraction` of the responses
+        could not be scored (missing scores count as well).
         """
         if not items:
             return []
@@ -147,9 +148,9 @@ class ProcessRewardScorer:
         self._check_failures(items, scored)
         return scored
 
-    def metrics(self) -> dict[str, Metric]:
-        """Failed fraction over all, by status and by domain, incomplete responses, and seconds, since the last call."""
-        metrics = self._counts.read()
+    def take_metrics(self) -> dict[str, Metric]:
+        """Failed fraction (total, by status, by domain), incomplete fraction and seconds, since the last call."""
+        metrics = self._counts.take()
         if self._ending is None:
             del metrics["reward/incomplete_fraction"]
         for position, index in enumerate(self._remote):
@@ -159,7 +160,7 @@ class ProcessRewardScorer:
         return metrics
 
     def close(self) -> None:
-        """Ends the worker processes. Idempotent."""
+        """End the worker processes. Idempotent."""
         self._pool.close()
 
     def __enter__(self) -> ProcessRewardScorer:
@@ -176,12 +177,12 @@ class ProcessRewardScorer:
         return [found[index] for index in range(len(self._specs))]
 
     def _seen(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The responses as rewards read them."""
+        """The responses as rewards see them."""
         ending = self._ending
         return items if ending is None else [(prompt, ending.seen(rollout)) for prompt, rollout in items]
 
     def _outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
-        """Of every (reward, position). `seen` are the items as rewards read them."""
+        """The outcome of every (reward, position). `seen` are the items as rewards see them."""
         outcomes: Outcomes = {}
         for index, reward in self._inline.items():
             for position, item in enumerate(seen):
@@ -193,15 +194,19 @@ class ProcessRewardScorer:
         return outcomes
 
     def _remote_outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
-        """Those of the rewards that run in workers. In the pool's tasks responses have the numbers that `begin` gave
-        them, and the others numbers after these."""
+        """The outcomes of the rewards that run in workers.
+
+        In the pool's tasks, a response has the number that `begin` gave it. Responses not begun get higher numbers.
+        """
         begun, self._begun = self._begun, {}
-        number_of = [
-            begun[id(rollout)][0] if id(rollout) in begun else len(begun) + position
-            for position, (_, rollout) in enumerate(items)
-        ]
+        num_begun = len(begun)
+        number_of = []
+        for position, (_, rollout) in enumerate(items):
+            number, response = begun.pop(_sample(rollout), (-1, None))
+            # Another response of that name is scored anew: the one that was begun came from a step that was cut short.
+            number_of.append(number if response == rollout else num_begun + position)
         numbered = list(zip(number_of, seen, strict=True))
-        fresh = [(number, item) for number, item in numbered if number >= len(begun)]
+        fresh = [(number, item) for number, item in numbered if number >= num_begun]
         tasks = [
             task
             for place, index in enumerate(self._remote)
@@ -211,7 +216,7 @@ class ProcessRewardScorer:
         return {
             (self._remote[place], position_of[number]): outcome
             for (place, number), outcome in self._pool.run(tasks).items()
-            if number in position_of  # else it was begun and then not asked for
+            if number in position_of  # a response may have been begun and then dropped by the caller
         }
 
     def _can_begin(self, index: int) -> bool:
@@ -219,13 +224,15 @@ class ProcessRewardScorer:
         return not signature.batched and not signature.asynchronous
 
     def _tasks(self, place: int, index: int, items: Sequence[tuple[int, Item]]) -> list[Task]:
-        """The calls of one reward for numbered responses; `place` is its number among those that run in workers."""
+        """The calls of one reward for numbered responses. `place` is its number among the rewards in workers."""
         if not items:
             return []
         signature = self._signatures[index]
         if signature.batched:
             arguments = signature.batch_arguments([item for _, item in items])
             return [Task(place, tuple(number for number, _ in items), (arguments,), batched=True)]
+        # Several tasks per worker, so that one with slow responses does not delay the end. An asynchronous reward
+        # instead gets as many responses as it may await at once.
         share = -(-len(items) // self._scoring.workers)
         size = min(MAX_CONCURRENT, share) if signature.asynchronous else max(1, min(MAX_CHUNK, share // 4))
         return [
@@ -257,13 +264,13 @@ class ProcessRewardScorer:
             f" scoring.max_failure_fraction {self._scoring.max_failure_fraction:g} allows."
             f" The first one: prompt {prompt.id!r}, sample {first.sample_index}, {first.status.value}:"
             f" {reason[:MAX_REASON]}",
-            remedy=f"mend the reward{' (--debug shows the whole traceback)' if traceback else ''}, or raise"
+            remedy=f"fix the reward{' (--debug shows the whole traceback)' if traceback else ''}, or raise"
             " scoring.max_failure_fraction if these failures are expected",
         ) from (TracebackInWorkerError(traceback) if traceback else None)
 
 
 def _load_models(specs: Sequence[RewardSpec]) -> dict[int, ModelReward]:
-    """The reward models among the rewards. They need torch, which is imported only when there is one."""
+    """The reward models among the rewards. Torch is imported only if there is one."""
     if not any(spec.is_model for spec in specs):
         return {}
     from burnish.rewards.model_reward import load_model_reward
@@ -272,7 +279,7 @@ def _load_models(specs: Sequence[RewardSpec]) -> dict[int, ModelReward]:
 
 
 class _Counts:
-    """What has been scored and what has failed since the last reading."""
+    """Counts of scored and failed responses since the last `read`."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self.labels = labels
@@ -292,7 +299,8 @@ class _Counts:
             self.status[rollout.status] += 1
             self.failed[prompt.domain] += _failed(rollout)
 
-    def read(self) -> dict[str, Metric]:
+    def take(self) -> dict[str, Metric]:
+        """The counts as metrics, and counting begins anew."""
         total = self.total.total()
         metrics = {"reward/failed_fraction": Metric(Reduction.MEAN, float(self.failed.total()), float(total))}
         metrics["reward/incomplete_fraction"] = Metric(Reduction.MEAN, float(self.incomplete), float(total))
@@ -307,12 +315,17 @@ class _Counts:
         return metrics
 
 
+def _sample(rollout: Rollout) -> tuple[int, int]:
+    """What tells a response from the others of its step, in whatever process it is."""
+    return rollout.group_id, rollout.sample_index
+
+
 def _failed(rollout: Rollout) -> bool:
     return rollout.status is not RewardStatus.OK
 
 
 def _specs(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
-    """Plain specifications with a label each: the given one, the built-in's name, the function's name, or `model`."""
+    """A specification per reward. Its label is the given one, else the name of the built-in or function, or `model`."""
     labels = [reward.log_label for reward in rewards]
     for label, count in Counter(labels).items():
         if count > 1:
@@ -329,10 +342,10 @@ def _specs(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
 
 
 def _check_environment(spec: RewardSpec) -> None:
-    """ConfigError where `environment` would mean nothing, or names a variable that is not set."""
+    """ConfigError if `environment` would have no effect, or names a variable that is not set."""
     if spec.environment and (spec.is_model or spec.runs_inline):
         raise ConfigError(
-            f"reward {spec.label!r} sets `environment`, but it runs in the training process and sees all of it",
+            f"reward {spec.label!r} sets `environment`, but it runs in the training process and sees all variables",
             remedy="remove `environment` from it",
         )
     check_environment(spec.environment, spec.label, os.environ)

@@ -1,4 +1,4 @@
-"""When a response counts as solved: what accuracy, pass@k and maj@k count, and what a gold answer must reach."""
+"""When a response counts as solved, for accuracy, pass@k and maj@k, and for the gold check."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from burnish.config.schema_evaluation import RlEvaluationConfig
 
 OWN_TOP_SCORE = 1.0
-"""What a full score of a user's own reward is taken to be; `evaluation.success_score` says otherwise."""
+"""The assumed top score of a user's own reward, unless `evaluation.success_score` is set."""
 TOLERANCE = 1e-6
-"""Token rewards of a hundred tokens add up to a little less than their sum on paper."""
+"""For rounding: the sum of a hundred token rewards can be slightly below its exact value."""
 NOT_MEASURED = "accuracy, pass@k and maj@k are not measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """What judges a response: label of a reward, or `label/part`, to the least score, before any weight."""
+    """The criterion: label of a reward, or `label/part`, to the lowest sufficient score, before weighting."""
 
     thresholds: Mapping[str, float]
 
     def solved(self, rollout: Rollout) -> bool | None:
-        """Whether every judging reward reaches its threshold.
+        """Whether every reward of the criterion reaches its threshold.
 
-        None for a response that cannot be judged: it has no reward, or a part that judges is missing from it. One
-        whose reward failed and was given `scoring.failure_score` is not solved.
+        None if that cannot be decided, because the response has no reward or lacks one of the parts. A response whose
+        reward failed and got `scoring.failure_score` is not solved.
         """
         if rollout.reward is None:
             return None
@@ -42,17 +42,17 @@ class Success:
         return all(score is not None and _reaches(score, least) for score, least in found)
 
     def check_parts(self, rollouts: Sequence[Rollout]) -> None:
-        """ConfigError when something that judges is in none of these responses, though rewards have scored some."""
+        """ConfigError if some responses were scored, but none has one of the parts of the criterion."""
         scored = [rollout for rollout in rollouts if rollout.status is RewardStatus.OK and rollout.reward is not None]
         known = dict.fromkeys(name for rollout in scored for name in rollout.reward_parts)
         for name in self.thresholds:
             if scored and name not in known:
                 raise ConfigError(
-                    f"evaluation.success is {name!r}, but the rewards give no such part", remedy=suggestion(name, known)
+                    f"evaluation.success is {name!r}, but no reward gives such a part", remedy=suggestion(name, known)
                 )
 
     def shortfalls(self, rollout: Rollout) -> list[str]:
-        """`exact 0, below 1` for each judging reward that stays below its threshold."""
+        """`exact 0, below 1` for each reward of the criterion that does not reach its threshold."""
         parts = rollout.reward_parts
         return [
             f"{name} {parts[name]:g}, below {least:g}"
@@ -65,10 +65,11 @@ class Success:
 
 
 def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) -> Success | None:
-    """Every reward that compares with the answer (`ProcessRewardScorer.answer_labels`) reaches its best: a built-in's
-    declared one, 1 for a user's own. A reward with a negative weight is a penalty and judges nothing.
+    """The criterion that every reward that compares with the answer reaches its top score.
 
-    None when no reward compares with the answer.
+    That score is declared for built-ins and 1 for a user's own reward. `answer_labels`: the rewards that compare with
+    the answer (`ProcessRewardScorer.answer_labels`). A reward with a negative weight is a penalty and not part of the
+    criterion. None if no reward compares with the answer.
     """
     tops = {
         label: OWN_TOP_SCORE if (top := _declared_top(reward)) is None else top
@@ -81,10 +82,10 @@ def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) ->
 def success_of(
     rewards: Sequence[RewardConfig], answer_labels: Sequence[str], evaluation: RlEvaluationConfig
 ) -> Success | None:
-    """What a run counts as solved: `evaluation.success` and `success_score`, else `full_marks`.
+    """What a run counts as solved: by `evaluation.success` and `success_score`, else by `full_marks`.
 
-    None when the run file names no reward and none compares with the answer. Raises ConfigError for a threshold above
-    the best that a built-in reward can give.
+    None if `evaluation.success` is not set and no reward compares with the answer. Raises ConfigError for a threshold
+    above the top score of a built-in reward.
     """
     least, by_label = evaluation.success_score, _by_label(rewards)
     if evaluation.success is None:
@@ -100,11 +101,11 @@ def success_of(
 
 
 def why_not_measured(evaluation: RlEvaluationConfig) -> str:
-    """The one line for a run without `Success`."""
+    """The line that a run without `Success` prints."""
     reason = "no reward compares with the answer"
     if evaluation.success_score is not None:
-        reason += f", so evaluation.success_score {evaluation.success_score:g} judges nothing"
-    return f"{NOT_MEASURED}: {reason} (evaluation.success names a reward to judge by)"
+        reason += f", so evaluation.success_score {evaluation.success_score:g} has no effect"
+    return f"{NOT_MEASURED}: {reason} (set evaluation.success to the reward that decides)"
 
 
 def _by_label(rewards: Sequence[RewardConfig]) -> dict[str, RewardConfig]:
@@ -112,7 +113,7 @@ def _by_label(rewards: Sequence[RewardConfig]) -> dict[str, RewardConfig]:
 
 
 def _threshold(name: str, least: float | None, rewards: Mapping[str, RewardConfig]) -> float:
-    """The threshold of a named reward, or of one of its parts (the run file has been checked to have it)."""
+    """The threshold of a reward, or of one of its parts. The configuration has checked that the reward exists."""
     if least is not None:
         return least
     top = _declared_top(rewards[name]) if name in rewards else None
@@ -124,7 +125,7 @@ def _check_reachable(name: str, threshold: float, rewards: Mapping[str, RewardCo
     if top is not None and not _reaches(top, threshold):
         raise ConfigError(
             f"evaluation.success_score is {threshold:g}, which {name!r} cannot reach: it gives at most {top:g}",
-            remedy=f"set it to {top:g} or less (a score is judged before its weight)",
+            remedy=f"set it to {top:g} or less (scores are compared before weighting)",
         )
 
 

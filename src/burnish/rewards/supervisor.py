@@ -1,8 +1,9 @@
-"""The process between the training process and one worker: it starts the worker and leaves nothing of it behind.
+"""The process between the training process and one worker. It starts the worker and cleans up everything after it.
 
-On Linux it adopts every descendant of the worker (a child subreaper), also those that left its session or were forked
-twice, and kills and reaps them all when the worker ends, when the training process asks for it or is gone itself, by
-SIGKILL too. Elsewhere it kills the worker's process group, which such a process may have left.
+On Linux it adopts all descendants of the worker (as a child subreaper), even those that left its session or were forked
+twice. It kills and reaps all of them when the worker ends, when the training process asks for it, or when the training
+process is gone, even by SIGKILL. On other systems it kills the worker's process group, which a descendant may have
+left.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ _PARENT_CHECK_MILLISECONDS = 500  # a forked copy of the training process can ho
 _LISTED = Path("/proc/thread-self/children")  # not in every kernel
 _END_SECONDS = 10.0
 _OUTPUT_SECONDS = 1.0
-_OOM_SCORE = "600"  # out of memory the kernel takes a worker before the training process
+_OOM_SCORE = "600"  # so that the kernel, when out of memory, kills a worker before the training process
 
 
 def supervise(control: int, channel: int, trainer: int) -> NoReturn:
-    """Main function. `control` tells the training process the worker's id and exit status, and its end means to stop;
-    `channel` is the worker's; `trainer` is the id of the training process."""
+    """Main function of the supervisor.
+
+    control: socket that reports the worker's id and exit status to the training process. Its end means to stop.
+    channel: socket of the worker. trainer: process id of the training process.
+    """
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # they were held back until here
+        signal.signal(number, signal.SIG_IGN)  # it must outlive the worker, to clean up after it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by the parent, see `holding_back_stop_signals`
     _adopt_orphans()
     output_read, output_write = os.pipe()
     supervisor = os.getpid()
@@ -52,22 +56,22 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     os.close(output_write)
     forwarding = threading.Thread(target=forward, args=(output_read,), daemon=True)
     forwarding.start()
-    _tell(control, f"pid {worker}\n")
+    _report(control, f"pid {worker}\n")
     status = _watch(control, worker, trainer)
     status = _end_all(worker, status)
     forwarding.join(_OUTPUT_SECONDS)
-    _tell(control, f"status {status}\n")
+    _report(control, f"status {status}\n")
     os._exit(0)
 
 
 def _become_worker(channel: int, output: int, supervisor: int) -> NoReturn:
-    """In the fork: a session of its own, everything printed into the pipe, and an end when the supervisor ends."""
+    """Runs in the fork: give it its own session, send its output to the pipe, and let it die with the supervisor."""
     try:
         if _LINUX:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-        if os.getppid() != supervisor:
+        if os.getppid() != supervisor:  # it died before PDEATHSIG was set
             os._exit(1)
         os.setsid()
         os.dup2(output, 1)
@@ -75,18 +79,21 @@ def _become_worker(channel: int, output: int, supervisor: int) -> NoReturn:
         os.close(output)
         _outlive_stop_signals()
         serve(channel)
-    except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second supervisor
+    except BaseException:  # noqa: BLE001  boundary: the fork must never continue as a second supervisor
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def _outlive_stop_signals() -> None:
-    """A run that is asked to stop finishes its step, and needs this worker for that, although a scheduler sends the
-    signal to every process of the job. By a handler and not by SIG_IGN, which programs that a reward starts would
-    inherit: `terminate()` has to end those, and the reward's own forks."""
+    """Let the worker survive stop signals, but not the processes that it starts.
+
+    A run that is asked to stop still finishes its step and needs this worker, although a scheduler sends the signal to
+    every process of the job. The signals get a handler rather than SIG_IGN, which programs started by a reward would
+    inherit. `terminate()` must be able to end those, as well as the reward's own forks.
+    """
     for number in STOP_SIGNALS:
-        signal.signal(number, _pass_over)
+        signal.signal(number, _ignore_signal)
     held = threading.local()  # the signals that the forking thread had blocked before
 
     def hold() -> None:
@@ -96,22 +103,22 @@ def _outlive_stop_signals() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, held.before)
 
     def let_through_to_fork() -> None:
-        _hear_stop_signals()
+        _restore_stop_signals()
         let_through()
 
-    # A signal for the fork that comes before it hears any would be lost with the handler's.
+    # Blocked during the fork, because a signal before the child has reset its handlers would be swallowed by ours.
     os.register_at_fork(before=hold, after_in_parent=let_through, after_in_child=let_through_to_fork)
 
 
-def _pass_over(number: int, frame: FrameType | None) -> None:
-    """The handler of a worker: the training process is told as well, and decides."""
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    """The worker's handler. The training process gets the signal too, and decides what happens."""
 
 
-def _hear_stop_signals() -> None:
-    """In a fork of the worker: signals for which the reward has no handler of its own end it again."""
+def _restore_stop_signals() -> None:
+    """In a fork of the worker: stop signals end it again, unless the reward has set its own handler."""
     for number in STOP_SIGNALS:
-        if signal.getsignal(number) is _pass_over:
-            with contextlib.suppress(ValueError):  # forked in an interpreter that may not set handlers
+        if signal.getsignal(number) is _ignore_signal:
+            with contextlib.suppress(ValueError):  # only the main thread of the main interpreter may set handlers
                 signal.signal(number, signal.SIG_DFL)
 
 
@@ -121,8 +128,8 @@ def _adopt_orphans() -> None:
 
 
 def _watch(control: int, worker: int, trainer: int) -> int | None:
-    """Waits for the worker's end (its exit status) or for a reason to end it (None). Reaps what it adopted."""
-    wake_read, wake_write = os.pipe()
+    """Wait until the worker ends (returns its exit status) or must be ended (None). Reaps adopted processes."""
+    wake_read, wake_write = os.pipe()  # so that SIGCHLD wakes `poll`
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -141,8 +148,11 @@ def _watch(control: int, worker: int, trainer: int) -> int | None:
 
 
 def _end_all(worker: int, status: int | None) -> int:
-    """Kills until no descendant is left; the worker's exit status. Whoever loses its parent meanwhile becomes a child
-    of this process, so killing children again and again reaches all of them."""
+    """Kill until no descendant is left, and return the worker's exit status.
+
+    A process that loses its parent becomes a child of this one, so killing children repeatedly reaches all of them.
+    """
+    # With a deadline, because a process in an uninterruptible system call does not even end on SIGKILL.
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         for child in _children() if _LINUX else (-worker,):  # a negative id is a process group
@@ -174,12 +184,12 @@ def _has_children() -> bool:
 
 
 def _children() -> list[int]:
-    """Ids of this process's children, adopted ones included."""
+    """Ids of this process's children, including adopted ones."""
     if not _LISTED.exists():
         return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _parent_of(place) == os.getpid()]
     found: list[int] = []
     for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile; its children are another one's now
+        with contextlib.suppress(OSError):  # the thread has ended, and its children belong to another thread now
             found += map(int, file.read_text().split())
     return found
 
@@ -188,10 +198,10 @@ def _parent_of(place: Path) -> int | None:
     """For kernels that do not list children."""
     try:
         return int((place / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has ended in the meantime
         return None
 
 
-def _tell(control: int, line: str) -> None:
+def _report(control: int, line: str) -> None:
     with contextlib.suppress(OSError):  # the training process is gone
         os.write(control, line.encode())

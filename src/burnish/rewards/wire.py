@@ -1,7 +1,7 @@
-"""How the training process and its workers talk: frames (a length, then JSON) over a socket. Nothing is ever unpickled.
+"""The protocol between training process and workers: frames (a length, then JSON) over a socket, never pickles.
 
-What goes to a worker keeps its Python types: what JSON lacks travels as a dictionary with one tagged key
-(`{"$tuple": [...]}`). What comes back is plain JSON, and `burnish.rewards.messages` checks every word of it.
+Messages to a worker keep their Python types: a value that JSON does not have becomes a dictionary with one tagged key
+(`{"$tuple": [...]}`). Messages from a worker are plain JSON, which `burnish.rewards.messages` checks completely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Longest answer of a worker. A frame that claims to be longer is no answer."""
+"""Longest answer of a worker. A frame that claims to be longer is rejected."""
 
 _LENGTH = struct.Struct(">I")
 _MAX_REQUEST_BYTES = (1 << 32) - 1
@@ -32,37 +32,38 @@ _ATOMS = frozenset({str, bool, float, type(None)})
 
 
 class UnsendableError(Exception):
-    """A value that no worker could be given; the message says where it stands and what it is."""
+    """A value cannot be sent to a worker. The message says where in the request it is, and what it is."""
 
 
 class GarbledError(Exception):
-    """Bytes or values that are no answer of a worker; the message says what came instead."""
+    """A worker sent something that is not a valid answer. The message says what."""
 
 
 def encode_request(message: Any) -> bytes:
-    """A frame for a worker. UnsendableError for a type that cannot travel."""
+    """A frame for a worker. UnsendableError for a type that cannot be encoded."""
     try:
         frame = _frame(_dumps(_tagged(message, "")))
     except RecursionError:
-        raise UnsendableError("it is nested too deeply, or holds itself") from None
+        raise UnsendableError("it is nested too deeply, or contains itself") from None
     if len(frame) - _LENGTH.size > _MAX_REQUEST_BYTES:
         raise UnsendableError(f"it takes {len(frame):,} bytes, more than the {_MAX_REQUEST_BYTES:,} of one message")
     return frame
 
 
 def decode_request(data: bytes) -> Any:
-    """What `encode_request` was given, without the frame's length."""
+    """The value that `encode_request` was given, from a frame without its length."""
     text = data.decode("utf-8", "surrogatepass")
+    # Without any tag the plain decoder is enough, and much faster.
     return _TAG_DECODER.decode(text) if '"$' in text else json.loads(text)
 
 
 def encode_answer(message: list[Any]) -> bytes:
-    """A frame for the training process; plain values only."""
+    """A frame for the training process, of plain values only."""
     return _frame(_dumps(message))
 
 
 def decode_answer(data: bytes) -> Any:
-    """Plain JSON values of a frame. GarbledError for anything else, numbers that are not finite among them."""
+    """The plain JSON values in a frame. GarbledError for anything else, including numbers that are not finite."""
     try:
         return _ANSWER_DECODER.decode(data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
@@ -70,7 +71,7 @@ def decode_answer(data: bytes) -> Any:
 
 
 class FrameReader:
-    """Collects bytes as they arrive and gives out whole frames."""
+    """Collects bytes as they arrive, and yields whole frames."""
 
     def __init__(self, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -80,7 +81,7 @@ class FrameReader:
         self._data += data
 
     def frames(self) -> Iterator[bytes]:
-        """The frames that are complete. GarbledError when the next one cannot be one."""
+        """The complete frames so far. GarbledError if the next length is impossible."""
         start = 0
         try:
             while len(self._data) - start >= _LENGTH.size:
@@ -98,7 +99,7 @@ class FrameReader:
 
 
 def read_frame(read: Callable[[int], bytes]) -> bytes:
-    """The next frame of a blocking source; `read(n)` returns at most n bytes, none at the end. EOFError there."""
+    """The next frame of a blocking source. `read(n)` returns at most n bytes, and none at the end (then EOFError)."""
     (length,) = _LENGTH.unpack(_exactly(read, _LENGTH.size))
     return _exactly(read, length)
 
@@ -115,11 +116,12 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
 
 
 def _frame(data: bytes) -> bytes:
+    # `min`, because `pack` would raise for a longer frame, which the callers refuse with their own message.
     return _LENGTH.pack(min(len(data), _MAX_REQUEST_BYTES)) + data
 
 
 def _dumps(value: Any) -> bytes:
-    """Lone surrogates go as they are, so that text arrives unchanged whatever it holds."""
+    """JSON as bytes. Lone surrogates are passed through, so that any text arrives unchanged."""
     return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 
 
@@ -127,12 +129,13 @@ def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a JSON number")
 
 
+# No check for circular values, because `_tagged` has already gone through the whole value.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 _ANSWER_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _tagged(value: Any, place: str) -> Any:
-    """`value` in what JSON has, tags for the rest. Subclasses of plain types travel as the plain type."""
+    """`value` in JSON types, with tags for other types. Subclasses of plain types become the plain type."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -147,11 +150,11 @@ def _tagged(value: Any, place: str) -> Any:
     if kind in _TAGS:
         tag, write = _TAGS[kind]
         return {tag: write(value)}
-    return _tagged_relative(value, place)
+    return _tagged_other(value, place)
 
 
 def _packed(items: list[Any]) -> dict[str, str] | None:
-    """A long list of token ids, in a form that is quick to write and to read; None for any other list."""
+    """A long list of token ids, in a form that is fast to write and read; None for any other list."""
     if len(items) < _PACKED_FROM or set(map(type, items)) != {int}:
         return None
     try:
@@ -182,12 +185,13 @@ def _tagged_dict(value: Mapping[Any, Any], place: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _are_plain_keys(keys: tuple[Any, ...]) -> bool:
-    """Remembered, because thousands of rows have the same columns."""
+    """Cached, because thousands of rows have the same columns."""
     return all(isinstance(key, str) and not key.startswith("$") for key in keys)
 
 
-def _tagged_relative(value: Any, place: str) -> Any:
-    """Of a type that is not in the tables: a number or an array of numpy, or a subclass of one that is."""
+def _tagged_other(value: Any, place: str) -> Any:
+    """A value whose type is not in the tables: a numpy scalar or array, or a subclass of a type in the tables."""
+    # Looked up in `sys.modules`: if the library was never imported, the value cannot be one of its objects.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
         return _tagged_array(value, scalar=isinstance(value, numpy.generic))
@@ -214,7 +218,7 @@ def _tagged_array(value: Any, *, scalar: bool) -> dict[str, Any]:
 
 
 def _write_datetime(value: datetime.datetime) -> list[Any]:
-    """A zone that has a name keeps it; any other one becomes its offset from UTC."""
+    """A named time zone keeps its name; any other becomes its offset from UTC."""
     zone = None if value.tzinfo is None else _named_zone(str(value.tzinfo))
     if zone is None or value.replace(tzinfo=zone).utcoffset() != value.utcoffset():
         return [value.isoformat(), value.fold, None]
@@ -239,6 +243,7 @@ def _read_numpy(content: list[Any]) -> Any:
     import numpy
 
     dtype, shape, data = content
+    # A bytearray, because an array over `bytes` would be read-only.
     flat = numpy.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype)
     return flat[0] if shape is None else flat.reshape(shape)
 
@@ -274,7 +279,7 @@ _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (list, list),
     (tuple, tuple),
 )
-"""Types whose subclasses travel as the type itself, and how to get it without the subclass's own methods."""
+"""Types whose subclasses are sent as the type itself, and how to convert without calling the subclass's methods."""
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "$tuple": tuple,
@@ -303,6 +308,7 @@ def _untagged(found: dict[str, Any]) -> Any:
     if len(found) != 1:
         return found
     ((key, content),) = found.items()
+    # Unambiguous: a dictionary with the user's own key in `$...` was written as `$dict`.
     return _READERS[key](content) if key.startswith("$") else found
 
 

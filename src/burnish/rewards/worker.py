@@ -1,7 +1,7 @@
-"""The worker process: loads the rewards once, then scores what it is sent and reports after every response.
+"""The worker process: it loads the rewards once, then scores what it receives and reports after every response.
 
-Imports no torch and no configuration classes, so that a worker is up in a fraction of a second. Its supervisor
-(`burnish.rewards.supervisor`) ends it, with all that it started.
+It imports neither torch nor configuration classes, so it starts in a fraction of a second. Its supervisor
+(`burnish.rewards.supervisor`) ends it, with all processes that it started.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.errors import BurnishError, RewardError
-from burnish.plugins import MEND
+from burnish.plugins import FIX_IT
 from burnish.rewards.calling import IN_WORKER, Caller, Report, in_a_line, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
@@ -26,27 +26,27 @@ from burnish.types import RewardStatus
 CHANNEL_CLOSED = 113
 """Exit status of a worker whose reward has closed the socket to the training process."""
 LOOP_BROKEN = 114
-"""Exit status of a worker whose asynchronous reward has stopped or cancelled what it shares with other responses."""
+"""Exit status of a worker whose asynchronous reward has stopped the shared event loop or cancelled others' tasks."""
 
-_HIGH_DESCRIPTOR = 200  # out of the way of code that closes or writes to the first few descriptors
+_HIGH_DESCRIPTOR = 200  # safe from code that closes or writes to the first few descriptors
 
 
 class Channel:
-    """The worker's end of the socket. Neither programs that a reward starts nor its forks have it."""
+    """The worker's end of the socket. Programs that a reward starts do not inherit it, and forks close it."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = _moved_up(descriptor)
+        self._descriptor = _move_up(descriptor)
         self._socket = socket.socket(fileno=self._descriptor)
         self._identity = os.fstat(self._descriptor).st_ino
         os.register_at_fork(after_in_child=self._close_in_fork)
 
     def receive(self) -> Any:
-        """The next request. EOFError when the training process has no more."""
+        """The next request. EOFError if the training process has closed the socket."""
         self._check()
         return decode_request(read_frame(self._socket.recv))
 
     def send(self, answer: Answer) -> None:
-        """ValueError, and nothing is sent, for an answer that is too long."""
+        """Send an answer. If it is too long, nothing is sent and ValueError is raised."""
         frame = encode_answer(answer.plain())
         if len(frame) > MAX_ANSWER_BYTES:
             raise ValueError(f"an answer of {len(frame):,} bytes")
@@ -54,7 +54,10 @@ class Channel:
         self._socket.sendall(frame)
 
     def _check(self) -> None:
-        """A reward may have closed the descriptor, and another file may have its number by now."""
+        """End the process if the descriptor is not our socket any more.
+
+        A reward may have closed it, and another file may have got its number since.
+        """
         try:
             same = os.fstat(self._descriptor).st_ino == self._identity
         except OSError:
@@ -68,9 +71,9 @@ class Channel:
 
 
 def serve(descriptor: int) -> None:
-    """Main function of a worker; `descriptor` is its end of the socket."""
+    """Main function of a worker. `descriptor` is its end of the socket."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed worker keeps what it printed
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a killed worker's output is not lost
     channel = Channel(descriptor)
     caller = Caller(IN_WORKER)
     try:
@@ -78,31 +81,34 @@ def serve(descriptor: int) -> None:
         while True:
             _run(channel, caller, rewards, channel.receive())
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the training process is gone or has closed us
+        os._exit(0)  # the training process is gone or has closed the socket
 
 
 def _run_concurrently(caller: Caller, reward: LoadedReward, rows: Sequence[Any], report: Report) -> None:
-    """An event loop that a reward has stopped, or whose tasks it has cancelled, is of no use to the other responses:
-    the worker ends, and they are tried again one by one."""
+    """Score rows on one event loop.
+
+    If a reward stops the loop or cancels its tasks, the other responses cannot continue. Then the worker ends, and the
+    pool tries them again one by one.
+    """
     try:
         caller.concurrently(reward, rows, report)
     except BurnishError:
         raise
-    except BaseException:  # noqa: BLE001  boundary: what one response raises is caught before; this is the loop itself
+    except BaseException:  # noqa: BLE001  boundary: errors of one response are caught inside; this is the loop itself
         os._exit(LOOP_BROKEN)
 
 
-def _moved_up(descriptor: int) -> int:
+def _move_up(descriptor: int) -> int:
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
-    except OSError:  # this machine allows fewer
+    except OSError:  # this machine allows fewer descriptors
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(descriptor)
     return moved
 
 
 def _load(channel: Channel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, LoadedReward]:
-    """The rewards by their numbers; what one of them raises while it is loaded is told and ends the worker."""
+    """The rewards by number. If one fails to load, the error is sent to the training process and the worker ends."""
     rewards: dict[int, LoadedReward] = {}
     for index, plain in listed:
         spec = RewardSpec(**plain)
@@ -110,8 +116,8 @@ def _load(channel: Channel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dic
             rewards[index] = load_reward(spec)
         except BurnishError as error:
             _refuse(channel, error)
-        except BaseException as error:  # noqa: BLE001  boundary: importing runs code of the user
-            failed = RewardError(f"loading reward {spec.name!r} failed: {in_a_line(error)}", remedy=MEND)
+        except BaseException as error:  # noqa: BLE001  boundary: importing runs the user's code
+            failed = RewardError(f"loading reward {spec.name!r} failed: {in_a_line(error)}", remedy=FIX_IT)
             _refuse(channel, failed, error)
     channel.send(Ready({index: reward.signature for index, reward in rewards.items()}))
     return rewards
@@ -145,6 +151,6 @@ def _run(channel: Channel, caller: Caller, rewards: dict[int, LoadedReward], req
         else:
             for item, arguments in rows:
                 report(item, caller.one(reward, arguments))
-    except BurnishError as error:  # the reward breaks its contract (wrong length or type): the run must stop
+    except BurnishError as error:  # the reward breaks its contract (wrong length or type), so the run must stop
         channel.send(Violation(task, error.message[:MAX_DETAIL], error.remedy))
     channel.send(Idle(task))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from burnish.models.roles import Policy
+from burnish.models.weights import Weights
 from burnish.types import Metric, Rollout, RolloutRequest
 
 OnFinished = Callable[[Sequence[Rollout]], None]
@@ -59,10 +59,12 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def sync(self, policy: Policy) -> None:
-        """Take over the policy's current weights; later rollouts carry its version."""
+    def sync(self, weights: Weights) -> None:
+        """Take over these weights: share `weights.module`, where the engine samples from it, or copy
+        `weights.tensors()`. Later rollouts carry `weights.version`. They are valid until the policy's next update."""
         ...
 
-    def metrics(self) -> Mapping[str, Metric]:
-        """What to log of the work since the last call, by name (`rollout/...`); may be empty."""
+    def take_metrics(self) -> Mapping[str, Metric]:
+        """What to log of the work since the last call, by name (`rollout/...`); may be empty. Each number is handed
+        over once: the next call begins at 0."""
         ...

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from burnish.errors import RolloutError
-from burnish.models.roles import Policy
+from burnish.models.weights import Weights
 from burnish.plugins import calling_outside
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
 from burnish.types import Metric, Rollout, RolloutRequest
@@ -40,16 +40,17 @@ class OutsideEngine:
             raise RolloutError(f"rollout.engine {self._name!r}: generate returned {problem}", remedy=_PROTOCOL)
         return list(found)
 
-    def sync(self, policy: Policy) -> None:
+    def sync(self, weights: Weights) -> None:
         with self._calling("sync"):
-            self._engine.sync(policy)
+            self._engine.sync(weights)
 
-    def metrics(self) -> Mapping[str, Metric]:
-        with self._calling("metrics"):
-            found: Any = self._engine.metrics()
+    def take_metrics(self) -> Mapping[str, Metric]:
+        with self._calling("take_metrics"):
+            found: Any = self._engine.take_metrics()
         if not isinstance(found, Mapping) or not all(isinstance(metric, Metric) for metric in found.values()):
             raise RolloutError(
-                f"rollout.engine {self._name!r}: metrics returned {found!r:.80}, not names to burnish.types.Metric",
+                f"rollout.engine {self._name!r}: take_metrics returned {found!r:.80}, not names to"
+                " burnish.types.Metric",
                 remedy=_PROTOCOL,
             )
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,16 @@ def find_engine(name: str) -> type:
             f"{_FIELD} is {name!r}, which is not an engine",
             remedy=f"{near} use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'",
         )
-    return find_class(
-        name, field=_FIELD, methods=("generate", "sync", "metrics"), protocol="burnish.rollouts.engine.RolloutEngine"
+    found: Any = find_class(
+        name,
+        field=_FIELD,
+        methods=("generate", "sync", "take_metrics"),
+        protocol="burnish.rollouts.engine.RolloutEngine",
     )
+    if "policy" in inspect.signature(found.sync).parameters:
+        raise ConfigError(
+            f"{_FIELD} is {name!r}, whose sync takes the policy; it is given its Weights instead",
+            remedy="write sync(self, weights): copy weights.tensors(), or hand weights on; weights.version is the "
+            "policy's version (docs/extending.md)",
+        )
+    return found

@@ -21,10 +21,10 @@ from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.schema import RunConfig
 from burnish.trainers.interrupt import StopRequest, graceful_stop
-from burnish.trainers.journal import Journal
 from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
 from burnish.trainers.result import RunResult
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.journal import Journal
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 STATE_NAME = "training_state"
 

@@ -30,13 +30,13 @@ from burnish.models.policy import LocalPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
-from burnish.trainers.divergence import keeping_batch
-from burnish.trainers.journal import open_journal
 from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.objective import LikelihoodObjective
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.divergence import keeping_batch
+from burnish.trainers.telemetry.journal import open_journal
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Metric, Reduction
 

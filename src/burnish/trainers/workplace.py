@@ -88,7 +88,7 @@ def open_workplace(config: RunConfig, console: Console, *, accept_changes: bool 
     with lock:
         RunDirectory(path).admit(config)
         now = Fingerprints.of(config)
-        store = CheckpointStore(path, keep=config.checkpoint.keep, beside={FINGERPRINT_FILE: now.dump()})
+        store = CheckpointStore(path, keep=config.checkpoint.keep, extra_files={FINGERPRINT_FILE: now.dump()})
         store.clean()
         found = _newest(store, path, say)
         accepted: tuple[str, ...] = ()

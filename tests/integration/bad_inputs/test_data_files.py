@@ -130,8 +130,8 @@ PLACES = [
     row("data that are a pipe", "'other.jsonl' is a pipe", **placed(os.mkfifo)),
     row("data that are a link to a pipe", "is a pipe", **placed(
         lambda path: (os.mkfifo(path.with_name("p")), path.symlink_to("p")))),
-    row("data that are a link to itself", "leads back to itself", **placed(lambda path: path.symlink_to(path.name))),
-    row("data that are a link to nothing", "link to nothing", **placed(lambda path: path.symlink_to("nowhere"))),
+    row("data that are a link to itself", "points back to itself", **placed(lambda path: path.symlink_to(path.name))),
+    row("data that are a link to nothing", "is a broken link", **placed(lambda path: path.symlink_to("nowhere"))),
     row("data that are a device", "/dev/zero", "device", words="data.train=/dev/zero", command=CHECK),
     row("data that are a device behind a link", "device", **placed(lambda path: path.symlink_to("/dev/zero"))),
     row("data that are a terminal's input", "/dev/stdin", words="data.train=/dev/stdin", command=CHECK),
@@ -194,10 +194,10 @@ FORMATS = [
     train("separator that never ends", "document_separator", file="a.txt", content="1" * 60 + "!\n",
           also=["data.train.0.document_separator=(1+)+$"]),
     train("separator for JSON lines", "document_separator", content=GOOD, also=["data.train.0.document_separator=x"]),
-    train("archive of another kind", "the file name does not tell", file="a.jsonl.zip", content="PK"),
-    train("spreadsheet", "the file name does not tell", file="a.xlsx", content="PK"),
-    train("YAML", "the file name does not tell", file="a.yaml", content="a: 1"),
-    train("no suffix", "the file name does not tell", file="nothing", content="a: 1"),
+    train("archive of another kind", "the file name does not show", file="a.jsonl.zip", content="PK"),
+    train("spreadsheet", "the file name does not show", file="a.xlsx", content="PK"),
+    train("YAML", "the file name does not show", file="a.yaml", content="a: 1"),
+    train("no suffix", "the file name does not show", file="nothing", content="a: 1"),
 ]  # fmt: skip
 
 MEANING = [
@@ -243,8 +243,8 @@ MEANING = [
     sft("text that is empty", "sft.jsonl:1", "empty", rows=[{"text": ""}]),
     sft("chat without a template", "chat template", rows=[{"messages": [{"role": "user", "content": "1"},
         {"role": "assistant", "content": "2"}]}]),
-    sft("every example too long", "no row is left", rows=[{"prompt": "1" * 40, "completion": "2"}]),
-    sft("example longer than a batch", "no row is left", rows=[{"prompt": "1" * 10, "completion": "2"}],
+    sft("every example too long", "rows can be used", rows=[{"prompt": "1" * 40, "completion": "2"}]),
+    sft("example longer than a batch", "rows can be used", rows=[{"prompt": "1" * 10, "completion": "2"}],
         words="optimization.tokens_per_batch=4"),
     pairs("responses that are numbers", "chosen", rows=[{"prompt": "1", "chosen": 5, "rejected": 6}]),
     pairs("responses that are null", "rejected", rows=[{"prompt": "1", "chosen": "5", "rejected": None}]),

@@ -91,7 +91,7 @@ CONFIG = [
     row("config.json in UTF-16", "./model", make=file("config.json", "{}".encode("utf-16"))),
     row("config.json that is a folder", "config.json", make=replaced("config.json", Path.mkdir)),
     row("config.json that is a pipe", "config.json is a pipe", make=replaced("config.json", os.mkfifo)),
-    row("config.json that is a link to nothing", "config.json is a link to nothing",
+    row("config.json that is a link to nothing", "config.json is a broken link",
         make=replaced("config.json", lambda path: path.symlink_to("nowhere"))),
     row("config.json of no kind", "./model", make=file("config.json", "{}")),
     row("config.json of an unknown kind", "./model", make=changed("config.json", model_type="llamma")),
@@ -175,7 +175,7 @@ WEIGHTS = [
         "little") + b"no header")),
     row("weights that are a pipe", "model.safetensors is a pipe", make=replaced("model.safetensors", os.mkfifo)),
     row("weights that are a folder", "model.safetensors", make=replaced("model.safetensors", Path.mkdir)),
-    row("weights that are a link to nothing", "model.safetensors is a link to nothing",
+    row("weights that are a link to nothing", "model.safetensors is a broken link",
         make=replaced("model.safetensors", lambda path: path.symlink_to("nowhere"))),
     row("missing shard", "model-00002-of-00002.safetensors", make=several(
         lambda folder: (folder / "model/model.safetensors").rename(folder / "model/model-00001-of-00002.safetensors"),

@@ -103,7 +103,7 @@ def test_generators_continue(tmp_path: Path) -> None:
 
 
 def test_a_value_without_exact_form_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"training_state\['a'\]\[1\]: a builtins\.set"):
+    with pytest.raises(CheckpointError, match=r"training_state\['a'\]\[1\]: a checkpoint cannot hold a builtins\.set"):
         write_state(tmp_path, "training_state", {"a": [0, {1}]})
 
 

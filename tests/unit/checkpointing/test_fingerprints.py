@@ -156,13 +156,13 @@ def test_each_change_is_named(place: Path) -> None:
     now = dataclasses.replace(Fingerprints.of(rl(place)), versions={**before.versions, "torch": "1.0", "new": "2"})
     assert before.changes(now) == [
         "data.train.0: train.jsonl: 3 bytes before, 6 now",
-        "model.path: chat_template.jinja: was not there before",
-        "rewards.0.options.words: words.txt: not there any more",
-        "rewards.0: deeper.py: another content of the same size (10 bytes)",
+        "model.path: chat_template.jinja: did not exist before",
+        "rewards.0.options.words: words.txt: does not exist any more",
+        "rewards.0: deeper.py: different content of the same size (10 bytes)",
         "new: none before, 2 now",
         f"torch: {before.versions['torch']} before, 1.0 now",
     ]
-    with pytest.raises(CheckpointError, match=r"(?s)deeper\.py: another content.*torch: .*--accept-changes"):
+    with pytest.raises(CheckpointError, match=r"(?s)deeper\.py: different content.*torch: .*--accept-changes"):
         refuse_changes(place, before.changes(now))
 
 

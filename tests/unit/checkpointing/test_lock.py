@@ -76,7 +76,7 @@ def test_a_folder_that_holds_no_run_stays(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     assert move_run_aside(tmp_path / "thesis") is None
     (tmp_path / "thesis" / "one.tex").write_text("mine")
-    with pytest.raises(CheckpointError, match="holds no run"):
+    with pytest.raises(CheckpointError, match="is not the folder of a run"):
         move_run_aside(tmp_path / "thesis")
     assert (tmp_path / "thesis" / "one.tex").is_file()
     assert not (tmp_path / "thesis" / "run.lock").exists()
@@ -135,14 +135,14 @@ def test_a_lock_file_that_alone_was_removed_is_made_again_unless_another_took_it
         assert str(os.getpid()) in (tmp_path / "run.lock").read_text()
         (tmp_path / "run.lock").unlink()
         elsewhere(tmp_path)
-        with pytest.raises(CheckpointError, match=r"was replaced, or run\.lock in it"):
+        with pytest.raises(CheckpointError, match=r"or its run\.lock was replaced"):
             lock.check()
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_a_lock_file_of_another_kind_is_named(tmp_path: Path, kind: str) -> None:
     (tmp_path / "run.lock").mkdir() if kind == "folder" else os.mkfifo(tmp_path / "run.lock")
-    with pytest.raises(CheckpointError, match=r"run\.lock is (a folder|not an ordinary file)\n.*remove it"):
+    with pytest.raises(CheckpointError, match=r"run\.lock is (a folder|not a regular file)\n.*remove it"):
         RunLock(tmp_path).acquire()
 
 

@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 )
 def test_what_an_rl_run_reads_may_not_lie_where_it_writes(run: Path, field: str, given: dict[str, Any]) -> None:
     config = RlConfig.model_validate(BASE | {"output": str(run)} | _with_run(given, run))
-    with pytest.raises(ConfigError, match=rf"is or holds .*, which {field}( |\.)"):
+    with pytest.raises(ConfigError, match=rf"is or contains .*, which {field}( |\.)"):
         check_output(config)
     check_output(config.model_copy(update={"output": str(run.parent / "other")}))
 

@@ -15,7 +15,7 @@ import yaml
 
 from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import RunDirectory, dump_config, git_revision, refused_differences
-from burnish.config.schema import RlConfig
+from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import CheckpointError
 
 
@@ -88,6 +88,15 @@ def test_a_field_that_is_new_since_then_has_its_default() -> None:
     ]
 
 
+def test_a_field_that_supervised_runs_had_before_is_no_difference() -> None:
+    config = SftConfig.model_validate({"model": {"path": "m"}})
+    before = config.model_dump(mode="json")
+    before["optimization"] |= {"minibatches": 1, "schedule_unit": "optimizer_step"}
+    before["evaluation"] |= {"samples": 0, "temperature": 1.0, "success": None, "success_score": None}
+    before["logging"]["record_rollouts"] = True
+    assert refused_differences(before, config) == []
+
+
 def test_checkpoints_of_nobody_are_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match=r"has checkpoints but no config\.yaml"):
@@ -116,7 +125,7 @@ def test_secrets_are_masked_and_a_run_with_them_goes_on(tmp_path: Path, monkeypa
     assert run.admit(judged("hunter2hunter2"))
     run.begin(judged("hunter2hunter2"))
     assert run.admit(judged("hunter2hunter2"))
-    with pytest.raises(CheckpointError, match="another configuration") as caught:
+    with pytest.raises(CheckpointError, match="a different configuration") as caught:
         run.admit(judged("another-key"))
     assert "another-key" not in str(caught.value)
     assert "masked:" not in str(caught.value)

@@ -102,7 +102,7 @@ def list_file(manifest: Path, name: str) -> None:
     ("name", "damage", "words"),
     [
         ("policy/weights.safetensors", cut, "bytes instead of"),
-        ("policy/weights.safetensors", flip, "another content"),
+        ("policy/weights.safetensors", flip, "does not have the content"),
         ("training_state.json", Path.unlink, "is missing"),
         ("manifest.json", cut, "cannot be read"),
         ("manifest.json", Path.unlink, "has no manifest"),
@@ -111,7 +111,7 @@ def list_file(manifest: Path, name: str) -> None:
         ("manifest.json", lambda path: path.write_text("[" * 100_000), "cannot be read"),
         ("manifest.json", lambda path: replace_by(path, os.mkfifo), "is a pipe"),
         ("manifest.json", lambda path: replace_by(path, Path.mkdir), "is a folder"),
-        ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to(p)), "leads back to itself"),
+        ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to(p)), "points back to itself"),
         ("manifest.json", lambda path: replace_by(path, lambda p: p.symlink_to("/dev/zero")), "is a device"),
         ("manifest.json", lambda path: list_file(path, "a\0b"), "NUL"),
         ("manifest.json", lambda path: list_file(path, "a" * 5000), "too long"),
@@ -297,7 +297,7 @@ def test_a_full_disk_that_a_library_reports_in_its_own_way_is_named(tmp_path: Pa
 
 
 def test_every_checkpoint_holds_what_is_to_stand_beside_it(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, beside={"note.json": "{}"})
+    store = CheckpointStore(tmp_path, extra_files={"note.json": "{}"})
     saved = store.save(1, lambda folder: None)
     assert (saved.folder / "note.json").read_text() == "{}"
     (saved.folder / "note.json").write_text("{ }")

@@ -107,7 +107,7 @@ def test_an_earlier_demo_is_moved_aside_and_nothing_else_is_touched(tmp_path: Pa
     assert DemoFolder(tmp_path / "demo.old-1").is_demo()
     folder.path.mkdir()
     (folder.path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="holds no demo"):
+    with pytest.raises(ConfigError, match="is not a demo"):
         make_room(folder, console)
     assert (folder.path / "thesis.txt").read_text() == "mine"
 
@@ -117,7 +117,7 @@ def test_a_folder_that_is_no_demo_is_refused_with_exit_code_2(
 ) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert main(["demo", "--output", str(tmp_path)]) == 2
-    assert "holds no demo" in capsys.readouterr().err
+    assert "is not a demo" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_plan_shows_the_arithmetic(folder: Path, capsys: pytest.CaptureFixture[s
     assert "8 prompts drawn / 8 in data.train" in text
     assert "command line" in text
     assert "preset grpo" in text
-    assert "is no local model folder" in text
+    assert "is not a local model folder" in text
 
 
 def test_plan_warns_where_bfloat16_is_emulated(
@@ -227,7 +227,7 @@ def test_check_needs_the_tokenizer_for_a_judged_reward_that_reads_tokens(
     assert "model.path './nowhere' does not exist" in capsys.readouterr().err
     assert main([*words, "rewards=[exact,length]", "rewards.1.options.maximum=3"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "words stand in for tokens in length, which is not judged" in said
+    assert "length sees words instead of tokens, and is not judged" in said
     assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in said
 
 

@@ -79,10 +79,10 @@ def test_a_template_that_refuses_is_told(new_tokenizer) -> None:
 def test_a_character_that_the_tokenizer_does_not_know_is_told() -> None:
     core = Tokenizer(models.WordLevel({"a": 0}, unk_token=""))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    with pytest.raises(DataError, match="the tokenizer cannot write str 'ab'"):
+    with pytest.raises(DataError, match="the tokenizer cannot encode str 'ab'"):
         encode_text("ab", PreTrainedTokenizerFast(tokenizer_object=core))
 
 
 def test_a_prompt_without_a_token_is_an_error(plain_tokenizer) -> None:
-    with pytest.raises(DataError, match="no token"):
+    with pytest.raises(DataError, match="zero tokens"):
         encode_prompt(Prompt("p:2", text=""), plain_tokenizer)

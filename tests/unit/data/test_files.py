@@ -95,7 +95,7 @@ def test_a_parquet_row_is_plain_python(tmp_path: Path) -> None:
         ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', ["a.jsonl:2", "not UTF-8", "0xff"]),
         ("a.jsonl", "\n\n", ["a.jsonl", "empty"]),
         ("a.csv", "a,b\n", ["a.csv", "empty"]),
-        ("a.xlsx", "", ["a.xlsx", "does not tell the format", ".parquet"]),
+        ("a.xlsx", "", ["a.xlsx", "does not show the format", ".parquet"]),
     ],
 )
 def test_broken_files_are_named_with_the_line(file, name: str, content: str | bytes, words: list[str]) -> None:
@@ -155,7 +155,7 @@ def test_folder_of_files_by_split(tmp_path: Path, jsonl) -> None:
     jsonl({"prompt": "only"}, name="one/rows.jsonl")
     assert values(tmp_path / "one") == [{"prompt": "only"}]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no data file"):
+    with pytest.raises(DataError, match="has no data file"):
         values(tmp_path / "empty")
 
 
@@ -167,7 +167,7 @@ def test_saved_data_sets(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(tmp_path / "both"))
     assert values(tmp_path / "one") == ROWS
     assert values(tmp_path / "both", split="test") == ROWS[:1]
-    with pytest.raises(DataError, match=r"no split 'tset'; there are train, test; did you mean 'test'"):
+    with pytest.raises(DataError, match=r"no split 'tset'; the splits are train, test; did you mean 'test'"):
         values(tmp_path / "both", split="tset")
     with pytest.raises(DataError, match="has no splits"):
         values(tmp_path / "one", split="test")

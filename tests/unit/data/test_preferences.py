@@ -107,7 +107,7 @@ K = {"prompt": "p", "responses": ["a", "b", "c"], "best": 1}
         ([GOOD, {**GOOD, "rejected": "a"}], r"rows.jsonl:2: chosen and rejected are identical\n.*bad_rows: drop"),
         ([GOOD, {**GOOD, "chosen": "  "}], r"rows.jsonl:2: the chosen response is empty\n.*bad_rows"),
         ([GOOD, {**GOOD, "rejected": ""}], r"rows.jsonl:2: the rejected response is empty"),
-        ([{"chosen": "abc", "rejected": "xyz"}], r"rows.jsonl:1: chosen and rejected have no beginning in common"),
+        ([{"chosen": "abc", "rejected": "xyz"}], r"rows.jsonl:1: chosen and rejected have no common beginning"),
         ([{**GOOD, "chosen": [{"role": "assistant", "content": "a"}]}], r"chosen is a list of messages, rejected is"),
         ([{**GOOD, "margin": -1}], r"rows.jsonl:1: column 'margin' \(margin\) holds int -1"),
         ([K, {**K, "responses": ["a", "b"]}], r"rows.jsonl:2: 2 candidates, but 3 are expected"),
@@ -116,11 +116,11 @@ K = {"prompt": "p", "responses": ["a", "b", "c"], "best": 1}
         ([{**K, "best": "a"}], r"best is str 'a'"),
         (
             [{**K, "responses": ["a", "a", "c"]}],
-            r"rows.jsonl:1: the best response \(number 1\) stands among",
+            r"rows.jsonl:1: the best response \(number 1\) is also among",
         ),
         ([{**K, "responses": ["a", "", "c"]}], r"rows.jsonl:1: response 1 is empty"),
         ([{**GOOD, "tie": True}], r"rows.jsonl:1: the responses are tied.*\n.*ties: drop"),
-        ([{"prompt": "p", "completion": "c"}], r"these rows compare nothing; the columns are prompt, completion"),
+        ([{"prompt": "p", "completion": "c"}], r"the rows are not comparisons; the columns are prompt, completion"),
     ],
 )
 def test_bad_rows_are_named(
@@ -150,7 +150,7 @@ def test_truncation_cuts_the_prompt_first(jsonl: Jsonl, plain_tokenizer: PreTrai
     assert decoded(found, plain_tokenizer) == ("6789", ["abc</s>", "de</s>"])
     with pytest.raises(DataError, match=r"rows.jsonl:1: prompt and response have 14 tokens, over max_tokens 8"):
         load(path, plain_tokenizer, max_tokens=8, over_long="error")
-    with pytest.raises(DataError, match="no row is left of 1"):
+    with pytest.raises(DataError, match="none of 1 rows can be used"):
         load(path, plain_tokenizer, max_tokens=8, over_long="drop")
 
 

@@ -169,7 +169,7 @@ def test_over_long_can_be_an_error_and_so_is_a_full_context(load) -> None:
         load({"prompt": "123456"}, options={"max_prompt_tokens": 5, "over_long": "error"})
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .*6 tokens.*context is 6.*no room"):
         load({"prompt": "123456"}, options={"context_tokens": 6})
-    with pytest.raises(DataError, match="no row is left of 1: 1 prompts over max_prompt_tokens"):
+    with pytest.raises(DataError, match="none of 1 rows can be used: 1 prompts over max_prompt_tokens"):
         load({"prompt": "123456"}, options={"max_prompt_tokens": 5})
 
 
@@ -205,7 +205,7 @@ def test_several_sources_lie_behind_each_other(jsonl, plain_tokenizer) -> None:
         ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], {}, ["message 1 (user)", "not text"]),
         ([{"messages": ["x"]}], {}, ["message 1 is str 'x', not an object"]),
         ([{"messages": [SYSTEM, ASSISTANT]}], {}, ["the conversation asks nothing"]),
-        ([{"chosen": "a", "rejected": "b"}], {}, ["name no prompt", "chosen, rejected"]),
+        ([{"chosen": "a", "rejected": "b"}], {}, ["no common beginning", "name the column of the prompt"]),
         ([{"prompt": "Q", "n": "1"}, {"prompt": "Q", "n": "1"}], {"columns": {"id": "n"}}, ["rows.jsonl:2", "id '1'"]),
         ([{"prompt": "Q", "n": None}], {"columns": {"id": "n"}}, ["(id) holds nothing"]),
         ([{"prompt": "Q", "domain": ["x"]}], {}, ["(domain) holds list"]),
@@ -225,5 +225,5 @@ def test_bad_rows_and_columns_are_told(load, rows: list[dict], fields: dict, wor
 
 
 def test_no_sources_is_an_error(plain_tokenizer) -> None:
-    with pytest.raises(DataError, match="no data set is named"):
+    with pytest.raises(DataError, match="no data set is given"):
         load_prompts([], tokenizer=plain_tokenizer)

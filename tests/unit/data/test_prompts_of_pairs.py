@@ -26,7 +26,7 @@ def test_the_shared_beginning_of_transcripts_is_the_prompt(jsonl, plain_tokenize
     loaded = load_prompts([DataSource(path=jsonl(TRANSCRIPTS))], tokenizer=plain_tokenizer)
     assert loaded.prompts[0].text == ASKED
     assert loaded.prompts[0].columns == TRANSCRIPTS
-    assert "  changed: 1 comparisons asked by what chosen and rejected both begin with" in loaded.lines()
+    assert "  changed: 1 comparisons, where the prompt is what chosen and rejected both begin with" in loaded.lines()
     (prompt,), _ = read_prompts([DataSource(path=jsonl(TRANSCRIPTS))])  # what `burnish check` reads
     assert prompt.text == ASKED
 

@@ -209,14 +209,14 @@ def test_over_long_examples(load, plain_tokenizer) -> None:
 @pytest.mark.parametrize(
     ("row", "fields", "words"),
     [
-        ({"messages": [USER]}, {}, ["rows.jsonl:1", "no assistant's turn"]),
+        ({"messages": [USER]}, {}, ["rows.jsonl:1", "no assistant turn"]),
         ({"prompt": "Q"}, {}, ["no column for completion", "the columns are prompt"]),
         ({"problem": "Q", "solution": "S", "answer": "A"}, {}, ["answer and solution could each be the completion"]),
         ({"prompt": "Q", "completion": None}, {}, ["rows.jsonl:1", "(completion) holds nothing"]),
         ({"text": 3}, {}, ["(text) holds int 3"]),
         ({"text": "x"}, {"system_prompt": "S"}, ["these rows are plain text"]),
-        ({"prompt": [USER], "reward_model": {"ground_truth": "A"}}, {}, ["layout verl hold no completion"]),
-        ({"chosen": "a", "rejected": "b"}, {}, ["hold no completion"]),
+        ({"prompt": [USER], "reward_model": {"ground_truth": "A"}}, {}, ["layout verl have no completion"]),
+        ({"chosen": "a", "rejected": "b"}, {}, ["have no completion"]),
     ],
 )
 def test_rows_that_cannot_be_trained_on(load, row: dict, fields: dict, words: list[str]) -> None:

@@ -10,7 +10,7 @@ from burnish.forward.bfloat16 import bfloat16_note
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.probe import use_layer_kernels
-from burnish.forward.race import Outcome, Way
+from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
 from burnish.models.loading import load_model
 
@@ -22,10 +22,10 @@ class Stopwatch:
         self.seconds = {name.replace("_", " "): value for name, value in seconds.items()}
         self.asked = 0
 
-    def __call__(self, ways: Sequence[Way]) -> Outcome:
+    def __call__(self, ways: Sequence[Way]) -> RaceResult:
         self.asked += 1
         seconds = {way.name: self.seconds[way.name] for way in ways}
-        return Outcome(min(seconds, key=seconds.__getitem__), seconds)
+        return RaceResult(min(seconds, key=seconds.__getitem__), seconds)
 
 
 def ways(*names: str) -> list[Way]:

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from burnish.forward import float32
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32, rms_error, usual_float32
-from burnish.forward.race import Outcome
+from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 
 
@@ -78,7 +78,7 @@ def test_attention_keeps_the_usual_product(precision: str) -> None:
 def test_taken_only_where_it_is_faster(medium: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float32, "medium_is_accurate", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    outcome = Outcome(expected, {"medium": medium, "highest": 1.0 if medium > 1 else 2.0})
+    outcome = RaceResult(expected, {"medium": medium, "highest": 1.0 if medium > 1 else 2.0})
     paths = FastPaths(cache=VerdictCache(None), timed=True, run_race=lambda _: outcome)
     with fast_float32(build(512), paths=paths):
         assert torch.get_float32_matmul_precision() == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import weakref
 
 import pytest
@@ -29,7 +30,7 @@ def calls_of(model, batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         kernels, "call", lambda self, name, *given: (called.append(name), before(self, name, *given))[1]
     )
-    monkeypatch.setattr("burnish.forward.scoring.pays", lambda *_: True)
+    monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf)
     ResponseScorer(model).score(batch).logprobs_BT.sum().backward()
     return called
 
@@ -83,7 +84,7 @@ def test_a_copy_has_layers_of_its_own(load, batch, monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
-    monkeypatch.setattr("burnish.forward.scoring.pays", lambda *_: True)
+    monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf)
     assert ResponseScorer(twin).score(batch).logprobs_BT.isfinite().all()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,11 +12,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import BambaConfig, BambaForCausalLM, PreTrainedModel, StableLmConfig, StableLmForCausalLM
 
-from burnish.forward.attention import ATTENTION, GatheredAttention
+from burnish.forward.attention import packs_rows, set_packed_attention
 from burnish.forward.batch import Batch
+from burnish.forward.copied_prompts import CopiedPrompts
 from burnish.forward.kernel_layers import uses_layer_kernels
-from burnish.forward.merged_attention import MergedAttention, merged_attention
-from burnish.forward.packing import pack, pays, prompt_groups
+from burnish.forward.merged_attention import MergedAttention
+from burnish.forward.packing import Packing
 from burnish.forward.probe import use_packed_rows
 from burnish.forward.scoring import ResponseScorer
 
@@ -38,25 +42,38 @@ def make_batch(prompts: list[list[int]], responses: list[list[int]]) -> Batch:
 A, B = [4, 5, 6], [7, 8]
 
 
-def test_a_prompt_stands_once_and_the_last_tokens_are_left_out() -> None:
-    batch = make_batch([A, B, A], [[9, 10, 1], [11, 1], [12]])
-    groups = prompt_groups(batch)
-    assert groups == [[0, 2], [1]]
-    packed = pack(batch, groups, torch.float32)
-    assert packed.tokens_1S.tolist() == [[4, 5, 6, 7, 8, 9, 10, 11]]
-    assert packed.positions_1S.tolist() == [[0, 1, 2, 0, 1, 3, 4, 2]]
+def packing_of(prompts: list[list[int]], responses: list[list[int]]) -> Packing:
+    return Packing.of(make_batch(prompts, responses).host)
+
+
+def test_the_layout_of_the_page() -> None:
+    """The example in the module's docstring."""
+    batch = make_batch([[1, 2, 3], [4, 5], [1, 2, 3]], [[11, 12, 13], [15, 16], [14]])
+    packing = Packing.of(batch.host)
+    assert packing.groups == [[0, 2], [1]]
+    assert packing.tokens(batch).tolist() == [[1, 2, 3, 4, 5, 11, 12, 15]]
+    assert packing.positions(batch.device).tolist() == [[0, 1, 2, 0, 1, 3, 4, 2]]
+    assert packing.times_shared(batch.device).tolist() == [[2, 2, 2, 1, 1, 1, 1, 1]]
+    assert packing.size == 8
+    assert packing.prompt_spans() == [slice(0, 3), slice(3, 5)]
+    assert packing.response_spans() == [slice(5, 7), slice(7, 8), slice(7, 7)]
+    assert packing.answer_spans() == [slice(5, 7), slice(7, 8)]
     # predicted by the end of the prompt, then by the response token before
-    assert packed.source_BT[0].tolist() == [2, 5, 6]
-    assert packed.source_BT[1, :2].tolist() == [4, 7]
-    assert packed.source_BT[2, :1].tolist() == [2]
+    rows, columns = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 1, 2, 0, 1, 0])
+    assert packing.sources(rows, columns).tolist() == [2, 5, 6, 4, 7, 2]
 
 
-@pytest.mark.parametrize("merged", [True, False])
-def test_each_token_sees_its_prompt_and_what_came_before_it(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.forward.packing.MERGED_ON", ("cpu",) if merged else ())
-    batch = make_batch([A, B, A], [[9, 10, 1], [11, 13, 1], [12]])
-    attention = pack(batch, prompt_groups(batch), torch.float32).attention
-    seen = seen_when_merged(attention) if isinstance(attention, MergedAttention) else seen_when_gathered(attention)
+def test_responses_of_a_prompt_are_next_to_each_other() -> None:
+    packing = packing_of([A, B, A, B], [[9] * 3, [9] * 4, [9] * 2, [9] * 2])
+    assert packing.order.tolist() == [0, 2, 1, 3]
+    assert packing.response_spans() == [slice(5, 7), slice(8, 11), slice(7, 8), slice(11, 12)]
+    assert packing.answer_spans() == [slice(5, 8), slice(8, 12)]
+
+
+@pytest.mark.parametrize("way", ["merged", "copied"])
+def test_each_token_sees_its_prompt_and_what_came_before_it(way: str) -> None:
+    packing = packing_of([A, B, A], [[9, 10, 1], [11, 13, 1], [12]])
+    seen = seen_when_merged(MergedAttention(packing)) if way == "merged" else seen_when_copied(packing)
     p, q, r, s = {0, 1, 2}, {3, 4}, {5, 6}, {7, 8}
     assert seen == {0: {0}, 1: {0, 1}, 2: p, 3: {3}, 4: q, 5: p | {5}, 6: p | r, 7: q | {7}, 8: q | s}
 
@@ -70,38 +87,36 @@ def seen_when_merged(attention: MergedAttention) -> dict[int, set[int]]:
             slot = int(rows.slots_NQ[row, query])
             assert slot not in seen
             seen[slot] = set(rows.slots_NQ[row, : query + 1].tolist())
-    for block in attention.shared:
-        for slot in range(block.queries.start, block.queries.stop):
-            seen[slot] |= set(range(block.keys.start, block.keys.stop))
+    for queries, keys in attention.shared:
+        for slot in range(queries.start, queries.stop):
+            seen[slot] |= set(range(keys.start, keys.stop))
     return seen
 
 
-def seen_when_gathered(attention: GatheredAttention) -> dict[int, set[int]]:
+def seen_when_copied(packing: Packing) -> dict[int, set[int]]:
     seen: dict[int, set[int]] = {}
-    for part in attention.parts:
-        rows, width = part.queries_NQ.shape
+    for block in CopiedPrompts(packing, torch.device("cpu"), torch.float32)._blocks:
+        rows, width = block.queries_NQ.shape
         for row in range(rows):
             for query in range(width):
-                slot = int(part.queries_NQ[row, query])
-                if part.mask is None:
-                    keys = part.keys_NK[row, : query + 1]
+                slot = int(block.queries_NQ[row, query])
+                if block.mask is None:
+                    keys = block.keys_NK[row, : query + 1]
                 else:
-                    mask = part.mask.expand(rows, -1, -1, -1)[row, 0, query]
-                    keys = part.keys_NK[row][mask == 0]
+                    mask = block.mask.expand(rows, -1, -1, -1)[row, 0, query]
+                    keys = block.keys_NK[row][mask == 0]
                 seen.setdefault(slot, set(keys.tolist()))
     return seen
 
 
 def test_only_what_saves_tokens_is_packed() -> None:
-    alone = make_batch([A, [*B, 9]], [[9] * 10, [11] * 10])
-    shared = make_batch([A, A, A], [[9, 10], [11, 12], [9, 1]])
-    assert not pays(alone, prompt_groups(alone))  # 24 of 26 tokens
-    assert pays(shared, prompt_groups(shared))  # 6 of 15 tokens
+    assert not packing_of([A, [*B, 9]], [[9] * 10, [11] * 10]).pays  # 24 of 26 tokens
+    assert packing_of([A, A, A], [[9, 10], [11, 12], [9, 1]]).pays  # 6 of 15 tokens
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="empty prompt"):
-        pack(make_batch([[], A], [[9], [9]]), [[0], [1]], torch.float32)
+        packing_of([[], A], [[9], [9]])
 
 
 def gradients(scorer: ResponseScorer, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -115,12 +130,12 @@ def gradients(scorer: ResponseScorer, batch: Batch) -> tuple[torch.Tensor, dict[
 
 
 def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.forward.scoring.pays", lambda *_: True)
+    monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf)
     scorer = ResponseScorer(loaded.model)
-    assert loaded.model.config._attn_implementation == ATTENTION
+    assert packs_rows(loaded.model)
     found, gradient = gradients(scorer, batch)
     expected, yardstick = gradients(ResponseScorer(plain.model), batch)
-    assert plain.model.config._attn_implementation != ATTENTION
+    assert not packs_rows(plain.model)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     whole = torch.cat([value.flatten() for value in yardstick.values()])
     difference = torch.cat([(gradient[name] - value).flatten() for name, value in yardstick.items()])
@@ -129,13 +144,14 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
-@pytest.mark.parametrize("way", [pytest.param("kernels", marks=pytest.mark.compiler), "merged", "gathered"])
+@pytest.mark.parametrize("way", [pytest.param("kernels", marks=pytest.mark.compiler), "merged", "copied"])
 def test_packed_rows_score_like_padded_ones(load, family, fields, way, monkeypatch) -> None:
-    monkeypatch.setattr("burnish.forward.packing.MERGED_ON", () if way == "gathered" else ("cpu",))
     loaded = load(family, kernels="auto" if way == "kernels" else "off", **fields)
     assert uses_layer_kernels(loaded.model) is (way == "kernels" and family != "gpt2")
     if fields:
         loaded.model.train()
+    if way == "copied":
+        set_packed_attention(loaded.model, way)
     batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
     assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch)
 
@@ -232,18 +248,17 @@ def test_bfloat16_attention_has_the_gradients_of_float32(float32_keys: int, monk
     """Through PyTorch's bfloat16 kernel, and the way round it for few keys: both within bfloat16's rounding."""
     monkeypatch.setattr("burnish.forward.merged_attention.FLOAT32_KEYS", float32_keys)
     batch = make_batch([A, A, A, B], [[9, 10, 14, 4, 1], [11, 1], [12] * 9, [4, 4, 4]])
-    packed = pack(batch, prompt_groups(batch), torch.bfloat16)
+    packing = Packing.of(batch.host)
     generator = torch.Generator().manual_seed(0)
 
     def draw(heads: int) -> torch.Tensor:
-        return torch.randn(packed.tokens_1S.shape[1], heads, 8, generator=generator).bfloat16()
+        return torch.randn(packing.size, heads, 8, generator=generator).bfloat16()
 
     inputs, outer = (draw(4), draw(2), draw(2)), draw(4)
-    assert isinstance(packed.attention, MergedAttention)
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
-        output = merged_attention(*leaves, packed.attention, None)
+        output = MergedAttention(packing).attend(*leaves, None)
         found.append([output, *torch.autograd.grad(output, leaves, outer.to(dtype))])
     for low, exact in zip(*found, strict=True):
         assert low.dtype is torch.bfloat16

@@ -50,17 +50,16 @@ def test_scores_equal_the_definition(load, batch, family, budget):
 def test_left_right_or_no_padding_give_the_same_scores(load, batch, family):
     """Explicit positions make learned absolute positions independent of the layout."""
     model = load(family).model
-    layout = lay_out(batch)
-    lengths = layout.attention_mask_BS.sum(1)
+    tokens_BS, mask_BS = lay_out(batch)
     expected, _ = _by_the_definition(model, batch)
-    shift = layout.tokens_BS.shape[1] - lengths
+    shift = tokens_BS.shape[1] - mask_BS.sum(1)
 
     def roll(rows):
         return torch.stack([row.roll(int(by)) for row, by in zip(rows, shift, strict=True)])
 
     for tokens, mask, offset in (
-        (layout.tokens_BS, layout.attention_mask_BS, torch.zeros_like(shift)),
-        (roll(layout.tokens_BS), roll(layout.attention_mask_BS), shift),
+        (tokens_BS, mask_BS, torch.zeros_like(shift)),
+        (roll(tokens_BS), roll(mask_BS), shift),
     ):
         with torch.no_grad():
             logits = model(input_ids=tokens, attention_mask=mask, position_ids=position_ids(mask)).logits
@@ -110,10 +109,9 @@ def test_layout_golden(batch):
         response_tokens=torch.tensor([[7, 8, 1, 2]]),
         response_lengths=torch.tensor([3]),
     )
-    layout = lay_out(row)
-    assert layout.tokens_BS.tolist() == [[5, 6, 7, 8, 1]]
-    assert position_ids(layout.attention_mask_BS).tolist() == [[0, 1, 2, 3, 4]]
-    assert layout.source_BT[0, :3].tolist() == [1, 2, 3]
+    tokens_BS, mask_BS = lay_out(row)
+    assert tokens_BS.tolist() == [[5, 6, 7, 8, 1]]
+    assert position_ids(mask_BS).tolist() == [[0, 1, 2, 3, 4]]
 
 
 def test_empty_prompt_is_refused(batch):

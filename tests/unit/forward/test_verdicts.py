@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from burnish.forward import verdicts
-from burnish.forward.race import Outcome
+from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 
 KEY = {"path": "decoding", "threads": 2}
-FIRST, SECOND = Outcome("fast", {"fast": 1.0, "plain": 2.0}), Outcome("plain", {"fast": 2.0, "plain": 1.0})
+FIRST, SECOND = RaceResult("fast", {"fast": 1.0, "plain": 2.0}), RaceResult("plain", {"fast": 2.0, "plain": 1.0})
 
 
 def only_file(folder: Path) -> Path:

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnish.kernels.attention import Stretches, attention_kernels
+from burnish.kernels.attention import SequenceGroups, attention_kernels
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
 
 
-def stretches_of(groups: Sequence[Sequence[int]], order: torch.Tensor) -> list[list[torch.Tensor]]:
-    """Groups of stretches of these lengths, over the slots in `order`."""
+def sequences_of(groups: Sequence[Sequence[int]], order: torch.Tensor) -> list[list[torch.Tensor]]:
+    """Groups of sequences of these lengths, over the slots in `order`."""
     parts = iter(order.split([count for group in groups for count in group]))
     return [[next(parts) for _ in group] for group in groups]
 
@@ -24,11 +24,11 @@ def visible(groups: Sequence[Sequence[torch.Tensor]], slots: int) -> torch.Tenso
     """(S, S) bool: what each slot sees."""
     sees = torch.zeros(slots, slots, dtype=torch.bool)
     for group in groups:
-        for number, stretch in enumerate(group):
-            causal = torch.ones(len(stretch), len(stretch), dtype=torch.bool).tril()
-            sees[stretch[:, None], stretch] = causal
+        for number, sequence in enumerate(group):
+            causal = torch.ones(len(sequence), len(sequence), dtype=torch.bool).tril()
+            sees[sequence[:, None], sequence] = causal
             if number > 0:
-                sees[stretch[:, None], group[0]] = True
+                sees[sequence[:, None], group[0]] = True
     return sees
 
 
@@ -46,17 +46,17 @@ def compare(
 ) -> None:
     slots = sum(map(sum, groups))
     generator = torch.Generator().manual_seed(slots)
-    stretches = stretches_of(groups, torch.randperm(slots, generator=generator))
+    sequences = sequences_of(groups, torch.randperm(slots, generator=generator))
 
     def draw(count: int) -> torch.Tensor:
         return torch.randn(slots, count, size, generator=generator).to(dtype)
 
     inputs, outer = (draw(heads[0]), draw(heads[1]), draw(heads[1])), draw(heads[0])
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    output = attention_kernels(dtype).attend(*leaves, Stretches.of(stretches), 0.3)
+    output = attention_kernels(dtype).attend(*leaves, SequenceGroups.of(sequences), 0.3)
     found = [output, *torch.autograd.grad(output, leaves, outer)]
     exact_leaves = [tensor.double().requires_grad_() for tensor in inputs]
-    exact = dense(*exact_leaves, visible(stretches, slots), 0.3)
+    exact = dense(*exact_leaves, visible(sequences, slots), 0.3)
     wanted = [exact, *torch.autograd.grad(exact, exact_leaves, outer.double())]
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype is dtype
@@ -82,14 +82,14 @@ def test_any_mix_of_groups_and_lengths(groups: list[list[int]]) -> None:
 
 def test_the_number_of_threads_changes_nothing() -> None:
     """Bit for bit, gradients too."""
-    groups = stretches_of([[30, 20, 21], [50]], torch.arange(121))
+    groups = sequences_of([[30, 20, 21], [50]], torch.arange(121))
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             torch.manual_seed(0)
             leaves = [torch.randn(121, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
-            output = attention_kernels(torch.float32).attend(*leaves, Stretches.of(groups), 0.25)
+            output = attention_kernels(torch.float32).attend(*leaves, SequenceGroups.of(groups), 0.25)
             found.append([output, *torch.autograd.grad(output.square().sum(), leaves)])
     finally:
         torch.set_num_threads(before)
@@ -102,7 +102,7 @@ def test_what_is_no_number_stays_in_its_own_rows() -> None:
     leaves = [torch.randn(8, heads, 16) for heads in (2, 1, 1)]
     leaves[1][3] = torch.nan
     output = attention_kernels(torch.float32).attend(
-        *leaves, Stretches.of([[torch.arange(2), torch.arange(2, 5), torch.arange(5, 8)]]), 0.25
+        *leaves, SequenceGroups.of([[torch.arange(2), torch.arange(2, 5), torch.arange(5, 8)]]), 0.25
     )
     assert output.isnan().any(-1).any(-1).tolist() == [False, False, False, True, True, False, False, False]
 

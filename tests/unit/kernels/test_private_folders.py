@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.kernels.private_folders import PREFIX, private_folder, workplace
+from burnish.kernels.private_folders import PREFIX, private_folder, temporary_folder
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_what_is_swapped_after_the_check_is_not_seen(tmp_path: Path) -> None:
     with private_folder(tmp_path / "mine") as folder:
         (tmp_path / "mine").rename(tmp_path / "away")
         (tmp_path / "mine").symlink_to("/")
-        with workplace(folder):
+        with temporary_folder(folder):
             assert [entry.name.startswith(PREFIX) for entry in (tmp_path / "away").iterdir()] == [True]
     assert not list((tmp_path / "away").iterdir())
 
@@ -105,18 +105,18 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for name in ("a", "open", "link"):
         try:
-            with private_folder(tmp_path / name) as folder, workplace(folder):
+            with private_folder(tmp_path / name) as folder, temporary_folder(folder):
                 pass
         except PermissionError:
             pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_workplaces_in_use_are_not_swept_and_others_are(tmp_path: Path) -> None:
+def test_temporary_folders_in_use_are_not_swept_and_others_are(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}left").mkdir()
     (tmp_path / f"{PREFIX}left" / "object.o").write_text("half")
     (tmp_path / "something else").mkdir()
-    with private_folder(tmp_path) as folder, workplace(folder), workplace(folder):
+    with private_folder(tmp_path) as folder, temporary_folder(folder), temporary_folder(folder):
         names = sorted(entry.name for entry in tmp_path.iterdir())
         assert len(names) == 3
         assert f"{PREFIX}left" not in names
@@ -125,9 +125,9 @@ def test_workplaces_in_use_are_not_swept_and_others_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_somebody_elses_workplace_is_not_swept(tmp_path: Path) -> None:
+def test_somebody_elses_temporary_folder_is_not_swept(tmp_path: Path) -> None:
     theirs = tmp_path / f"{PREFIX}theirs"
     theirs.mkdir()
     os.chown(theirs, 65534, 65534)
-    with private_folder(tmp_path) as folder, workplace(folder):
+    with private_folder(tmp_path) as folder, temporary_folder(folder):
         assert theirs.is_dir()

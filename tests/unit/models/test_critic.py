@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.characters import character_tokenizer
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.critic import SeparateCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reward_layout import Readout
@@ -139,7 +139,7 @@ def test_an_update_of_the_policy_sees_the_values_of_a_shared_trunk(load, batch, 
     policy = LocalPolicy(load(), SETTINGS)
     if not chunked:
         policy._scorer._transform = None
-    critic = SharedCritic(policy, SETTINGS)
+    critic = policy.add_value_head(SETTINGS)
     with torch.no_grad():
         critic.head.weight.normal_()
     expected = critic.values(batch)
@@ -162,7 +162,7 @@ def test_bfloat16_and_gradient_checkpointing(load, batch, kind):
     critic = (
         SeparateCritic.copy_of(loaded, SETTINGS)
         if kind == "separate"
-        else SharedCritic(LocalPolicy(loaded, SETTINGS), SETTINGS)
+        else LocalPolicy(loaded, SETTINGS).add_value_head(SETTINGS)
     )
     for _ in range(3):
         critic.update(filled, objective)

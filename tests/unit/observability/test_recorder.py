@@ -72,7 +72,7 @@ def test_files_past_the_resumed_step_go(tmp_path: Path) -> None:
 
 def test_per_token_values_must_fit_the_response(tmp_path: Path) -> None:
     notes = {(7, 0): RolloutNote(token_advantages=(1.0,))}
-    with pytest.raises(ValueError, match="sample 0: token_advantages has 1 entries, the response has 2 tokens"):
+    with pytest.raises(ValueError, match="sample 0: token_advantages has 1 entries, but the response has 2 tokens"):
         RolloutRecorder(tmp_path).record(1, [group(rollout(0))], notes)
 
 

@@ -131,8 +131,8 @@ ROWS = "".join(f'{{"step": {step}, "a": {step}.5}}\n' for step in range(5))
         ([0, 1, 3, 4], "lacks the line of step 2, although"),
         ([0, 1, 2, 3], "lacks the line of step 4, although"),
         ([0, 4], r"lacks the line of step 1 \(and 2 more\)"),
-        ([0, 1, 1, 2, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but comes after that of step 1"),
-        ([0, 2, 1, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but comes after that of step 2"),
+        ([0, 1, 1, 2, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but follows that of step 1"),
+        ([0, 2, 1, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but follows that of step 2"),
     ],
 )
 def test_a_line_lost_doubled_or_out_of_order_is_named(tmp_path: Path, lines: list[int], told: str) -> None:
@@ -161,7 +161,7 @@ def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_or_begins_late_goes_on_with_an_alarm(tmp_path: Path) -> None:
     sinks = build_sinks([], tmp_path, resume_step=3)
     assert [alarm.message for alarm in sinks.alarms] == [
-        "metrics.jsonl lacks its first 3 steps: somebody has removed it or part of it"
+        "metrics.jsonl lacks its first 3 steps, so the file or part of it was removed"
     ]
     sinks.write(4, {})
     sinks.close()
@@ -175,7 +175,7 @@ def test_a_file_removed_while_it_is_written_is_made_anew_with_all_its_lines(tmp_
     assert sinks.write(1, {"a": 1.0}) == []
     (tmp_path / "metrics.jsonl").unlink()
     (alarm,) = sinks.write(2, {"a": 2.0})
-    assert "was removed while the run was writing to it; it is made anew with all its lines" in alarm.message
+    assert "was removed during the run and has been restored with all its lines" in alarm.message
     (tmp_path / "metrics.jsonl").rename(tmp_path / "elsewhere")
     assert len(sinks.write(3, {"a": 3.0})) == 1
     assert sinks.write(4, {"a": 4.0}) == []

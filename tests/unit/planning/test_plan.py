@@ -62,9 +62,7 @@ def test_vllm_samples_from_a_copy_elsewhere() -> None:
     (policy,) = plan_rl(rl(algorithm="dapo")).models
     assert policy.because == "is trained; the local engine samples from it"
     (policy,) = plan_rl(rl(algorithm="dapo", rollout={"engine": "vllm", "vllm": {"python": "x/python"}})).models
-    assert (
-        policy.because == "is trained; the vllm engine samples from a second copy, in a process of its own (x/python)"
-    )
+    assert policy.because == "is trained; the vllm engine samples from a second copy, in its own process (x/python)"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +179,7 @@ def test_ppo_plans_a_critic() -> None:
     assert lines["optimizer steps of the critic"] == ("80", "all of them; the first 24 without the policy")
     assert rl(**ppo, critic={"warmup_steps": 3}).policy_updates == 56
     shared = plan_rl(rl(**ppo, critic={"kind": "shared"}))
-    assert "no second model" in next(m.because for m in shared.models if m.role == "critic")
+    assert "not a second model" in next(m.because for m in shared.models if m.role == "critic")
 
 
 def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:

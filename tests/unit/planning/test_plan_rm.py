@@ -49,7 +49,7 @@ def test_memory_of_a_reward_model_by_hand() -> None:
     policy = {"kind": "gain_bias", "responses": 8}
     measured = load_run_data({**DATA, "max_tokens": 50, "normalization": policy}, (), "rm").rm
     sizes = {item.name: item.num_bytes for item in plan_rm(measured, facts=facts).memory}
-    assert sizes["policy that responds"] == 4000
+    assert sizes["sampling policy"] == 4000
     assert sizes["key/value cache"] == 8 * 50 * 2 * 5 * (4 * 8) * 4
 
 

@@ -208,7 +208,7 @@ def test_several_runs_on_one_page(tmp_path: Path) -> None:
 def test_names_of_runs_tell_them_apart(tmp_path: Path) -> None:
     assert run_names([Path("/x/one"), Path("/x/two")]) == ["one", "two"]
     assert run_names([Path("/x/one"), Path("/y/one")]) == ["x/one", "y/one"]
-    with pytest.raises(DataError, match="the same run is named twice"):
+    with pytest.raises(DataError, match="the same run is given twice"):
         run_names([tmp_path, tmp_path / "."])
 
 

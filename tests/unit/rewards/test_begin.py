@@ -65,9 +65,9 @@ def test_workers_work_between_the_calls(make_scorer: Any, make_items: Any, file:
     items = make_items(["ab"] * 20)
     scorer.begin(items)
     until_idle(scorer)
-    scorer.metrics()
+    scorer.take_metrics()
     assert rewards(scorer.score(items)) == [2.0] * 20
-    seconds = scorer.metrics()["time/reward_worker_seconds/slow"].result()
+    seconds = scorer.take_metrics()["time/reward_worker_seconds/slow"].result()
     assert seconds == 0.0  # no call was made again
 
 
@@ -92,7 +92,7 @@ def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: An
     assert [r.status.value for r in scored] == ["ok", "timeout", "error", "ok", "error", "ok"]
     assert scored[1].status is RewardStatus.TIMEOUT
     assert rewards(scored) == [2.0, None, None, 3.0, None, 1.0]
-    assert scorer.metrics()["reward/failed_fraction"].result() == pytest.approx(0.5)
+    assert scorer.take_metrics()["reward/failed_fraction"].result() == pytest.approx(0.5)
 
 
 def test_a_broken_contract_stops_and_leaves_nothing(make_scorer: Any, make_items: Any, file: Path) -> None:

@@ -84,10 +84,10 @@ def test_a_response_without_the_token_gets_the_score_instead_of_its_own(score: A
     assert (incomplete.reward, complete.reward) == (-1.0, 4.0)
     assert incomplete.reward_parts == {"length": 4.0}
     assert "incomplete" in incomplete.status_detail
-    assert scorer.metrics()["reward/incomplete_fraction"].result() == 0.5
+    assert scorer.take_metrics()["reward/incomplete_fraction"].result() == 0.5
     (own, _), scorer = score([item("a.bc"), item("abc.")], "length", **options)
     assert own.reward == 4.0  # without incomplete_score it is counted only
-    assert scorer.metrics()["reward/incomplete_fraction"].result() == 0.5
+    assert scorer.take_metrics()["reward/incomplete_fraction"].result() == 0.5
 
 
 def test_the_eos_trick_looks_at_how_sampling_ended(score: Any) -> None:
@@ -96,7 +96,7 @@ def test_the_eos_trick_looks_at_how_sampling_ended(score: Any) -> None:
     assert [rollout.reward for rollout in rollouts] == [2.0, -1.0]
     plain, scorer = score(items, "length")
     assert [rollout.reward for rollout in plain] == [2.0, 2.0]
-    assert "reward/incomplete_fraction" not in scorer.metrics()
+    assert "reward/incomplete_fraction" not in scorer.take_metrics()
 
 
 def test_token_rewards_are_0_behind_the_cut(score: Any) -> None:

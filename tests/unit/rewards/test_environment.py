@@ -67,7 +67,7 @@ def test_each_reward_sees_what_it_names_and_no_other_one_does(make_scorer: Any, 
 
 
 def test_a_variable_that_is_not_set_is_an_error_at_the_start(make_scorer: Any, file: Path) -> None:
-    with pytest.raises(ConfigError, match="'seen' wants the environment variable NO_SUCH_KEY, which is not set"):
+    with pytest.raises(ConfigError, match="'seen' needs the environment variable NO_SUCH_KEY, which is not set"):
         make_scorer({"name": f"{file}:seen", "environment": ["JUDGE_KEY", "NO_SUCH_KEY"]})
 
 

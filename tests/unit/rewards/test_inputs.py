@@ -93,7 +93,7 @@ def test_signatures_that_cannot_be_called_by_name() -> None:
     def nothing() -> float:
         return 0.0
 
-    for reward, words in ((positional, "positional parameter"), (many, "positional"), (nothing, "asks for nothing")):
+    for reward, words in ((positional, "positional parameter"), (many, "positional"), (nothing, "has no parameters")):
         with pytest.raises(RewardError, match=words):
             read_signature(reward, "reward", ())
 

@@ -101,7 +101,7 @@ def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, nas
     scored = scorer.score(make_items(["exit", "ab", "loop", "exit", "loop", "ab", "crash", "ab"]))
     names = ["error", "ok", "timeout", "error", "timeout", "ok", "error", "ok"]
     assert [r.status.value for r in scored] == names
-    assert scorer.metrics()["reward/timeout_fraction"].result() == pytest.approx(0.25)
+    assert scorer.take_metrics()["reward/timeout_fraction"].result() == pytest.approx(0.25)
     assert [r.reward for r in scorer.score(make_items(["abcd"] * 3))] == [4.0] * 3
 
 
@@ -326,7 +326,7 @@ def test_nonsense_on_the_socket_costs_one_response(
     scorer = make_scorer({"name": f"{reward_file(TALKERS)}:talker", "timeout_seconds": 20})
     scored = scorer.score(make_items(["ab", bad, "abc", "child"]))
     assert scored[1].status is RewardStatus.ERROR
-    assert "in place of an answer" in scored[1].status_detail
+    assert "instead of an answer" in scored[1].status_detail
     assert [scored[index].reward for index in (0, 2, 3)] == [2.0, 3.0, 5.0]
 
 

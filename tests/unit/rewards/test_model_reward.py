@@ -67,7 +67,7 @@ def test_text_goes_through_another_tokenizer(
     folder, model = trained
     scorer = make_scorer(f"model:{folder}")
     (line,) = scorer.attach_policy(character_tokenizer("xyz", eos="$", pad="_"))
-    assert "another tokenizer" in line
+    assert "a different tokenizer" in line
     assert "text" in line
     expected = model.score([(r.prompt_tokens, r.response_tokens) for _, r in items_of(model, ["ab", "c"], make_items)])
     foreign = [
@@ -106,7 +106,7 @@ def test_wrong_names_and_options(
         make_scorer(f"model:{policy}")
     with pytest.raises(ModelError, match=r"reward 'model:.*nothing'.*does not exist"):
         make_scorer(f"model:{tmp_path / 'nothing'}")
-    with pytest.raises(RewardError, match="names no folder"):
+    with pytest.raises(RewardError, match="does not name a folder"):
         make_scorer("model:")
     with pytest.raises(ConfigError, match=r"no option 'devise'\n.*did you mean 'device'"):
         make_scorer({"name": f"model:{trained[0]}", "options": {"devise": "cpu"}})

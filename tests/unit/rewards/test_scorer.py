@@ -109,7 +109,7 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     scorer.score(
         make_items(["a", "nan"], domain="x") + make_items(["a", "?"], domain="y") + make_items(["b"], domain="z")
     )
-    read = {name: metric.result() for name, metric in scorer.metrics().items()}
+    read = {name: metric.result() for name, metric in scorer.take_metrics().items()}
     assert read["reward/failed_fraction"] == pytest.approx(2 / 5)
     assert read["reward/error_fraction"] == pytest.approx(1 / 5)
     assert read["reward/missing_fraction"] == pytest.approx(1 / 5)
@@ -117,7 +117,7 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     assert [read[f"reward/failed_fraction/{domain}"] for domain in "xyz"] == [0.5, 0.5, 0.0]
     assert read["time/reward_seconds"] > 0
     assert read["time/reward_worker_seconds/judged"] > 0
-    assert scorer.metrics()["reward/failed_fraction"].result() is None
+    assert scorer.take_metrics()["reward/failed_fraction"].result() is None
 
 
 def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer: Any, make_items: Any, file: Path) -> None:
@@ -159,7 +159,7 @@ LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
     ({"name": "FILE:NUMBER"}, RewardError, "is not a function or class"),
     ({"name": "no_such_package.rewards:size"}, RewardError, "No module named 'no_such_package'"),
     ({"name": "json:dumpz"}, RewardError, "did you mean 'dump"),
-    ({"name": "FILE:lonely"}, RewardError, "asks for nothing"),
+    ({"name": "FILE:lonely"}, RewardError, "has no parameters"),
     ({"name": "FILE:unknown"}, RewardError, "(?s)'colour', which nothing provides.*color"),
     ({"name": "FILE:scaled"}, RewardError, "(?s)'factor', which nothing provides.*set it under options"),
     ({"name": "FILE:scaled", "options": {"facto": 1}}, ConfigError, "did you mean 'factor'"),
@@ -168,7 +168,7 @@ LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
     ({"name": "FILE:Picky", "options": {"start": 3}}, RewardError, "start must not be 3"),
     ({"name": "exact", "options": {"stirp": True}}, ConfigError, "did you mean 'strip'"),
     ({"name": "regex"}, ConfigError, "needs the option 'pattern'"),
-    ({"name": "regex", "options": {"pattern": "["}}, ConfigError, "no regular expression"),
+    ({"name": "regex", "options": {"pattern": "["}}, ConfigError, "not a regular expression"),
     ({"name": "overlong", "options": {"max_tokens": 5}}, ConfigError, "needs the option 'buffer_tokens'"),
     ({"name": "math", "options": {"require": "bxed"}}, ConfigError, "did you mean 'boxed'"),
 ]

@@ -60,9 +60,9 @@ def test_learned_rewards_judge_nothing_and_the_run_says_so() -> None:
     assert success_of(learned, (), RlEvaluationConfig()) is None
     assert why_not_measured(RlEvaluationConfig()) == (
         "accuracy, pass@k and maj@k are not measured: no reward compares with the answer "
-        "(evaluation.success names a reward to judge by)"
+        "(set evaluation.success to the reward that decides)"
     )
-    assert "success_score 0.5 judges nothing" in why_not_measured(RlEvaluationConfig(success_score=0.5))
+    assert "success_score 0.5 has no effect" in why_not_measured(RlEvaluationConfig(success_score=0.5))
 
 
 def test_what_cannot_be_judged_is_neither_solved_nor_unsolved() -> None:

@@ -22,7 +22,7 @@ def test_exact() -> None:
 def test_regex() -> None:
     assert Regex(r"\d+")("about 12") == 1.0
     assert Regex(r"\d+", full=True)("about 12") == 0.0
-    with pytest.raises(ConfigError, match="no regular expression: '\\('"):
+    with pytest.raises(ConfigError, match="not a regular expression: '\\('"):
         Regex("(")
 
 

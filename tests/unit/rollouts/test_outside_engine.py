@@ -29,10 +29,10 @@ class Engine:
     def generate(self, *_: Any, **__: Any) -> Any:
         return self._answer()
 
-    def sync(self, policy: Any) -> None:
+    def sync(self, weights: Any) -> None:
         self._answer()
 
-    def metrics(self) -> Any:
+    def take_metrics(self) -> Any:
         return self._answer()
 
     def __enter__(self) -> Engine:
@@ -80,9 +80,9 @@ def test_the_other_methods_are_guarded_too() -> None:
     with pytest.raises(RolloutError, match="sync failed: KeyError"):
         broken.sync(None)  # type: ignore[arg-type]
     with pytest.raises(RolloutError, match="metrics failed: KeyError"):
-        broken.metrics()
+        broken.take_metrics()
     with pytest.raises(RolloutError, match="metrics returned 3"):
-        OutsideEngine(Engine(3), "mine:Engine").metrics()
+        OutsideEngine(Engine(3), "mine:Engine").take_metrics()
     with pytest.raises(RolloutError, match="__exit__ failed"), broken:
         pass
     assert LEFT == ["left"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -51,7 +50,7 @@ class Estimator(Row):
         """True: works on token rewards and returns `(advantages_BT, returns_BT)`. False: returns `advantages_B`."""
         return "token_rewards_BT" in self.inputs
 
-    def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Any:
+    def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> object:
         """Calls the function with those of `tensors` that it asks for by name, and with `options`."""
         missing = [name for name in self.inputs if name not in tensors]
         if missing:

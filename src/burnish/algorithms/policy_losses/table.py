@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -30,7 +29,7 @@ class PolicyLossSpec(Row):
         return self.selection is not None
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         return {name: default for name, default in super().options.items() if name != "selection_BT"}
 
     def select(
@@ -39,7 +38,7 @@ class PolicyLossSpec(Row):
         old_logprobs_BT: Tensor,
         advantages_BT: Tensor,
         mask_BT: Tensor,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
     ) -> Tensor | None:
         """`selection_BT` of a whole minibatch, to be cut like it; None where the loss selects nothing."""
         if self.selection is None:

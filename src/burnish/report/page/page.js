@@ -1,5 +1,5 @@
 "use strict";
-// Everything shown comes from the two JSON elements of this page and enters it as text nodes, never as HTML.
+// Everything shown comes from the two JSON elements of this page, and is inserted as text nodes, never as HTML.
 const SVG = "http://www.w3.org/2000/svg";
 const tooltip = document.getElementById("tooltip");
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
@@ -34,7 +34,7 @@ function number(value) {
 const curves = { smoothing: 0, log: false };
 
 function smoothed(ys, weight) {
-  // Exponential mean without the pull towards 0 at the beginning.
+  // Exponential moving average with bias correction, so that it does not start near 0.
   let sum = 0, count = 0;
   return ys.map((y) => { sum = weight * sum + y; count = weight * count + 1; return sum / count; });
 }
@@ -85,7 +85,7 @@ function stacked(chart) {
 
 const colour = (index) => `var(--s${index % 8})`;
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
-// On a page of several runs a colour is a run and a dash a metric; else a colour is a metric.
+// With several runs, each run has a colour and each metric a dash pattern. With one run, each metric has a colour.
 const colourOf = (series, index) => colour(series.run ?? index);
 const legendFill = (series, i) => {
   const own = colourOf(series, i);
@@ -197,7 +197,7 @@ function buildCurves(charts) {
   place.append(make("div", { class: "tools" },
     make("label", {}, "smoothing", make("input", { type: "range", min: 0, max: 0.98, step: 0.01, value: 0, "aria-label": "Smoothing",
       oninput: (event) => { curves.smoothing = Number(event.target.value); amount.textContent = event.target.value; redraw(); } }), amount),
-    make("label", { title: "for charts whose values are all above 0" }, make("input", { type: "checkbox", onchange: (event) => { curves.log = event.target.checked; redraw(); } }), "logarithmic scale")));
+    make("label", { title: "for charts with only positive values" }, make("input", { type: "checkbox", onchange: (event) => { curves.log = event.target.checked; redraw(); } }), "logarithmic scale")));
   for (const section of [...new Set(charts.map((c) => c.section))]) {
     const grid = make("div", { class: "grid" });
     for (const chart of charts.filter((c) => c.section === section)) {
@@ -220,7 +220,7 @@ const view = { run: 0, file: 0, group: 0, tint: "advantage", sort: "sample" };
 const filter = { text: "", domain: "", low: null, high: null };
 
 function messageText(message) {
-  // Everything that a turn says: what it thought, its content, the calls it made.
+  // Everything in a turn: reasoning, content and tool calls.
   const calls = (message.tool_calls || []).map((call) => `${call.function.name}(${JSON.stringify(call.function.arguments)})`);
   return [message.reasoning_content ? `(${message.reasoning_content})` : "", message.content, ...calls].filter(Boolean).join("\n");
 }
@@ -236,7 +236,7 @@ function passes(response) {
 }
 
 function filtered(file) {
-  // The groups of the file with the responses that the filter lets through; a text found in the prompt keeps them all.
+  // The groups of the file, with the responses that pass the filter. If the prompt contains the text, all are kept.
   const wanted = filter.text.toLowerCase(), has = (text) => text.toLowerCase().includes(wanted);
   const groups = file.groups.filter((group) => !filter.domain || group.domain === filter.domain).map((group) => {
     const asked = !wanted || has(promptText(group.prompt));
@@ -263,7 +263,7 @@ function tintOf(response, index, scale) {
 }
 
 function tokenNodes(text) {
-  // Line ends get a visible mark, so that a token of white space can be seen and pointed at.
+  // Line ends get a visible mark, so that tokens of white space can be seen and hovered over.
   return text.split(/(\n)/).flatMap((part) => (part === "\n" ? [make("span", { class: "mark" }, "↵"), "\n"] : part ? [part] : []));
 }
 
@@ -308,7 +308,7 @@ function advantageScale(group) {
 }
 
 function valueRange(file) {
-  // Over the whole step, so that the expectations of an easy and a hard prompt can be told apart.
+  // Over the whole step, so that the colours of easy and hard prompts can be compared.
   const values = file.groups.flatMap((g) => g.responses.flatMap((r) => r.values || [])).filter((v) => typeof v === "number");
   return values.reduce(({ low, high }, v) => ({ low: Math.min(low, v), high: Math.max(high, v) }), { low: Infinity, high: -Infinity });
 }
@@ -421,7 +421,7 @@ function buildBrowser(runs, all) {
     panes.replaceChildren(all[view.run].length ? rolloutPanes(filtered(all[view.run][view.file]), panes, refresh)
       : make("p", { class: "quiet" }, "This run recorded no rollouts."));
   };
-  // The filter stays in place while the rest is drawn anew, so that typing in it goes on.
+  // The filter is not drawn again with the rest, so that it keeps the focus while the user types.
   place.replaceChildren(top, filters(all, refresh), panes);
   refresh();
 }

@@ -1,1 +1,1 @@
-"""Built-in rewards; the table of them is `burnish.rewards.registry`."""
+"""Built-in rewards. `burnish.rewards.registry` has the table of them."""

@@ -1,7 +1,8 @@
-"""Where the final answer stands in a worked solution.
+"""Find the final answer in a worked solution.
 
-In this order: the last `\\boxed{}`, the last `####`, the last "answer is", the whole response when it is nothing but an
-answer, the last formula or number. The first of these that is there decides, right or wrong: no second guess.
+Places are tried in this order: the last `\\boxed{}`, the last `####`, the last "answer is", the whole response if it is
+only an answer, the last formula or number. The first one found decides, right or wrong, so that a response cannot hedge
+with several answers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from burnish.rewards.builtins.numbers import DECIMAL
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{])")
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
-# Repeats are bounded and formulas may not hold their own opening sign: a response made to be slow stays quick to read.
+# Repeats are bounded, and formulas may not contain their own opening sign. Otherwise some responses would make these
+# expressions take quadratic time or worse.
 _PHRASE = re.compile(
     r"\banswers?\b[*_]{0,3}\s{0,3}(?:is|are|equals|was|=|:)[*_]{0,3}\s{0,3}:?[*_]{0,3}\s{0,3}(?=\S)", re.IGNORECASE
 )
@@ -30,7 +32,7 @@ SHORT_ANSWER = 200
 
 
 def boxed(text: str) -> str | None:
-    """Content of the last `\\boxed{...}` with its braces balanced (`\\boxed 5` counts too); None without one."""
+    """Content of the last `\\boxed{...}`, with balanced braces (or of `\\boxed 5`); None without one."""
     matches = list(_BOXED.finditer(text))
     if not matches:
         return None
@@ -42,17 +44,17 @@ def boxed(text: str) -> str | None:
         depth += {"{": 1, "}": -1}.get(text[position], 0) if text[position - 1] != "\\" else 0
         if depth == 0:
             return text[match.end() : position].strip()
-    return text[match.end() :].strip()  # cut off before it was closed
+    return text[match.end() :].strip()  # the response was cut off before the closing brace
 
 
 def hashed(text: str) -> str | None:
-    """What follows the last `####` on its line, the convention of GSM8K; None without one."""
+    """The rest of the line after the last `####`, the convention of GSM8K; None without one."""
     found = _HASH.findall(text)
     return found[-1].strip() if found else None
 
 
 def phrased(text: str) -> str | None:
-    """What follows the last "answer is", "answer:" up to the end of the sentence; a formula or number in it if any."""
+    """The rest of the sentence after the last "answer is" or "answer:", or the formula or number in it, if any."""
     matches = list(_PHRASE.finditer(text))
     if not matches:
         return None
@@ -68,7 +70,7 @@ def phrased(text: str) -> str | None:
 
 
 def whole(text: str) -> str | None:
-    """The response itself when it is short and holds no prose: `72`, `3/4`, `x = 5`, `(3, \\frac{\\pi}{2})`."""
+    """The response itself, if it is short and contains no prose: `72`, `3/4`, `x = 5`, `(3, \\frac{\\pi}{2})`."""
     text = text.strip()
     if not text or len(text) > SHORT_ANSWER or "\n" in text:
         return None
@@ -77,7 +79,7 @@ def whole(text: str) -> str | None:
 
 
 def last(text: str) -> str | None:
-    """The last number of a text, or the formula that it stands in."""
+    """The last number in a text, or the formula that contains it."""
     numbers = list(_NUMBER_IN_TEXT.finditer(text))
     if not numbers:
         return None
@@ -89,7 +91,7 @@ def last(text: str) -> str | None:
 
 
 def first_number(text: str) -> str | None:
-    """The first number of a text; None without one."""
+    """The first number in a text; None without one."""
     match = _NUMBER_IN_TEXT.search(text)
     return None if match is None else _number(match)
 

@@ -1,7 +1,7 @@
-"""Mathematical equality of the final answer with the gold answer, decided by math-verify where plain numbers do not.
+"""Mathematical equality of the final answer and the gold answer. math-verify decides what plain numbers cannot.
 
-math-verify's own time limits are off: they use `signal.alarm`, which fails off the main thread, and the worker's
-limit does the job.
+math-verify's own time limits are turned off: they use `signal.alarm`, which only works in the main thread, and the
+worker has a time limit anyway.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PLACES: dict[str, tuple[Callable[[str], str | None], ...]] = {
 
 
 class MathAnswer:
-    """1 when the final answer of the response equals the gold answer, else 0; None (missing) without a gold answer.
+    """1 if the final answer of the response equals the gold answer, else 0; None (missing) without a gold answer.
 
-    Gold answers may be numbers, text, LaTeX, worked solutions that end in `#### 72` or hold `\\boxed{}`, or a list of
-    which any counts.
+    A gold answer may be a number, text, LaTeX, a worked solution with `#### 72` or `\\boxed{}`, or a list of these, any
+    of which counts.
     """
 
     def __init__(self, require: str = "any") -> None:
@@ -40,7 +40,7 @@ class MathAnswer:
             )
         import math_verify
 
-        # It warns once that its time limits are off, and about expressions that it cannot read.
+        # It warns that its time limits are off, and about expressions that it cannot parse.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
         self._library = math_verify
@@ -57,7 +57,7 @@ class MathAnswer:
         return float(any(self.equal(gold, candidate) for gold in golds))
 
     def extract(self, response: str) -> str | None:
-        """The final answer of a response, or None when there is none in the places that count."""
+        """The final answer of a response, or None if it has none in the allowed places."""
         for place in self._places:
             found = place(response)
             if found is not None:
@@ -65,7 +65,7 @@ class MathAnswer:
         return None
 
     def equal(self, gold: str, candidate: str) -> bool:
-        """Whether two answers are the same number, the same text after normalisation, or the same mathematics."""
+        """Whether two answers are the same number, the same normalised text, or mathematically equal."""
         if "=" not in gold:
             candidate = right_side(candidate)
         gold_number, number = read_number(gold), read_number(candidate)
@@ -76,12 +76,12 @@ class MathAnswer:
         return bool(self._library.verify(self._parse(gold), self._parse(candidate), timeout_seconds=None))
 
     def _parse(self, text: str) -> list[Any]:
-        """The answer as one formula; never a number fished out of something that cannot be read."""
+        """The answer parsed as one formula. Numbers inside a text that cannot be parsed do not count."""
         return self._library.parse(f"${plain(text)}$", self._formulas, parsing_timeout=None)
 
 
 def gold_text(answer: Any) -> str | None:
-    """The final answer of a gold entry: after `####`, inside `\\boxed{}`, or the entry itself; None for nothing."""
+    """The final answer of a gold entry: after `####`, inside `\\boxed{}`, or the entry itself; None if it is empty."""
     if answer is None or isinstance(answer, bool):
         return None if answer is None else str(answer)
     text = str(answer).strip()
@@ -89,7 +89,7 @@ def gold_text(answer: Any) -> str | None:
 
 
 def canonical(text: str) -> str:
-    """One spelling for LaTeX that differs only in looks: spacing, \\left, \\dfrac, \\text, final full stop."""
+    """The same spelling for LaTeX that only looks different: spacing, \\left, \\dfrac, \\text, final full stop."""
     text = plain(text).replace("\\left", "").replace("\\right", "").replace("\\$", "").replace("\\%", "")
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
@@ -97,7 +97,7 @@ def canonical(text: str) -> str:
 
 
 def right_side(formula: str) -> str:
-    """What stands after the last equals sign of a chain such as `2 + 3 = 5`; relations and lists stay whole."""
+    """The part after the last equals sign of a chain such as `2 + 3 = 5`. Relations and lists stay whole."""
     if re.search(r"[,;<>!]|\\(?:le|ge|ne|lt|gt|in|neq|leq|geq)\b", formula):
         return formula
     return formula.rpartition("=")[2].strip(" $") or formula

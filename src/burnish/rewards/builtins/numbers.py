@@ -1,6 +1,6 @@
-"""Plain numbers as people and models write them: exact fractions, no computer algebra.
+"""Plain numbers as people and models write them, as exact fractions, without computer algebra.
 
-`read_number` takes `72`, `-1,234.50`, `$18`, `18 dollars`, `5%`, `3/4`, `1 1/2`, `\\frac{3}{4}`, `145.0`, `x = 7`.
+`read_number` reads `72`, `-1,234.50`, `$18`, `18 dollars`, `5%`, `3/4`, `1 1/2`, `\\frac{3}{4}`, `145.0`, `x = 7`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _NUMBER = re.compile(
 )
 _NAME_EQUALS = re.compile(r"^\s*\\?[A-Za-z][A-Za-z_ ]{0,30}\s*(?:=|\\approx|≈)\s*")
 _NOT_A_UNIT = {"and", "or", "to", "by", "times", "plus", "minus", "over", "is", "mod", "pi", "sqrt", "i"}
-MAX_DIGITS = 400
+MAX_DIGITS = 400  # characters; a longer text is not a plain number
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An exact value; `percent` when it was written with a percent sign."""
+    """An exact value. `percent`: whether it was written with a percent sign."""
 
     value: Fraction
     percent: bool = False
 
 
 def read_number(text: str) -> Number | None:
-    """The number that the whole text is, with currency, unit and `name =` put aside; None when it is anything else."""
+    """The number, if the whole text is one number, ignoring currency, unit and `name =`; else None."""
     text = _NAME_EQUALS.sub("", plain(text))
     match = _NUMBER.match(text) if len(text) <= MAX_DIGITS else None
     if match is None:
@@ -56,9 +56,9 @@ def read_number(text: str) -> Number | None:
 
 
 def same(gold: Number, other: Number) -> bool:
-    """Equality of numbers: exact between integers, else to six decimals (or six digits when smaller than one).
+    """Equality of numbers: exact for integers, else to six decimals (or six digits if smaller than one).
 
-    A percent sign may be left out on one side, and 5% may be written 0.05.
+    A percent sign may be missing on one side, and 5% may be written as 0.05.
     """
     if _close(gold.value, other.value):
         return True
@@ -70,8 +70,8 @@ def same(gold: Number, other: Number) -> bool:
 
 
 def plain(text: str) -> str:
-    """Takes away what typesetting adds to a number: math delimiters, spacing, bold, text boxes around units."""
-    text = text.strip().strip("*_`").strip()
+    """Remove what typesetting adds to a number: math delimiters, spacing, bold, text boxes around units."""
+    text = text.strip().strip("*_`").strip()  # Markdown's bold, italic and code
     for left, right in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if text.startswith(left) and text.endswith(right) and len(text) >= len(left) + len(right) + 1:
             text = text[len(left) : -len(right)].strip()

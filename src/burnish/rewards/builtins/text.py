@@ -1,4 +1,4 @@
-"""Rewards on the text and the length of a response. Options are checked when the reward is constructed."""
+"""Rewards for the text and the length of a response. Options are checked in the constructor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LENGTH_UNITS = ("tokens", "words", "characters")
 
 
 class Exact:
-    """1 when the response equals the answer as text, else 0; None (missing) for a row without an answer."""
+    """1 if the response equals the answer as text, else 0; None (missing) for a row without an answer."""
 
     def __init__(self, strip: bool = True, ignore_case: bool = False) -> None:
         self._strip = strip
@@ -30,14 +30,14 @@ class Exact:
 
 
 class Regex:
-    """1 when `pattern` is found in the response (with `full`: matches all of it), else 0."""
+    """1 if `pattern` is found in the response (with `full`: matches all of it), else 0."""
 
     def __init__(self, pattern: str, full: bool = False) -> None:
         try:
             compiled = re.compile(pattern)
         except re.error as error:
             raise ConfigError(
-                f"option pattern of reward 'regex' is no regular expression: {pattern!r} ({error})"
+                f"option pattern of reward 'regex' is not a regular expression: {pattern!r} ({error})"
             ) from (error)
         self._match = compiled.fullmatch if full else compiled.search
 
@@ -46,11 +46,13 @@ class Regex:
 
 
 class Format:
-    """1 when the response is the tags in their order, each once and not empty, with only white space between."""
+    """1 if the response consists of the tags in order, each exactly once and not empty, separated by white space."""
 
     def __init__(self, tags: Sequence[str] = ("think", "answer"), opened: bool = False) -> None:
         if isinstance(tags, str) or not tags:
-            raise ConfigError(f"option tags of reward 'format' is {tags!r}", remedy="give a list, as [think, answer]")
+            raise ConfigError(
+                f"option tags of reward 'format' is {tags!r}", remedy="give a list, such as [think, answer]"
+            )
         self._tags = tuple(tags)
         self._opened = opened
 
@@ -68,7 +70,7 @@ class Format:
 
 
 class Length:
-    """With `target`: max(0, 1 - |length - target| / target). With `maximum`: 1 up to it, else 0."""
+    """With `target`: max(0, 1 - |length - target| / target). With `maximum`: 1 up to the maximum, else 0."""
 
     def __init__(self, target: int | None = None, maximum: int | None = None, unit: str = "tokens") -> None:
         limit = maximum if target is None else target
@@ -91,7 +93,7 @@ class Length:
 class Overlong:
     """Soft over-long penalty of DAPO (https://arxiv.org/abs/2503.14476, eq. 13), in tokens.
 
-    0 up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens, -1 beyond.
+    0 up to max_tokens - buffer_tokens, then falling linearly to -1 at max_tokens, and -1 beyond.
     """
 
     def __init__(self, max_tokens: int, buffer_tokens: int) -> None:
@@ -108,7 +110,7 @@ class Overlong:
 
 
 class Repetition:
-    """Minus the fraction of n-grams that have occurred before: 0 when all differ (or there are fewer than two)."""
+    """Minus the fraction of n-grams that have occurred before: 0 if all differ, or there are fewer than two."""
 
     def __init__(self, n: int = 3, unit: str = "words") -> None:
         if n < 1:

@@ -23,7 +23,7 @@ from torch import Tensor
 from burnish.errors import RolloutError
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
-from burnish.models.roles import Policy
+from burnish.models.weights import Weights, take_tensors
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.rollouts.limits import check_rotation, response_limit
 from burnish.rollouts.local.cache import PrefilledPrompts
@@ -74,7 +74,7 @@ class LocalEngine:
     plain: decode through the model's own forward pass also where `burnish.rollouts.local.fused` could.
     kernels: whether fused decoding goes through code in C (`burnish.kernels`).
     paths: chooses among the ways to decode that give the same, and keeps the choice.
-    `version` is the policy's version as of the last `sync`; `notes` are sentences for the user.
+    `version` is that of the weights of the last `sync`; `notes` are sentences for the user.
 
     Raises RolloutError for models that it cannot sample from as they score (`burnish.rollouts.local.choice`).
     """
@@ -116,11 +116,14 @@ class LocalEngine:
                 raise no_kernels()
         self._spent = _Seconds()
 
-    def sync(self, policy: Policy) -> None:
-        """Take the policy's version; the weights are shared, so there is nothing to copy."""
-        self.version = policy.version
+    def sync(self, weights: Weights) -> None:
+        """Take these weights and their version. Where they are those of the engine's own module, there is nothing to
+        copy; an engine in another process than the policy copies them into its module."""
+        if weights.module is not self._model:
+            take_tensors(self._model, weights.tensors())
+        self.version = weights.version
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         """Seconds and tokens of prefill and decoding since the last call."""
         spent, self._spent = self._spent, _Seconds()
         return {

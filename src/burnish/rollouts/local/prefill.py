@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from burnish.errors import RolloutError
-from burnish.forward.attention import ATTENTION
+from burnish.forward.attention import packing_way
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import PrefilledPrompts
 
@@ -23,13 +23,13 @@ Tokens = tuple[int, ...]
 
 def attention_kind(config: Any) -> str:
     """`sdpa` or `eager`; RolloutError for models loaded with an attention that takes no mask of ours."""
-    kind = str(config._attn_implementation)
-    if kind not in ("sdpa", "eager", ATTENTION):
+    kind = "sdpa" if packing_way(config) is not None else str(config._attn_implementation)
+    if kind not in ("sdpa", "eager"):
         raise RolloutError(
             f"the local engine cannot drive attention implementation {kind!r}",
             remedy="load the model with attention implementation 'sdpa' or 'eager'",
         )
-    return "sdpa" if kind == ATTENTION else kind
+    return kind
 
 
 @dataclass(frozen=True, slots=True)

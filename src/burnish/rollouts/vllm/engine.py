@@ -13,15 +13,16 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from burnish.config.schema import VllmConfig
 from burnish.errors import RolloutError
-from burnish.models.checkpoint_weights import checkpoint_weights
-from burnish.models.roles import Policy
+from burnish.models.weights import Weights, checkpoint_layout
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
@@ -56,9 +57,10 @@ class _Spent:
 class VllmEngine:
     """A RolloutEngine on vLLM; also a context manager, which ends the worker.
 
-    model: the live policy, read at every push. context_length: most tokens of prompt and response together, for which
-    vLLM sets its memory up. max_batch_rows: rows decoded at once. `log`: file that gets what the worker prints.
-    `version` is the policy's version as of the last `sync`. `script` stands in for the worker in tests.
+    model: vLLM is set up for its configuration, and samples with its weights until the first `sync`. context_length:
+    most tokens of prompt and response together, for which vLLM reserves memory. max_batch_rows: rows decoded at once.
+    log: file that gets what the worker prints. script: stands in for the worker in tests. `version` is that of the
+    weights of the last `sync`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class VllmEngine:
         self._settings = settings
         self._log = log
         self._script = script
-        self._policy: Policy | None = None
+        self._weights = Weights.of(model)
         self._worker: WorkerProcess | None = None
         self._padding: HeadPadding | None = None
         self._spent = _Spent()
@@ -100,16 +102,16 @@ class VllmEngine:
             self._worker.kill()
             self._worker = None
 
-    def sync(self, policy: Policy) -> None:
-        """Push the policy's current weights; a worker that is lost on the way is replaced by the next `generate`."""
-        self.version, self._policy = policy.version, policy
+    def sync(self, weights: Weights) -> None:
+        """Push these weights; a worker that is lost on the way is replaced by the next `generate`."""
+        self.version, self._weights = weights.version, weights
         if self._worker is not None:
             try:
-                self._push(self._worker)
+                self._push(self._worker, weights.tensors())
             except (WorkerLost, WorkerFault) as lost:
                 self._bury(lost, "sync")
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         """Seconds, tokens and restarts since the last call. Prefilled tokens are those that no prefix cache held."""
         spent, self._spent = self._spent, _Spent()
         decoded = spent.decoded_tokens
@@ -184,16 +186,11 @@ class VllmEngine:
     def _ready(self) -> WorkerProcess:
         """The worker, started where there is none, with the weights of the last sync."""
         if self._worker is None:
-            if self._policy is not None and self._policy.version != self.version:
-                raise RolloutError(
-                    f"the vLLM worker has to be started with version {self.version} of the policy, which is at version "
-                    f"{self._policy.version} by now",
-                    remedy="call sync() after every update",
-                )
+            tensors = self._weights.tensors()  # refuses weights that have moved on, before anything is started
             started = time.perf_counter()
             self._worker = self._start()
             self._spent.start_seconds += time.perf_counter() - started
-            self._push(self._worker)
+            self._push(self._worker, tensors)
         return self._worker
 
     def _start(self) -> WorkerProcess:
@@ -245,9 +242,9 @@ class VllmEngine:
             "seed": 0,
         }
 
-    def _push(self, worker: WorkerProcess) -> None:
+    def _push(self, worker: WorkerProcess, tensors: Iterator[tuple[str, Tensor]]) -> None:
         started = time.perf_counter()
-        weights = checkpoint_weights(self._model)
+        weights = checkpoint_layout(self._model, tensors)
         if self._padding is not None:
             weights = self._padding.weights(weights)
         worker.push(weights, self.version, seconds=self._settings.start_timeout_seconds)

@@ -12,7 +12,7 @@ dimensions computes the same with more of them, when
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class HeadPadding:
         """The base of the rotation that keeps its angles."""
         return float(config["rope_parameters"]["rope_theta"]) ** (self.padded / self.size)
 
-    def weights(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The same weights for wider heads."""
         for name, tensor in weights:
             projection = name.rsplit(".", 2)[-2] if name.count(".") > 1 else ""

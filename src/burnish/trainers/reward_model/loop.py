@@ -33,14 +33,14 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
-from burnish.trainers.journal import open_journal
 from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.reward_model.preference_objective import PreferenceLoss
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.journal import open_journal
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Metric, Reduction
 

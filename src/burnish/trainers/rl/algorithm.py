@@ -21,7 +21,7 @@ class AlgorithmParts(NamedTuple):
 def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
     """Find the functions by their names. ConfigError for a name or an option that is not known."""
     estimator = resolve_estimator(algorithm.estimator)
-    estimator_numbers(estimator, algorithm)  # looked up again for each step: here for the errors, before models load
+    estimator.check_options(estimator_numbers(estimator, algorithm))
     loss = resolve_policy_loss(algorithm.loss)
     clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
     known = {*loss.options, *loss.required_options}

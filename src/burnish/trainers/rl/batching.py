@@ -13,7 +13,7 @@ from burnish.types import FinishReason, Rollout, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchRewards:
     """What the rewards said about the rows of a batch.
 
     scores_B: weighted sum of the rewards (with penalties); dense_rewards_BT: rewards per token, when any reward gave
@@ -54,24 +54,28 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
     )
 
 
-def build_outcome(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> Outcome:
+def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> BatchRewards:
     """Scores of the rows. `weights` are the labels and weights of the run's rewards, for estimators that treat each
     reward by itself."""
     rollouts = [rollout for _, rollout in rows]
-    return Outcome(
+    dense_BT = greedy_B = parts_BC = weights_C = None
+    if any(r.token_rewards is not None for r in rollouts):
+        dense_BT = _padded([_dense_row(r) for r in rollouts], 0.0, torch.float32)
+    greedy = [group.greedy.reward for group, _ in rows if group.greedy is not None]
+    if len(greedy) == len(rows) and None not in greedy:
+        greedy_B = torch.tensor(greedy, dtype=torch.float32)
+    if weights:
+        weights_C = torch.tensor(list(weights.values()), dtype=torch.float32)
+        if all(label in r.reward_parts for r in rollouts for label in weights):
+            parts = [[r.reward_parts[label] for label in weights] for r in rollouts]
+            parts_BC = torch.tensor(parts, dtype=torch.float32)
+    return BatchRewards(
         scores_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
-        dense_rewards_BT=_dense(rollouts),
-        greedy_scores_B=_greedy(rows),
-        parts_BC=_parts(rollouts, tuple(weights)),
-        weights_C=torch.tensor(list(weights.values()), dtype=torch.float32) if weights else None,
+        dense_rewards_BT=dense_BT,
+        greedy_scores_B=greedy_B,
+        parts_BC=parts_BC,
+        weights_C=weights_C,
     )
-
-
-def _dense(rollouts: Sequence[Rollout]) -> Tensor | None:
-    if all(r.token_rewards is None for r in rollouts):
-        return None
-    rows = [_dense_row(r) for r in rollouts]
-    return _padded(rows, 0.0, torch.float32)
 
 
 def _dense_row(rollout: Rollout) -> tuple[float, ...]:
@@ -79,19 +83,6 @@ def _dense_row(rollout: Rollout) -> tuple[float, ...]:
     if rollout.token_rewards is not None:
         return rollout.token_rewards
     return (0.0,) * (len(rollout.response_tokens) - 1) + (float(rollout.reward or 0.0),)
-
-
-def _greedy(rows: Sequence[tuple[RolloutGroup, Rollout]]) -> Tensor | None:
-    scores = [group.greedy.reward if group.greedy is not None else None for group, _ in rows]
-    if any(score is None for score in scores):
-        return None
-    return torch.tensor(scores, dtype=torch.float32)
-
-
-def _parts(rollouts: Sequence[Rollout], labels: Sequence[str]) -> Tensor | None:
-    if not labels or any(label not in r.reward_parts for r in rollouts for label in labels):
-        return None
-    return torch.tensor([[r.reward_parts[label] for label in labels] for r in rollouts], dtype=torch.float32)
 
 
 def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:

@@ -15,8 +15,9 @@ from burnish.config.schema import RlConfig
 from burnish.observability.metrics import mean_of
 from burnish.rewards.protocol import RewardScorer
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
-from burnish.trainers.stopwatch import Stopwatch
-from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
+from burnish.trainers.telemetry.groups import describe_groups
+from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 
 GREEDY_SAMPLE = -1
 """Sample index of a greedy response: it uses no noise, the number only tells it from the sampled ones."""
@@ -83,8 +84,12 @@ class Collector:
         }
         if self.sampling.ignore_eos:
             del metrics["rollout/truncated_fraction"]  # a response of a fixed length has not been cut
-        trained = tuple(self._penalised(group) for group in kept)
-        return Collected(trained, tuple(sampled), position, metrics | _penalty_metrics(trained, self.config))
+        if self.config.algorithm.overlong_buffer is not None:
+            # After the filter: a penalty must not make a group of equal answers look informative.
+            kept = [self._penalised(group, self.config.algorithm.overlong_buffer) for group in kept]
+            penalties = [r.reward_parts["overlong"] for g in kept for r in g.rollouts if "overlong" in r.reward_parts]
+            metrics["reward/overlong_penalty"] = mean_of(penalties)
+        return Collected(tuple(kept), tuple(sampled), position, metrics)
 
     def _sample(
         self,
@@ -95,7 +100,13 @@ class Collector:
         asked: Counter[str],
         stopwatch: Stopwatch,
     ) -> list[RolloutGroup]:
-        requests = [self._request(encoded, first_group_id + offset, asked) for offset, encoded in enumerate(drawn)]
+        requests, size = [], self.config.rollout.group_size
+        for group_id, encoded in enumerate(drawn, start=first_group_id):
+            prompt_id = encoded.prompt.id
+            # A prompt drawn twice in one step takes fresh sample indices, so its two groups differ.
+            indices = tuple(range(asked[prompt_id], asked[prompt_id] + size))
+            requests.append(RolloutRequest(prompt_id, group_id, encoded.tokens, indices))
+            asked[prompt_id] += size
         prompts = {request.group_id: encoded.prompt for request, encoded in zip(requests, drawn, strict=True)}
         begin = self._beginner(prompts) if self.overlaps else None
         with stopwatch.phase("generate"):
@@ -104,16 +115,13 @@ class Collector:
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
         members: dict[int, list[Rollout]] = {group_id: [] for group_id in prompts}
+        baselines: dict[int, Rollout] = {}
         for rollout in scored:
-            members[rollout.group_id].append(rollout)
-        return [_group(prompts[group_id], group_id, own) for group_id, own in members.items()]
-
-    def _request(self, encoded: EncodedPrompt, group_id: int, asked: Counter[str]) -> RolloutRequest:
-        """A prompt drawn twice in one step takes fresh sample indices, so its two groups differ."""
-        prompt_id, size = encoded.prompt.id, self.config.rollout.group_size
-        first = asked[prompt_id]
-        asked[prompt_id] += size
-        return RolloutRequest(prompt_id, group_id, encoded.tokens, tuple(range(first, first + size)))
+            if rollout.sample_index == GREEDY_SAMPLE:
+                baselines[rollout.group_id] = rollout
+            else:
+                members[rollout.group_id].append(rollout)
+        return [RolloutGroup(prompts[i], i, tuple(own), baselines.get(i)) for i, own in members.items()]
 
     def _beginner(self, prompts: Mapping[int, Prompt]) -> OnFinished:
         """What starts to score responses as they are finished; `prompts` by group."""
@@ -140,12 +148,9 @@ class Collector:
             return False
         return has_signal(group) or not self.config.algorithm.dynamic_sampling
 
-    def _penalised(self, group: RolloutGroup) -> RolloutGroup:
-        """Soft over-long penalty, after the filter: it must not make a group of equal answers look informative. The
-        greedy response bears it too, since it is the baseline of those that do."""
-        fraction = self.config.algorithm.overlong_buffer
-        if fraction is None:
-            return group
+    def _penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
+        """Soft over-long penalty over the last `fraction` of the length limit. The greedy response bears it too, since
+        it is the baseline of those that do."""
         limit = self.config.rollout.max_response_tokens
         buffer_tokens = max(1, round(fraction * limit))
         return dataclasses.replace(
@@ -159,62 +164,6 @@ def has_signal(group: RolloutGroup) -> bool:
     """Two of the responses were scored differently. A group whose siblings failed has none, as a constant one."""
     rewards = [r.reward for r in group.rollouts if r.reward is not None]
     return len(set(rewards)) > 1
-
-
-def is_constant(group: RolloutGroup) -> bool:
-    """All responses that were scored have the same reward, and there are at least two of them."""
-    rewards = [r.reward for r in group.rollouts if r.reward is not None]
-    return len(rewards) > 1 and min(rewards) == max(rewards)
-
-
-def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-    """Rewards, lengths and finish reasons of everything sampled, before any filter or penalty."""
-    rollouts = [r for group in groups for r in group.rollouts]
-    rewards = [r.reward for r in rollouts if r.reward is not None]
-    comparable = [group for group in groups if sum(r.reward is not None for r in group.rollouts) > 1]
-    lengths = [len(r.response_tokens) for r in rollouts]
-    metrics = {
-        "reward/mean": mean_of(rewards),
-        "reward/square_mean": mean_of([reward * reward for reward in rewards]),
-        "reward/max": Metric(Reduction.MAX, max(rewards, default=0.0), len(rewards)),
-        "reward/min": Metric(Reduction.MIN, min(rewards, default=0.0), len(rewards)),
-        "rollout/response_tokens_mean": mean_of(lengths),
-        "rollout/response_tokens_max": Metric(Reduction.MAX, max(lengths, default=0), len(lengths)),
-        "rollout/response_tokens_sum": Metric(Reduction.SUM, sum(lengths)),
-        "rollout/truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
-        "groups/constant_fraction": mean_of([is_constant(group) for group in comparable]),
-        "groups/shrunk_to_one": Metric(
-            Reduction.SUM,
-            sum(len(g.rollouts) > 1 and sum(r.reward is not None for r in g.rollouts) == 1 for g in groups),
-        ),
-    }
-    return metrics | mean_parts(rollouts, "reward/part") | _by_domain(groups)
-
-
-def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:
-    """`prefix/LABEL` and `prefix/LABEL/PART`: each reward before its weight, and its parts, over those that have it."""
-    labels = sorted({label for r in rollouts for label in r.reward_parts})
-    return {
-        f"{prefix}/{label}": mean_of([r.reward_parts[label] for r in rollouts if label in r.reward_parts])
-        for label in labels
-    }
-
-
-def _by_domain(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-    domains = sorted({group.prompt.domain for group in groups})
-    if len(domains) < 2:
-        return {}
-    return {
-        f"reward/domain/{domain}": mean_of(
-            [r.reward for g in groups if g.prompt.domain == domain for r in g.rollouts if r.reward is not None]
-        )
-        for domain in domains
-    }
-
-
-def _group(prompt: Prompt, group_id: int, own: Sequence[Rollout]) -> RolloutGroup:
-    greedy = next((r for r in own if r.sample_index == GREEDY_SAMPLE), None)
-    return RolloutGroup(prompt, group_id, tuple(r for r in own if r.sample_index != GREEDY_SAMPLE), greedy)
 
 
 def _with_penalty(rollout: Rollout, limit: int, buffer_tokens: int) -> Rollout:
@@ -233,10 +182,3 @@ def _with_penalty(rollout: Rollout, limit: int, buffer_tokens: int) -> Rollout:
 def _penalty(num_tokens: int, limit: int, buffer_tokens: int) -> float:
     lengths = torch.tensor([num_tokens])
     return float(overlong_penalty(lengths, max_response_tokens=limit, buffer_tokens=buffer_tokens))
-
-
-def _penalty_metrics(groups: Sequence[RolloutGroup], config: RlConfig) -> dict[str, Metric]:
-    if config.algorithm.overlong_buffer is None:
-        return {}
-    penalties = [r.reward_parts["overlong"] for g in groups for r in g.rollouts if "overlong" in r.reward_parts]
-    return {"reward/overlong_penalty": mean_of(penalties)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,26 +15,25 @@ from burnish.algorithms.kl import resolve_kl
 from burnish.algorithms.masking import masked_var
 from burnish.config.schema import AlgorithmConfig
 from burnish.errors import ConfigError
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, present
 from burnish.forward.scoring import response_mask
 from burnish.plugins import calling_outside, is_outside
-from burnish.trainers.rl.batching import Outcome
+from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.returned import checked_advantages
+from burnish.trainers.telemetry.moments import describe_advantages
 from burnish.types import Metric, Reduction
 
 
-def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[str, Any]:
+def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[str, object]:
     """Keyword numbers of the estimator: fields of the run file that it knows, then `estimator_options`."""
     shared = {"gamma": algorithm.gamma, "lam": algorithm.lam, "allow_single": True}
     known = {*estimator.options, *estimator.required_options}
-    numbers = {name: value for name, value in shared.items() if name in known} | algorithm.estimator_options
-    estimator.check_options(numbers)
-    return numbers
+    return {name: value for name, value in shared.items() if name in known} | algorithm.estimator_options
 
 
 def assign_advantages(
     batch: Batch,
-    outcome: Outcome,
+    rewards: BatchRewards,
     *,
     algorithm: AlgorithmConfig,
     estimator: Estimator,
@@ -48,14 +46,23 @@ def assign_advantages(
     Rewards are whitened as the estimator reads them: by token, or one score a response. With `whiten` False both
     whitenings and the clip of advantages are left to `whiten_minibatch`.
     """
-    outcome, metrics = _clip(outcome, algorithm.reward_clip)
-    rewards_BT = _token_rewards(batch, outcome, algorithm, estimator, kl_coef)
-    scores_B = _outcome_scores(rewards_BT, outcome, _rewarded(batch, estimator), algorithm)
+    metrics: dict[str, Metric] = {}
+    if algorithm.reward_clip is not None:
+        rewards, metrics = _clip(rewards, algorithm.reward_clip)
+    rewarded_BT, kl_BT, scores_B = _rewarded(batch, estimator), None, rewards.scores_B
+    if algorithm.kl_in == "reward":
+        kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=rewarded_BT)
+    # Dense rewards stay dense for token-level estimators; the others see one score a sequence, clipped as a whole.
+    dense_BT = rewards.dense_rewards_BT if estimator.token_level else None
+    rewards_BT = shaping.token_rewards(scores_B, rewarded_BT, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
+    if kl_BT is not None:  # a score then bears the KL of its tokens, where it has any
+        with_kl_B = shaping.sequence_scores(rewards_BT, rewarded_BT)
+        scores_B = torch.where(rewarded_BT.any(dim=1), with_kl_B, scores_B)
     reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
-    outcome = dataclasses.replace(outcome, scores_B=scores_B)
-    raw_BT, returns_BT = _estimate(batch, outcome, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
+    rewards = dataclasses.replace(rewards, scores_B=scores_B)
+    raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
     batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)
     if not whiten:
         return batch, metrics
@@ -74,7 +81,7 @@ def whiten_minibatch(
     """
     metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards:
-        rewards_BT, metrics = _whiten_tokens(_present(minibatch.token_rewards), minibatch.loss_mask)
+        rewards_BT, metrics = _whiten_tokens(present(minibatch.token_rewards, "token_rewards"), minibatch.loss_mask)
         tensors = {"token_rewards_BT": rewards_BT, "values_BT": minibatch.values, "mask_BT": minibatch.loss_mask}
         advantages_BT, returns_BT = _asked(estimator, tensors, estimator_numbers(estimator, algorithm))
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
@@ -89,45 +96,30 @@ def reads_responses_alone(estimator: Estimator) -> bool:
 
 def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:
     """Raw advantages whitened over the batch and clipped, where asked for."""
-    raw_BT, mask = _present(batch.advantages), batch.loss_mask
+    raw_BT, mask = present(batch.advantages, "advantages"), batch.loss_mask
     metrics: dict[str, Metric] = {}
     advantages_BT = shaping.whiten_advantages(raw_BT, mask) if algorithm.whiten_advantages else raw_BT
     if algorithm.advantage_clip is not None:
         outside_BT = advantages_BT.abs() > algorithm.advantage_clip
         metrics["advantage/clipped_fraction"] = Metric(Reduction.MEAN, (outside_BT & mask).sum(), mask.sum())
         advantages_BT = shaping.clip_advantages(advantages_BT, limit=algorithm.advantage_clip)
-    return batch.replace(advantages=advantages_BT), metrics | _metrics(raw_BT, advantages_BT, mask)
+    return batch.replace(advantages=advantages_BT), metrics | describe_advantages(raw_BT, advantages_BT, mask)
 
 
-def _clip(outcome: Outcome, limit: float | None) -> tuple[Outcome, dict[str, Metric]]:
-    if limit is None:
-        return outcome, {}
+def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, Metric]]:
     given = {
-        "scores_B": outcome.scores_B,
-        "greedy_scores_B": outcome.greedy_scores_B,
-        "dense_rewards_BT": outcome.dense_rewards_BT,
+        "scores_B": rewards.scores_B,
+        "greedy_scores_B": rewards.greedy_scores_B,
+        "dense_rewards_BT": rewards.dense_rewards_BT,
     }
     inside = {
-        name: shaping.clip_scores(rewards, low=-limit, high=limit)
-        for name, rewards in given.items()
-        if rewards is not None
+        name: shaping.clip_scores(tensor, low=-limit, high=limit)
+        for name, tensor in given.items()
+        if tensor is not None
     }
-    clipped = dataclasses.replace(outcome, **inside)
-    outside_B = outcome.scores_B.abs() > limit
+    clipped = dataclasses.replace(rewards, **inside)
+    outside_B = rewards.scores_B.abs() > limit
     return clipped, {"reward/clipped_fraction": Metric(Reduction.MEAN, outside_B.sum(), outside_B.numel())}
-
-
-def _token_rewards(
-    batch: Batch, outcome: Outcome, algorithm: AlgorithmConfig, estimator: Estimator, kl_coef: float
-) -> Tensor:
-    """Rewards per token, KL inside. Dense rewards stay dense for token-level estimators; the others see one score a
-    sequence, clipped as a whole."""
-    mask = _rewarded(batch, estimator)
-    kl_BT = None
-    if algorithm.kl_in == "reward":
-        kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=mask)
-    dense_BT = outcome.dense_rewards_BT if estimator.token_level else None
-    return shaping.token_rewards(outcome.scores_B, mask, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
 
 
 def _whiten(
@@ -160,19 +152,19 @@ def _rewarded(batch: Batch, estimator: Estimator) -> Tensor:
 
 def _estimate(
     batch: Batch,
-    outcome: Outcome,
+    rewards: BatchRewards,
     rewards_BT: Tensor,
     estimator: Estimator,
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, object],
 ) -> tuple[Tensor, Tensor | None]:
     """Hand the estimator what it asks for by parameter name; spread an outcome advantage over the trained tokens."""
     available = {
-        "scores_B": outcome.scores_B,
+        "scores_B": rewards.scores_B,
         "group_ids_B": batch.group_ids,
         "lengths_B": _rewarded(batch, estimator).sum(dim=1),
-        "greedy_scores_B": outcome.greedy_scores_B,
-        "parts_BC": outcome.parts_BC,
-        "weights_C": outcome.weights_C,
+        "greedy_scores_B": rewards.greedy_scores_B,
+        "parts_BC": rewards.parts_BC,
+        "weights_C": rewards.weights_C,
         "token_rewards_BT": rewards_BT,
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
@@ -182,7 +174,7 @@ def _estimate(
 
 
 def _asked(
-    estimator: Estimator, tensors: Mapping[str, Tensor | None], numbers: Mapping[str, Any]
+    estimator: Estimator, tensors: Mapping[str, Tensor | None], numbers: Mapping[str, object]
 ) -> tuple[Tensor, Tensor | None]:
     """What the estimator says to those of the tensors that there are, `mask_BT` among them. ConfigError for one from
     outside that fails, or that returns something else than advantages."""
@@ -191,28 +183,3 @@ def _asked(
     with outside if is_outside(estimator.name) else nullcontext():
         result = estimator(given, numbers)
     return checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=estimator.token_level)
-
-
-def _outcome_scores(rewards_BT: Tensor, outcome: Outcome, mask_BT: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    """One score per sequence, with the KL of its tokens where it has any."""
-    if algorithm.kl_in != "reward":
-        return outcome.scores_B
-    return torch.where(mask_BT.any(dim=1), shaping.sequence_scores(rewards_BT, mask_BT), outcome.scores_B)
-
-
-def _metrics(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
-    # float64: the spread is read off the second moment, which leaves few digits of a spread small against the mean
-    raw, final, count = raw_BT[mask_BT].double(), advantages_BT[mask_BT].double(), mask_BT.sum()
-    return {
-        "advantage/raw_mean": Metric(Reduction.MEAN, raw.sum(), count),
-        "advantage/raw_square_mean": Metric(Reduction.MEAN, raw.square().sum(), count),
-        "advantage/mean": Metric(Reduction.MEAN, final.sum(), count),
-        "advantage/square_mean": Metric(Reduction.MEAN, final.square().sum(), count),
-        "advantage/absolute_max": Metric(Reduction.MAX, final.abs().max() if final.numel() else 0.0, count),
-    }
-
-
-def _present(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ValueError("the batch has no token rewards and advantages yet: assign_advantages comes first")
-    return tensor

@@ -8,14 +8,16 @@ from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Objective, ValueObjective
+from burnish.models.roles import ValueObjective
+from burnish.models.shared_critic import SharedCritic
 from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
 from burnish.models.value_head import HEAD_FILE, init_value_head
 from burnish.trainers.result import WEIGHTS_FOLDER
+from burnish.trainers.rl.objective import PolicyObjective
 from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective, WeightedValueObjective
 
 
@@ -78,8 +80,8 @@ def reward_model_folder(config: RlConfig) -> str:
 
 
 def build_shared_critic(config: RlConfig, policy: LocalPolicy) -> SharedCritic:
-    budget = config.optimization.tokens_per_microbatch
-    critic = SharedCritic(policy, critic_settings(config), tokens_per_microbatch=budget)
+    """A value head on the policy's trunk, which the policy's updates train from now on."""
+    critic = policy.add_value_head(critic_settings(config))
     init_value_head(critic.head, std=config.critic.head_init_std, seed=config.seed)
     return critic
 
@@ -90,7 +92,7 @@ def critic_settings(config: RlConfig) -> OptimizerSettings:
     return OptimizerSettings.from_config(config.optimization, total_steps=steps, learning_rate=rate)
 
 
-def with_value_loss(config: RlConfig, objective: Objective) -> Objective:
+def with_value_loss(config: RlConfig, objective: PolicyObjective) -> PolicyObjective | ActorCriticObjective:
     """The policy's objective with the value loss added where the critic shares its trunk, else as it is."""
     if config.critic.kind == "separate":
         return objective

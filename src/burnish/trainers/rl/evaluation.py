@@ -12,7 +12,8 @@ from burnish.observability.metrics import mean_of
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import RolloutEngine, Sampling
-from burnish.trainers.rl.collection import GREEDY_SAMPLE, EncodedPrompt, mean_parts
+from burnish.trainers.rl.collection import GREEDY_SAMPLE, EncodedPrompt
+from burnish.trainers.telemetry.groups import mean_parts
 from burnish.types import FinishReason, Metric, Rollout, RolloutGroup, RolloutRequest
 
 EVALUATION_STEP = -1

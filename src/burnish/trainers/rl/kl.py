@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from burnish.algorithms.kl import KLController, k1, k3
 from burnish.algorithms.ratios import beyond_limit, log_ratio
 from burnish.config.schema import AlgorithmConfig
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, present
 from burnish.types import Metric, Reduction
 
 
@@ -17,7 +15,9 @@ def steer_kl(batch: Batch, controller: KLController, algorithm: AlgorithmConfig)
     The batch holds `ref_logprobs`, and log-probabilities of the weights that sampled it.
     """
     mask = batch.loss_mask
-    policy, reference = _present(_sampling_logprobs(batch)), _present(batch.ref_logprobs)
+    # Before the first update: the trainer's log-probabilities where it computed them, otherwise the sampler's own.
+    sampled_with = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    policy, reference = present(sampled_with, "rollout_logprobs"), present(batch.ref_logprobs, "ref_logprobs")
     per_response = k1(policy, reference, mask=mask).sum(dim=1)
     num_sequences = int(mask.any(dim=1).sum())
     used = controller.coef
@@ -35,14 +35,3 @@ def steer_kl(batch: Batch, controller: KLController, algorithm: AlgorithmConfig)
         clamped_BT = beyond_limit(log_ratio(policy, reference, mask))
         metrics["kl/clamped_fraction"] = Metric(Reduction.MEAN, clamped_BT.sum(), mask.sum())
     return metrics
-
-
-def _sampling_logprobs(batch: Batch) -> Tensor | None:
-    """Log-probabilities before the first update: the trainer's where it computed them, otherwise the sampler's own."""
-    return batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
-
-
-def _present(logprobs_BT: Tensor | None) -> Tensor:
-    if logprobs_BT is None:
-        raise ValueError("the batch lacks log-probabilities of the policy or of the reference")
-    return logprobs_BT

@@ -6,8 +6,7 @@ prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,28 +14,28 @@ from torch import Tensor
 
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController
-from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.config.schema import RlConfig
 from burnish.errors import DivergenceError, RolloutError
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, present
 from burnish.models.accumulation import count_denominators
-from burnish.models.roles import Critic, Denominators, Objective, Policy, Reference, Signals, ValueObjective
+from burnish.models.roles import Critic, Objective, Policy, Reference, Signals, ValueObjective
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
 from burnish.rollouts.engine import RolloutEngine
-from burnish.trainers.divergence import keeping_batch
 from burnish.trainers.outer_loop import Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
-from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
-from burnish.trainers.rl.derived import derive
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.held_out_values import held_out_values
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.minibatches import epoch_rows
-from burnish.trainers.rl.rollout_notes import rollout_notes
-from burnish.trainers.rl.value_objective import describe_values
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.telemetry.derived import derive
+from burnish.trainers.telemetry.divergence import keeping_batch
+from burnish.trainers.telemetry.moments import describe_values
+from burnish.trainers.telemetry.rollout_notes import rollout_notes
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric
 
 TokenSelection = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
@@ -95,9 +94,9 @@ class RlRun(Training):
         try:
             with stopwatch.phase("record"):
                 self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
-            self.engine.sync(self.policy)
+            self.engine.sync(self.policy.publish())
         finally:  # the weights have moved: whatever happens now, the step's numbers are saved with them
-            for spent in (self.collector.scorer.metrics(), self.engine.metrics(), stopwatch.metrics()):
+            for spent in (self.collector.scorer.take_metrics(), self.engine.take_metrics(), stopwatch.metrics()):
                 metrics.merge(spent)
             row = derive(metrics.row())
             self.progress.advance(collected.position, row)
@@ -119,7 +118,7 @@ class RlRun(Training):
                 batch = batch.replace(values=self.critic.values(batch))
         batch, credit_metrics = assign_advantages(
             batch,
-            build_outcome(rows, self.reward_weights),
+            build_rewards(rows, self.reward_weights),
             algorithm=config.algorithm,
             estimator=self.estimator,
             kl_coef=self.kl.coef,
@@ -132,7 +131,11 @@ class RlRun(Training):
 
     def add_logprobs(self, batch: Batch) -> Batch:
         """Those of the sampling weights where an update or the KL will need them, and those of the reference."""
-        if needs_old_logprobs(self.config):
+        optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
+        # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution.
+        cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
+        several_updates = optimization.epochs * optimization.minibatches > 1
+        if several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None):
             batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
         if self.reference is not None:
             batch = batch.replace(ref_logprobs=self.reference.logprobs(batch))
@@ -141,25 +144,42 @@ class RlRun(Training):
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
         """epochs x minibatches optimizer steps of policy and critic. Ends before an epoch when the one before it moved
         the policy further than `algorithm.max_epoch_kl`."""
-        config, objective = self.config, self.objective(self.kl.coef)
+        config, optimization, objective = self.config, self.config.optimization, self.objective(self.kl.coef)
         warming_up = self.critic is not None and step <= config.critic.warmup_steps
         unmoved = True  # the first update of a step starts from the weights that sampled
-        for epoch in range(config.optimization.epochs):
+        for epoch in range(optimization.epochs):
             moved = Signals()
-            for planned, rows in planned_minibatches(config, batch, step, epoch):
+            # The place of each update among those that the run would make if it skipped none: learning rates follow it.
+            first = ((step - 1) * optimization.epochs + epoch) * optimization.minibatches
+            order = epoch_rows(
+                batch.group_ids,
+                minibatches=optimization.minibatches,
+                shuffle=optimization.shuffle,
+                seed=config.seed,
+                step=step,
+                epoch=epoch,
+            )
+            for planned, rows in enumerate(order, start=first):
                 minibatch = self.prepare_minibatch(batch.select(rows), metrics, trains_policy=not warming_up)
                 with keeping_batch(Path(config.output), step, minibatch):
                     if not warming_up:
-                        part, denominators = with_gradient(minibatch, config.algorithm)
+                        part, denominators = minibatch, count_denominators(minibatch)
+                        if config.algorithm.skip_zero_advantages:
+                            part = with_gradient(minibatch)
                         done = self.policy.update(part, objective, denominators=denominators, planned_step=planned)
                         if unmoved and done.signals.ratio_deviation is not None:
                             metrics.add("policy/first_ratio_deviation", done.signals.ratio_deviation)
                             unmoved = False
-                        metrics.merge({**done.metrics, **left_out(done.metrics, part, minibatch, denominators)})
+                        metrics.merge(
+                            done.metrics if part is minibatch else with_left_out(done.metrics, part, minibatch)
+                        )
+                        metrics.add("policy/optimizer_steps", total(1))
                         moved = moved.merge(done.signals)
                     self.update_critic(minibatch, planned, metrics, warming_up=warming_up)
             metrics.add("policy/epochs", total(1))
-            if beyond(config.algorithm.max_epoch_kl, moved):
+            bound = config.algorithm.max_epoch_kl
+            approx_kl = None if moved.approx_kl is None else moved.approx_kl.result()
+            if bound is not None and approx_kl is not None and approx_kl > bound:
                 break
 
     def prepare_minibatch(self, minibatch: Batch, metrics: MetricStore, *, trains_policy: bool) -> Batch:
@@ -175,7 +195,7 @@ class RlRun(Training):
             return minibatch
         fresh = self.policy.logprobs(minibatch).logprobs_BT
         old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
-        chosen = self.select_tokens(fresh, old, _present(minibatch.advantages), minibatch.loss_mask)
+        chosen = self.select_tokens(fresh, old, present(minibatch.advantages, "advantages"), minibatch.loss_mask)
         return minibatch.replace(selection=chosen)
 
     def update_critic(self, minibatch: Batch, planned: int, metrics: MetricStore, *, warming_up: bool) -> None:
@@ -200,8 +220,8 @@ class RlRun(Training):
                 expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
                 store.merge(expected)
         # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
-        self.evaluator.scorer.metrics()
-        self.engine.metrics()
+        self.evaluator.scorer.take_metrics()
+        self.engine.take_metrics()
         self.journal.record_evaluation(self.progress.step, groups, values)
         return store.row() | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
@@ -216,65 +236,18 @@ def refuse_stale(collected: Collected, version: int) -> None:
         )
 
 
-def needs_old_logprobs(config: RlConfig) -> bool:
-    """Whether the log-probabilities of the sampling weights have to be computed before the first update: only when an
-    update will make them differ from the current ones, or the KL to the reference needs them."""
-    optimization, rollout = config.optimization, config.rollout
-    if optimization.epochs * optimization.minibatches > 1 or config.algorithm.kl_in == "reward":
-        return True
-    # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution than the policy's.
-    cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
-    return cut_off and config.algorithm.kl_in != "none"
+def with_gradient(minibatch: Batch) -> Batch:
+    """The rows that can change a weight: those with an advantage other than 0 somewhere."""
+    has_gradient_B = (minibatch.loss_mask & (present(minibatch.advantages, "advantages") != 0)).any(dim=1)
+    return minibatch.select(has_gradient_B.nonzero()[:, 0])
 
 
-def beyond(max_epoch_kl: float | None, moved: Signals) -> bool:
-    """Whether an epoch has moved the policy further than the run file allows."""
-    if max_epoch_kl is None or moved.approx_kl is None:
-        return False
-    approx_kl = moved.approx_kl.result()
-    return approx_kl is not None and approx_kl > max_epoch_kl
-
-
-def planned_minibatches(config: RlConfig, batch: Batch, step: int, epoch: int) -> Iterator[tuple[int, Tensor]]:
-    """Rows of each minibatch of an epoch, with the place of its optimizer step among those that the run would make if
-    it skipped none: learning rates follow that."""
-    optimization = config.optimization
-    rows = epoch_rows(
-        batch.group_ids,
-        minibatches=optimization.minibatches,
-        shuffle=optimization.shuffle,
-        seed=config.seed,
-        step=step,
-        epoch=epoch,
-    )
-    first = ((step - 1) * optimization.epochs + epoch) * optimization.minibatches
-    return zip(itertools.count(first), rows, strict=False)
-
-
-def with_gradient(minibatch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, Denominators]:
-    """The rows that can change a weight (`skip_zero_advantages`; else all), and the counts of the whole minibatch."""
-    denominators = count_denominators(minibatch)
-    if not algorithm.skip_zero_advantages:
-        return minibatch, denominators
-    has_gradient_B = (minibatch.loss_mask & (_present(minibatch.advantages) != 0)).any(dim=1)
-    return minibatch.select(has_gradient_B.nonzero()[:, 0]), denominators
-
-
-def left_out(
-    done: Mapping[str, Metric], part: Batch, minibatch: Batch, denominators: Denominators
-) -> dict[str, Metric]:
+def with_left_out(metrics: Mapping[str, Metric], part: Batch, minibatch: Batch) -> dict[str, Metric]:
     """What to log of an update on `part` of a minibatch: the rows left out have a loss of 0."""
-    metrics = {"policy/optimizer_steps": total(1)}
-    if part is minibatch:
-        return metrics
-    share = 1 - int(part.loss_mask.sum()) / max(denominators.num_tokens, 1)
+    share = 1 - int(part.loss_mask.sum()) / max(int(minibatch.loss_mask.sum()), 1)
     loss = mean(0.0, share)
-    metrics["policy/loss"] = done["policy/loss"].merge(loss) if "policy/loss" in done else loss
-    metrics["policy/skipped_fraction"] = mean(len(minibatch) - len(part), len(minibatch))
-    return metrics
-
-
-def _present(advantages_BT: Tensor | None) -> Tensor:
-    if advantages_BT is None:
-        raise ValueError("the batch has no advantages: assign_advantages comes before any update")
-    return advantages_BT
+    return {
+        **metrics,
+        "policy/loss": metrics["policy/loss"].merge(loss) if "policy/loss" in metrics else loss,
+        "policy/skipped_fraction": mean(len(minibatch) - len(part), len(minibatch)),
+    }

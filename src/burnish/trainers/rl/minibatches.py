@@ -21,7 +21,9 @@ def epoch_rows(
     in a random order. Groups of one row make the two the same.
     """
     num_rows = len(group_ids_B)
-    generator = torch.Generator().manual_seed(_order_seed(seed, step, epoch))
+    digest = hashlib.blake2b(repr((seed, step, epoch)).encode(), digest_size=8).digest()
+    # 63 bits are what torch takes as a seed.
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     if shuffle == "responses":
         order_B = torch.randperm(num_rows, generator=generator)
     else:
@@ -31,8 +33,3 @@ def epoch_rows(
         within_B = torch.randperm(num_rows, generator=generator)
         order_B = within_B[place_G[group_B[within_B]].argsort(stable=True)]
     return order_B.tensor_split(min(minibatches, num_rows))
-
-
-def _order_seed(*numbers: int) -> int:
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits

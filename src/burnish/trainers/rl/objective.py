@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -12,7 +12,8 @@ from burnish.algorithms.aggregation import aggregate
 from burnish.algorithms.kl import kl_loss
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
-from burnish.forward.batch import Batch
+from burnish.algorithms.policy_losses import PolicyLoss
+from burnish.forward.batch import Batch, present
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
 from burnish.types import Metric, Reduction
@@ -36,8 +37,8 @@ class PolicyObjective:
     old log-probabilities in the batch the step is the first since sampling and the fresh ones, detached, are the old.
     """
 
-    policy_loss: Callable[..., Any]
-    numbers: Mapping[str, Any]
+    policy_loss: Callable[..., PolicyLoss]
+    numbers: Mapping[str, object]
     aggregation: str
     length: int
     kl_coef: float = 0.0
@@ -46,7 +47,11 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     correction: Correction | None = None
     takes_selection: bool = False
-    needs_entropy: bool = field(default=True)
+    needs_entropy: bool = True  # a chart and an alarm watch it, and it costs nothing but the forward walk
+
+    def with_kl_coef(self, kl_coef: float) -> PolicyObjective:
+        """The same with another coefficient: an adaptive one changes from step to step."""
+        return dataclasses.replace(self, kl_coef=kl_coef)
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         mask, logprobs = batch.loss_mask, scores.logprobs_BT
@@ -58,7 +63,7 @@ class PolicyObjective:
         if self.kl_coef > 0:
             penalty = kl_loss(
                 logprobs,
-                _present(batch.ref_logprobs),
+                present(batch.ref_logprobs, "ref_logprobs"),
                 mask,
                 estimator=self.kl_estimator,
                 old_logprobs_BT=old if self.kl_times_ratio else None,
@@ -77,7 +82,7 @@ class PolicyObjective:
         )
         return ObjectiveValue(loss, {f"policy/{k}": v for k, v in metrics.items()} | _mismatch(old, batch), signals)
 
-    def _numbers(self, batch: Batch) -> dict[str, Any]:
+    def _numbers(self, batch: Batch) -> dict[str, object]:
         return {**self.numbers, "selection_BT": batch.selection} if self.takes_selection else dict(self.numbers)
 
     def _weighted(self, per_token: Tensor, old: Tensor, batch: Batch) -> Tensor:
@@ -85,7 +90,7 @@ class PolicyObjective:
             c = self.correction
             weights = correction_weights(
                 old,
-                _present(batch.rollout_logprobs),
+                present(batch.rollout_logprobs, "rollout_logprobs"),
                 batch.loss_mask,
                 level=c.level,
                 mode=c.mode,
@@ -140,9 +145,3 @@ def share(term: Tensor, mask_BT: Tensor, denominators: Denominators) -> Metric:
     """Shares of micro-batches add up to the value of an optimizer step: their weights add up to 1, and the mean over
     several steps is the mean of their values."""
     return Metric(Reduction.MEAN, term.detach(), mask_BT.sum() / max(denominators.num_tokens, 1))
-
-
-def _present(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ValueError("the batch lacks log-probabilities that this objective needs")
-    return tensor

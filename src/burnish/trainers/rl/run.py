@@ -14,12 +14,12 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.chaining import pinned, with_weights
-from burnish.trainers.journal import token_texts
 from burnish.trainers.orderly import naming_memory_errors
 from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.setup import build_evaluator, open_model, open_rl_engine, open_rl_run, open_scorer
+from burnish.trainers.telemetry.journal import token_texts
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:

@@ -20,9 +20,6 @@ from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model, num_embeddings
-from burnish.models.optimizers import OptimizerSettings
-from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Objective
 from burnish.observability.console import say
 from burnish.plugins import is_outside
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -32,23 +29,20 @@ from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.outside_engine import OutsideEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.chaining import pinned
-from burnish.trainers.journal import open_journal
 from burnish.trainers.outer_loop import restore
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collector
-from burnish.trainers.rl.critic_setup import (
-    build_separate_critic,
-    build_shared_critic,
-    build_value_objective,
-    with_value_loss,
-)
+from burnish.trainers.rl.critic_setup import build_value_objective, with_value_loss
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.feeds import SampledPrompts, evaluation_prompts, load_prompt_set, shared_columns
 from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective import Correction, PolicyObjective
 from burnish.trainers.rl.preflight import check_fit, check_settings
 from burnish.trainers.rl.returned import CheckedLoss
+from burnish.trainers.rl.roles import build_roles
+from burnish.trainers.rl.value_objective import ActorCriticObjective
+from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Rollout
 
@@ -76,10 +70,7 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
         train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
         say(console, train.lines())
         scorer.check_columns(shared_columns(train.prompts))
-        separate = build_separate_critic(config, loaded) if estimator.needs_values else None
-        policy = build_policy(config, loaded)
-        critic = (separate or build_shared_critic(config, policy)) if estimator.needs_values else None
-        reference = None if config.algorithm.kl_in == "none" else policy.reference()
+        roles = build_roles(config, loaded)
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
         say(console, paths.lines())
         collector = Collector(
@@ -89,24 +80,25 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
             scorer=scorer,
             sampling=build_sampling(config),
             needs_greedy=estimator.needs_greedy,
-            overlaps=policy.model.device.type != "cpu",
+            overlaps=loaded.model.device.type != "cpu",
         )
         evaluator = None
         if config.evaluation.happens:
             evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
         if evaluator is None:
             say(console, find_overlap(train.asked()).lines())
+        objective = build_objective(config, loss, numbers, config.algorithm.kl_coef)
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
         record_paths(workplace.path, paths)
         run = RlRun(
             config=config,
-            policy=policy,
-            reference=reference,
+            policy=roles.policy,
+            reference=roles.reference,
             engine=engine,
             collector=collector,
             evaluator=evaluator,
             estimator=estimator,
-            objective=partial(build_objective, config, loss, numbers),
+            objective=objective.with_kl_coef if config.algorithm.kl_in == "loss" else lambda kl_coef: objective,
             select_tokens=_selection(loss, numbers),
             kl=build_kl(config.algorithm),
             reward_weights=dict(zip(scorer.labels, (reward.weight for reward in config.rewards), strict=True)),
@@ -114,12 +106,12 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
             journal=journal,
             store=workplace.store,
             total_steps=config.steps,
-            critic=critic,
-            value_objective=None if critic is None else build_value_objective(config),
+            critic=roles.critic,
+            value_objective=None if roles.critic is None else build_value_objective(config),
         )
         if workplace.checkpoint is not None:
             restore(run, workplace.checkpoint)
-            engine.sync(policy)  # it was built on the weights that the run began with
+            engine.sync(run.policy.publish())  # it was built on the weights that the run began with
         yield run
 
 
@@ -135,7 +127,9 @@ def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator
         yield loaded
 
 
-def build_objective(config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float) -> Objective:
+def build_objective(
+    config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float
+) -> PolicyObjective | ActorCriticObjective:
     """What an optimizer step of the policy minimises, for the KL coefficient of the moment."""
     algorithm = config.algorithm
     objective = PolicyObjective(
@@ -158,21 +152,6 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
     if algorithm.kl_target is None:
         return FixedKL(algorithm.kl_coef)
     return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, algorithm.kl_horizon)
-
-
-def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
-    return LocalPolicy(
-        loaded,
-        OptimizerSettings.from_config(
-            config.optimization,
-            total_steps=config.policy_updates,
-            first_step=config.planned_updates - config.policy_updates,  # those of a critic that warms up
-        ),
-        temperature=config.rollout.temperature,
-        tokens_per_microbatch=config.optimization.tokens_per_microbatch,
-        lora=config.model.lora,
-        seed=config.seed,
-    )
 
 
 @contextmanager

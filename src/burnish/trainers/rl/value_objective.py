@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
-from burnish.models.roles import Denominators, Objective, ObjectiveValue, ValueObjective
-from burnish.trainers.rl.objective import aggregate_step, share
-from burnish.types import Metric, Reduction
+from burnish.models.roles import Denominators, ObjectiveValue, ValueObjective
+from burnish.trainers.rl.objective import PolicyObjective, aggregate_step, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,13 @@ class WeightedValueObjective:
 class ActorCriticObjective:
     """Policy loss + coef * value loss, for a critic that shares the policy's trunk."""
 
-    policy: Objective
+    policy: PolicyObjective
     value: ValueObjective
     coef: float
+
+    def with_kl_coef(self, kl_coef: float) -> ActorCriticObjective:
+        """The same with another KL coefficient."""
+        return dataclasses.replace(self, policy=self.policy.with_kl_coef(kl_coef))
 
     @property
     def needs_entropy(self) -> bool:
@@ -65,19 +68,3 @@ class ActorCriticObjective:
         value = self.value(scores.values_BT, batch, denominators)
         loss = policy.loss + self.coef * value.loss
         return ObjectiveValue(loss, {**policy.metrics, **value.metrics}, policy.signals)
-
-
-def describe_values(batch: Batch) -> dict[str, Metric]:
-    """Values and returns of a step as first and second moments over the trained tokens, which merge exactly."""
-    if batch.values is None or batch.returns is None:
-        return {}
-    mask = batch.loss_mask
-    values, returns = batch.values[mask].double(), batch.returns[mask].double()
-    moments = {
-        "critic/value_mean": values,
-        "critic/return_mean": returns,
-        "critic/return_square_mean": returns.square(),
-        "critic/residual_mean": returns - values,
-        "critic/residual_square_mean": (returns - values).square(),
-    }
-    return {name: Metric(Reduction.MEAN, torch.sum(of), mask.sum()) for name, of in moments.items()}

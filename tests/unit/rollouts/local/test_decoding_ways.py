@@ -11,7 +11,7 @@ import torch
 from burnish import processor
 from burnish.errors import RolloutError
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.race import Outcome, Way
+from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local import decoding_ways, packed_weights
@@ -28,9 +28,9 @@ compiler = pytest.mark.compiler
 def paths_with(fastest: Sequence[str], recorded: dict[str, str] | None = None) -> FastPaths:
     """Names in the order of their speed; what is not named is slower still."""
 
-    def run_race(ways: Sequence[Way]) -> Outcome:
+    def run_race(ways: Sequence[Way]) -> RaceResult:
         seconds = {way.name: 1.0 + ([*fastest, way.name].index(way.name)) for way in ways}
-        return Outcome(min(seconds, key=seconds.__getitem__), seconds)
+        return RaceResult(min(seconds, key=seconds.__getitem__), seconds)
 
     return FastPaths(recorded, cache=VerdictCache(None), timed=True, run_race=run_race)
 

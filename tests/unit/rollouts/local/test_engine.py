@@ -143,11 +143,11 @@ def test_each_distinct_prompt_is_prefilled_once(llama: Any, make_engine: Make, m
     requests = requests_for([*prompts, prompts[0]], samples=8)
     engine = make_engine(llama, max_batch_rows=max_batch_rows, eos=())
     engine.generate(requests, Sampling(5), seed=0, step=0)
-    metrics = engine.metrics()
+    metrics = engine.take_metrics()
     assert metrics["rollout/prefilled_tokens"].result() == 9 + 19  # the last token is the first that decoding feeds
     assert metrics["rollout/decoded_tokens"].result() == 3 * 8 * 5
     assert metrics["time/decode_seconds"].result() > 0  # type: ignore[operator]
-    assert engine.metrics()["rollout/decoded_tokens"].result() == 0
+    assert engine.take_metrics()["rollout/decoded_tokens"].result() == 0
 
 
 def test_finished_rows_leave_and_waiting_rows_take_their_place(llama: Any, make_engine: Make) -> None:

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ import torch
 
 from burnish.config.schema import VllmConfig
 from burnish.errors import RolloutError
-from burnish.models.checkpoint_weights import checkpoint_weights
+from burnish.models.weights import Weights, named_tensors
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.stop import StopConditions
 from burnish.rollouts.vllm import process as vllm_process
@@ -110,7 +109,7 @@ def test_the_worker_gets_no_weights_on_disk_and_all_of_them_by_memory(
 
 def test_bfloat16_weights_travel_bit_for_bit(make: Make, llama: Any, tmp_path: Path) -> None:
     make(llama.to(torch.bfloat16)).generate(ONE, SAMPLING, seed=0, step=0)
-    bits = [zlib.crc32(t.detach().view(torch.int16).numpy().tobytes()) for _, t in checkpoint_weights(llama)]
+    bits = [zlib.crc32(t.detach().view(torch.int16).numpy().tobytes()) for _, t in named_tensors(llama)]
     assert [(dtype, crc) for _, dtype, _, crc in pushed(tmp_path)] == [("bfloat16", crc) for crc in bits]
 
 
@@ -119,7 +118,7 @@ def test_sync_pushes_the_new_weights_and_their_version(make: Make, llama: Any) -
     first = engine.generate(ONE, SAMPLING, seed=0, step=0)
     with torch.no_grad():
         llama.model.embed_tokens.weight[0, 0] = 0.25
-    engine.sync(SimpleNamespace(version=3))  # type: ignore[arg-type]
+    engine.sync(Weights.of(llama, 3))
     second = engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert first[0].rollout_logprobs != second[0].rollout_logprobs == (-0.25,) * 6
     assert second[0].policy_version == 3
@@ -129,24 +128,24 @@ def test_a_worker_that_dies_is_started_again_with_the_same_weights(make: Make, l
     with torch.no_grad():
         llama.model.embed_tokens.weight[0, 0] = 0.5
     engine = make(fake={"does": "die", "marker": str(tmp_path / "died")})
-    engine.sync(SimpleNamespace(version=2))  # type: ignore[arg-type]
+    engine.sync(Weights.of(llama, 2))
     (rollout,) = engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert (rollout.policy_version, rollout.rollout_logprobs[0]) == (2, -0.5)
-    assert engine.metrics()["rollout/engine_restarts"].result() == 1
-    assert engine.metrics()["rollout/engine_restarts"].result() == 0
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 1
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 0
     assert "the worker ended (killed by SIGKILL) during generate; starting another" in log_of(tmp_path)
 
 
-def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make) -> None:
+def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make, llama: Any) -> None:
     engine = make()
     first = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
     assert engine._worker is not None
     os.kill(engine._worker.pid, signal.SIGKILL)
-    engine.sync(SimpleNamespace(version=1))  # type: ignore[arg-type]
+    engine.sync(Weights.of(llama, 1))
     second = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
     assert [r.response_tokens for r in first] == [r.response_tokens for r in second]
     assert {r.policy_version for r in second} == {1}
-    assert engine.metrics()["rollout/engine_restarts"].result() == 1
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 1
 
 
 @pytest.mark.parametrize(
@@ -170,15 +169,18 @@ def test_a_worker_with_other_weights_refuses(make: Make) -> None:
     engine = make(fake={"does": "refuse"})
     with pytest.raises(RolloutError, match="refuses 'generate': another version"):
         engine.generate(ONE, SAMPLING, seed=0, step=0)
-    assert engine.metrics()["rollout/engine_restarts"].result() == 0
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 0
 
 
 def test_a_restart_does_not_take_weights_of_another_version(make: Make) -> None:
-    engine, policy = make(), SimpleNamespace(version=4)
-    engine.sync(policy)  # type: ignore[arg-type]
-    policy.version = 5
-    with pytest.raises(RolloutError, match="version 4 of the policy, which is at version 5"):
+    def moved_on() -> Iterator[tuple[str, torch.Tensor]]:
+        raise RolloutError("the policy is at version 5 by now")
+
+    engine = make()
+    engine.sync(Weights(4, moved_on))
+    with pytest.raises(RolloutError, match="at version 5"):
         engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert engine._worker is None
 
 
 @pytest.mark.parametrize(

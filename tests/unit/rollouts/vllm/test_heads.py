@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from burnish.errors import RolloutError
-from burnish.models.checkpoint_weights import checkpoint_weights
+from burnish.models.weights import named_tensors
 from burnish.rollouts.vllm.engine import model_config
 from burnish.rollouts.vllm.heads import HeadPadding, choose_padding
 
@@ -26,7 +26,7 @@ def test_wider_heads_give_the_same_logits(make_model: Callable[..., Any], padded
     padding = HeadPadding(8, padded)
     config = padding.config(model_config(model) | {"head_dim": 8})
     wide = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    missing = wide.load_state_dict(dict(padding.weights(checkpoint_weights(model))), strict=False)
+    missing = wide.load_state_dict(dict(padding.weights(named_tensors(model))), strict=False)
     assert not missing.unexpected_keys
     assert not missing.missing_keys
     tokens = torch.arange(2, 60).view(2, -1)

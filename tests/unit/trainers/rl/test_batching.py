@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from burnish.trainers.rl.batching import build_batch, build_outcome, scored
+from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 PAD = 0
@@ -68,7 +68,7 @@ def test_equal_prompts_stay_two_groups() -> None:
 
 def outcome_of(*rollouts: Rollout, greedy: Rollout | None = None, weights: dict[str, float] | None = None):
     group = group_of(*rollouts, greedy=greedy)
-    return build_outcome([(group, r) for r in rollouts], weights or {})
+    return build_rewards([(group, r) for r in rollouts], weights or {})
 
 
 def test_scores_and_nothing_else() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from burnish.config.schema import RlConfig
 from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.trainers.rl.collection import Collector, EncodedPrompt, describe_groups
-from burnish.trainers.stopwatch import Stopwatch
+from burnish.trainers.rl.collection import Collector, EncodedPrompt
+from burnish.trainers.telemetry.groups import describe_groups
+from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
 
 Reward = Callable[[Prompt, Rollout], float | None]
@@ -63,7 +64,7 @@ class Scorer:
     def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
         return [_scored(rollout, self.reward(prompt, rollout)) for prompt, rollout in items]
 
-    def metrics(self) -> dict[str, Metric]:
+    def take_metrics(self) -> dict[str, Metric]:
         return {}
 
     def close(self) -> None: ...

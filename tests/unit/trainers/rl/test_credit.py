@@ -13,8 +13,9 @@ from burnish.config import names
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch
-from burnish.trainers.rl.batching import Outcome
-from burnish.trainers.rl.credit import assign_advantages, estimator_numbers, whiten_minibatch
+from burnish.trainers.rl.algorithm import resolve_algorithm
+from burnish.trainers.rl.batching import BatchRewards
+from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.rl.preflight import check_estimator
 
 
@@ -36,7 +37,7 @@ def run(algorithm: AlgorithmConfig, scores: list[float], batch: Batch, kl_coef: 
     estimator = resolve_estimator(algorithm.estimator)
     return assign_advantages(
         batch,
-        Outcome(scores_B=torch.tensor(scores), **outcome),
+        BatchRewards(scores_B=torch.tensor(scores), **outcome),
         algorithm=algorithm,
         estimator=estimator,
         kl_coef=kl_coef,
@@ -126,7 +127,7 @@ def test_an_estimator_that_lacks_its_input_says_so() -> None:
 def test_a_misspelt_option_of_the_estimator_is_refused() -> None:
     algorithm = AlgorithmConfig(estimator="grpo", estimator_options={"unbiassed": False})
     with pytest.raises(ConfigError, match="unbiassed"):
-        estimator_numbers(resolve_estimator("grpo"), algorithm)
+        resolve_algorithm(algorithm)
 
 
 def test_gae_takes_score_kl_and_values_to_the_golden_numbers() -> None:

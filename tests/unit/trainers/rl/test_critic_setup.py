@@ -22,7 +22,7 @@ from burnish.models.reward_model import new_reward_model
 from burnish.models.roles import Denominators, ObjectiveValue
 from burnish.models.value_head import ValueHead, init_value_head
 from burnish.trainers.rl.critic_setup import build_separate_critic, build_shared_critic, with_value_loss
-from burnish.trainers.rl.setup import build_policy
+from burnish.trainers.rl.roles import build_policy
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,19 @@ from burnish.algorithms.advantages.returns import gae
 from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.forward.batch import Batch
 from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.models.critic import SeparateCritic, SharedCritic
+from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
+from burnish.models.shared_critic import SharedCritic
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.derived import derive_values
 from burnish.trainers.rl.objective import PolicyObjective
 from burnish.trainers.rl.value_objective import (
     ActorCriticObjective,
     ClippedValueObjective,
-    describe_values,
 )
+from burnish.trainers.telemetry.derived import derive_values
+from burnish.trainers.telemetry.moments import describe_values
 
 SETTINGS = OptimizerSettings(1e-2, 10)
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm")
@@ -38,7 +39,7 @@ def build(kind: str, budget: int) -> tuple[LocalPolicy, SeparateCritic | SharedC
         critic = SeparateCritic.copy_of(loaded, SETTINGS, tokens_per_microbatch=budget)
     policy = LocalPolicy(loaded, SETTINGS, temperature=0.7, tokens_per_microbatch=budget)
     if kind == "shared":
-        critic = SharedCritic(policy, SETTINGS, tokens_per_microbatch=budget)
+        critic = policy.add_value_head(SETTINGS)
     with torch.no_grad():
         critic.head.weight.copy_(torch.linspace(-1, 1, 16)[None])  # a head of zeros sends no gradient into its trunk
     return policy, critic

@@ -11,10 +11,10 @@ import torch
 
 from burnish.observability.alarms import Alarm, AlarmBell
 from burnish.observability.recorder import RolloutRecorder, read_rollouts
-from burnish.trainers.journal import Journal
 from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.rollout_notes import rollout_notes
+from burnish.trainers.telemetry.journal import Journal
+from burnish.trainers.telemetry.rollout_notes import rollout_notes
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 

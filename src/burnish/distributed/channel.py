@@ -1,0 +1,86 @@
+"""Messages between a process and the roles that it asks elsewhere: pickles behind their length, over a stream socket.
+
+Both ends are Burnish itself, started by one run. Nothing from outside is read here: rewards answer in JSON
+(`burnish.rewards.wire`), and so does vLLM.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LENGTH_BYTES = 8
+_READ_BYTES = 1 << 20
+
+
+class Channel:
+    """One end of the socket. `TimeoutError` when the other end does not read or write within the seconds that are
+    given, `EOFError` when it is gone. None as `seconds` waits as long as it takes, which only a server does."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._socket = stream
+
+    def send(self, message: bytes, *, seconds: float | None) -> None:
+        """Send what `pickled` made."""
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.sendall(len(message).to_bytes(_LENGTH_BYTES, "little"))
+            self._socket.sendall(message)
+        except ConnectionError as error:
+            raise EOFError from error
+
+    def receive(self, *, seconds: float | None) -> Any:
+        """The next message, as the value that it was."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        length = int.from_bytes(self._read(_LENGTH_BYTES, deadline), "little")
+        return pickle.loads(self._read(length, deadline))
+
+    def close(self) -> None:
+        """Close this end; the other one reads its end of file. Idempotent."""
+        self._socket.close()
+
+    def _read(self, count: int, deadline: float | None) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+            try:
+                got = self._socket.recv_into(view[:_READ_BYTES])
+            except ConnectionError as error:
+                raise EOFError from error
+            if not got:
+                raise EOFError
+            view = view[got:]
+        return data
+
+
+def pickled(message: object) -> bytes:
+    """A message to send. Tensors arrive in the host's memory, with the numbers that they have now, without gradient.
+
+    Raises what `pickle` raises for values that it does not know, such as functions without a module.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as their bytes: of a view its own numbers, not the whole storage, and from any device."""
+
+    def reducer_override(self, value: object) -> Any:
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        host = value.detach().cpu().contiguous()
+        dtype = str(host.dtype).removeprefix("torch.")
+        return _tensor, (dtype, tuple(host.shape), host.reshape(-1).view(torch.uint8).numpy())
+
+
+def _tensor(dtype: str, shape: tuple[int, ...], numbers: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    return torch.from_numpy(numbers).view(vars(torch)[dtype]).reshape(shape)

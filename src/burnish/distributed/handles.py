@@ -1,0 +1,134 @@
+"""The roles of `burnish.models.roles` and the engine protocol, as handles to objects in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from burnish.distributed.processes import ProcessRole
+from burnish.distributed.server import buckets
+from burnish.forward.batch import Batch
+from burnish.forward.token_scores import TokenScores
+from burnish.models.roles import Denominators, Objective, Update, ValueObjective
+from burnish.models.weights import Weights
+from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.types import Metric, Rollout, RolloutRequest
+
+
+class _RemoteLearner:
+    """What a policy and a critic have in common. Folders have to be on a disk that both processes see."""
+
+    def __init__(self, role: ProcessRole) -> None:
+        self._role = role
+
+    @property
+    def version(self) -> int:
+        version: int = self._role.ask("version")
+        return version
+
+    def settle(self, planned_step: int | None = None) -> Update:
+        update: Update = self._role.ask("settle", planned_step)
+        return update
+
+    def save_weights(self, folder: Path) -> None:
+        self._role.ask("save_weights", folder.absolute())
+
+    def load_weights(self, folder: Path) -> None:
+        self._role.ask("load_weights", folder.absolute())
+
+    def training_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._role.ask("training_state")
+        return state
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        self._role.ask("load_training_state", state)
+
+
+class RemotePolicy(_RemoteLearner):
+    """`roles.Policy` in another process. Objectives go there pickled."""
+
+    def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
+        scores: TokenScores = self._role.ask("logprobs", batch, entropy=entropy, correct=correct)
+        return scores
+
+    def accumulate(self, batch: Batch, objective: Objective, denominators: Denominators) -> None:
+        self._role.ask("accumulate", batch, objective, denominators)
+
+    def update(
+        self,
+        batch: Batch,
+        objective: Objective,
+        *,
+        denominators: Denominators | None = None,
+        planned_step: int | None = None,
+    ) -> Update:
+        update: Update = self._role.ask(
+            "update", batch, objective, denominators=denominators, planned_step=planned_step
+        )
+        return update
+
+    def publish(self) -> Weights:
+        """The weights of this version, fetched a few tensors at a time by whoever reads them."""
+        version = self.version
+        return Weights(version, partial(self._role.read, version))
+
+
+class RemoteCritic(_RemoteLearner):
+    """`roles.Critic` in another process: that of the policy, where it shares its trunk."""
+
+    @property
+    def shares_trunk(self) -> bool:
+        shares: bool = self._role.ask("shares_trunk")
+        return shares
+
+    def values(self, batch: Batch) -> Tensor:
+        values_BT: Tensor = self._role.ask("values", batch)
+        return values_BT
+
+    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
+        self._role.ask("accumulate", batch, objective, denominators)
+
+    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
+        update: Update = self._role.ask("update", batch, objective, planned_step=planned_step)
+        return update
+
+
+class RemoteReference:
+    """`roles.Reference` in another process."""
+
+    def __init__(self, role: ProcessRole) -> None:
+        self._role = role
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        logprobs_BT: Tensor = self._role.ask("logprobs", batch)
+        return logprobs_BT
+
+
+class RemoteEngine:
+    """A `RolloutEngine` in another process, with a copy of the weights. It learns of all responses at once."""
+
+    def __init__(self, role: ProcessRole) -> None:
+        self._role = role
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
+    ) -> list[Rollout]:
+        rollouts: list[Rollout] = self._role.ask("generate", list(requests), sampling, seed=seed, step=step)
+        return rollouts
+
+    def sync(self, weights: Weights) -> None:
+        self._role.sync(weights.version, buckets(weights.tensors()))
+
+    def take_metrics(self) -> Mapping[str, Metric]:
+        metrics: Mapping[str, Metric] = self._role.ask("take_metrics")
+        return metrics

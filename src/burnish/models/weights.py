@@ -1,0 +1,106 @@
+"""Weights on their way: from a policy to engines, from a folder into a model, and in the layout of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from burnish.errors import CheckpointError, ModelError
+from burnish.models.lora import merged_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One version of a policy's weights, for the engines that sample with them.
+
+    tensors: begins to read them. Names are those of the ordinary model's state dict, adapters merged in; of tensors
+    that are one (tied embeddings) only the first comes. Each tensor is made or fetched when its turn comes, so that a
+    copy never needs room for a second model. Raises RolloutError when the policy has moved on to another version.
+    module: the live module where policy and engine share a process, else None. It moves with the policy's next update.
+    """
+
+    version: int
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    module: PreTrainedModel | None = None
+
+    @staticmethod
+    def of(module: PreTrainedModel, version: int = 0) -> Weights:
+        """The present weights of a module that nobody trains, or that is read before anybody does."""
+        return Weights(version, lambda: named_tensors(module), module)
+
+
+def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Names and weights of the ordinary model that `model` computes as, in its order; see `Weights.tensors`. Those that
+    need not be computed are views of the live ones."""
+    live = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in merged_weights(model):
+        place = (tensor.data_ptr(), tensor.shape)
+        if place in seen:
+            continue
+        if tensor.data_ptr() in live:  # a merged one is freed after its turn, and the next may take its place in memory
+            seen.add(place)
+        yield name, tensor
+
+
+def checkpoint_layout(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    """The tensors under the names and in the shapes of a checkpoint on disk: modules that transformers fuses in memory
+    are taken apart again. They stay an iterator where the model's architecture needs nothing of that."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    nothing: dict[str, Tensor] = {}
+    if revert_weight_conversion(model, nothing) is nothing:
+        return tensors
+    return revert_weight_conversion(model, dict(tensors)).items()
+
+
+@torch.no_grad()
+def take_tensors(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy the tensors of a `Weights` into the model. ModelError unless they are exactly those that it has."""
+    own = model.state_dict()
+    lacking = {tensor.data_ptr(): name for name, tensor in own.items()}
+    for name, tensor in tensors:
+        target = own.get(name)
+        if target is None or target.shape != tensor.shape:
+            there = "no such tensor" if target is None else f"one of shape {tuple(target.shape)}"
+            raise ModelError(
+                f"the weights hold {name} of shape {tuple(tensor.shape)}, but {type(model).__name__} has {there}",
+                remedy="build the engine with the model that the policy trains",
+            )
+        target.copy_(tensor)
+        lacking.pop(target.data_ptr(), None)
+    if lacking:
+        raise ModelError(
+            f"the weights lack {_some(lacking.values())} of {type(model).__name__}",
+            remedy="build the engine with the model that the policy trains",
+        )
+
+
+@torch.no_grad()
+def load_folder(folder: Path, model: PreTrainedModel) -> None:
+    """Read the folder through `from_pretrained`, which knows how its architecture is laid out on disk, and copy.
+
+    CheckpointError when names or shapes are not those of the model."""
+    saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
+    own, found = dict(model.named_parameters()), dict(saved.named_parameters())
+    unlike = {name for name in own.keys() & found.keys() if own[name].shape != found[name].shape}
+    if info["missing_keys"] or own.keys() != found.keys() or unlike:
+        odd = sorted(set(info["missing_keys"]) | (own.keys() ^ found.keys()) | unlike)
+        raise CheckpointError(
+            f"weights in {folder} do not fit the model: {_some(odd)}", remedy="resume with the model it was made with"
+        )
+    for name, parameter in own.items():
+        parameter.copy_(found[name])
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

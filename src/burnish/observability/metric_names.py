@@ -1,0 +1,240 @@
+"""Every metric that a run logs: its name, unit, reduction, direction and meaning.
+
+Charts, alarms and the live table use these names, and a test holds what runs log and this table together.
+`python -m burnish.observability.metric_names docs/metrics.md` writes the page of the documentation.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+HowMerged = Literal["mean", "sum", "max", "min", "last", "derived"]
+"""How the readings of a step become one number; "derived" is computed from other numbers of the step."""
+Better = Literal["higher", "lower", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """A metric, or a family of them: `{word}` in the name is for any text."""
+
+    name: str
+    unit: str
+    merged: HowMerged
+    better: Better
+    """Which direction is an improvement by itself; "" where neither is."""
+    meaning: str
+
+    @property
+    def is_family(self) -> bool:
+        return "{" in self.name
+
+    def matches(self, name: str) -> bool:
+        """Whether the name is this metric, or one of the family."""
+        return re.fullmatch(_pattern(self.name), name) is not None
+
+
+METRICS: Mapping[str, tuple[MetricName, ...]] = {
+    "Rewards and groups": (
+        MetricName("reward/mean", "score", "mean", "higher", "Mean score of the step's responses, before clipping, KL and baselines."),
+        MetricName("reward/std", "score", "derived", "", "Standard deviation of these scores."),
+        MetricName("reward/min", "score", "min", "", "Lowest score of the step."),
+        MetricName("reward/max", "score", "max", "", "Highest score of the step."),
+        MetricName("reward/part/{label}", "score", "mean", "", "Mean of one reward, by its label, before its weight; a part that it reports is `label/part`."),
+        MetricName("reward/domain/{domain}", "score", "mean", "higher", "Mean score in one domain of the data, where there are several."),
+        MetricName("reward/failed_fraction", "fraction", "mean", "lower", "Share of responses that have no score because the reward failed."),
+        MetricName("reward/failed_fraction/{domain}", "fraction", "mean", "lower", "The same in one domain."),
+        MetricName("reward/timeout_fraction", "fraction", "mean", "lower", "Share of responses whose reward took too long."),
+        MetricName("reward/error_fraction", "fraction", "mean", "lower", "Share of responses whose reward raised an error."),
+        MetricName("reward/missing_fraction", "fraction", "mean", "lower", "Share of responses that the reward said it cannot judge."),
+        MetricName("reward/incomplete_fraction", "fraction", "mean", "lower", "Share of responses without an end, where `scoring` asks for one: with `incomplete_score` that replaced their score."),
+        MetricName("reward/overlong_penalty", "score", "mean", "higher", "Mean penalty of `algorithm.overlong_buffer` (0 to -1), which is part of the score."),
+        MetricName("reward/clipped_fraction", "fraction", "mean", "", "Share of responses whose score `reward_clip` changed."),
+        MetricName("reward/token_std", "score", "last", "", "Standard deviation of token rewards before `whiten_rewards`, for estimators that read tokens."),
+        MetricName("reward/score_std", "score", "last", "", "Standard deviation of scores before `whiten_rewards`, for estimators that read whole responses."),
+        MetricName("groups/constant_fraction", "fraction", "mean", "lower", "Share of groups in which all responses scored the same, so that they carry no gradient."),
+        MetricName("groups/shrunk_to_one", "groups", "sum", "lower", "Groups that kept a single scored response, whose advantage is then 0."),
+        MetricName("groups/sampled", "groups", "last", "", "Groups sampled in all; dynamic sampling refills those without a signal."),
+        MetricName("groups/missing", "groups", "last", "lower", "Groups that are short of the plan after the last refill."),
+    ),
+    "Advantages": (
+        MetricName("advantage/mean", "advantage", "mean", "", "Mean advantage of the trained tokens, after whitening and clipping."),
+        MetricName("advantage/std", "advantage", "derived", "", "Standard deviation of these advantages."),
+        MetricName("advantage/absolute_max", "advantage", "max", "", "Largest distance of one of them from 0."),
+        MetricName("advantage/raw_mean", "advantage", "mean", "", "Mean advantage as the estimator gave it, before whitening and clipping."),
+        MetricName("advantage/raw_std", "advantage", "derived", "", "Standard deviation of the advantages as the estimator gave them."),
+        MetricName("advantage/clipped_fraction", "fraction", "mean", "", "Share of trained tokens whose advantage `advantage_clip` changed."),
+    ),
+    "Policy updates": (
+        MetricName("policy/loss", "loss", "mean", "", "What the policy's updates minimise: policy loss, KL in the loss times its coefficient and entropy bonus together."),
+        MetricName("policy/kl_loss", "nats", "mean", "", "KL term of the loss, before its coefficient."),
+        MetricName("policy/entropy", "nats per token", "mean", "", "Entropy of the policy's next-token distribution over the trained tokens."),
+        MetricName("policy/clip_fraction", "fraction", "mean", "", "Share of trained tokens whose ratio the loss clipped."),
+        MetricName("policy/clip_fraction_low", "fraction", "mean", "", "Share of trained tokens clipped at the lower bound."),
+        MetricName("policy/clip_fraction_high", "fraction", "mean", "", "Share of trained tokens clipped at the upper bound."),
+        MetricName("policy/clip_fraction_dual", "fraction", "mean", "", "Share of trained tokens that `dual_clip` bounded."),
+        MetricName("policy/selected_fraction", "fraction", "mean", "", "Share of trained tokens that `kl_cov` or `clip_cov` treats specially."),
+        MetricName("policy/ratio_mean", "ratio", "mean", "", "Mean probability ratio of the policy to the one that sampled."),
+        MetricName("policy/ratio_min", "ratio", "min", "", "Smallest probability ratio."),
+        MetricName("policy/ratio_max", "ratio", "max", "", "Largest probability ratio."),
+        MetricName("policy/ratio_clamped_fraction", "fraction", "mean", "lower", "Share of trained tokens whose log-ratio is beyond 20 nats, where the ratio has no gradient."),
+        MetricName("policy/approx_kl", "nats per token", "mean", "", "How far the updates moved the policy from the one that sampled (k3)."),
+        MetricName("policy/first_ratio_deviation", "ratio", "max", "lower", "Largest distance of the ratio from 1 before any update of the step; above 1e-3, sampler and trainer are inconsistent."),
+        MetricName("policy/grad_norm", "norm", "mean", "", "Norm of the gradient before clipping, mean over the optimizer steps."),
+        MetricName("policy/learning_rate", "rate", "last", "", "Learning rate of the last optimizer step."),
+        MetricName("policy/optimizer_steps", "steps", "sum", "", "Optimizer steps of the policy in this step."),
+        MetricName("policy/epochs", "epochs", "sum", "", "Passes over the batch; fewer than `optimization.epochs` when `algorithm.max_epoch_kl` ended them."),
+        MetricName("policy/skipped_fraction", "fraction", "mean", "", "Share of responses left out by `skip_zero_advantages`."),
+        MetricName("policy/empty_updates", "steps", "sum", "lower", "Optimizer steps without any trained token, which move nothing."),
+        MetricName("policy/router_aux_loss", "loss", "mean", "lower", "Load-balancing loss of the router before its coefficient, with `model.router_aux_coef`."),
+    ),
+    "KL to the reference": (
+        MetricName("kl/reference", "nats per response", "mean", "", "KL of the policy to the reference, k1 summed over the response: what `kl_target` steers."),
+        MetricName("kl/reference_per_token", "nats per token", "mean", "", "The same per token (k3)."),
+        MetricName("kl/coef", "coefficient", "last", "", "Coefficient of the KL penalty that this step used."),
+        MetricName("kl/target", "nats per response", "last", "", "Target of the adaptive coefficient."),
+        MetricName("kl/clamped_fraction", "fraction", "mean", "lower", "With `kl_estimator: k3`, share of trained tokens more than 20 nats from the reference, where k3 has no gradient."),
+    ),
+    "Critic": (
+        MetricName("critic/loss", "loss", "mean", "lower", "Value loss that the critic's updates minimise."),
+        MetricName("critic/clip_fraction", "fraction", "mean", "", "Share of tokens whose clipped error counted."),
+        MetricName("critic/error_mean", "score", "mean", "", "Mean of value - return in the updates."),
+        MetricName("critic/value_mean", "score", "mean", "", "Mean value of the trained tokens before the update."),
+        MetricName("critic/return_mean", "score", "mean", "", "Mean return that the values are compared with."),
+        MetricName("critic/return_std", "score", "derived", "", "Standard deviation of the returns."),
+        MetricName("critic/explained_variance", "fraction", "derived", "higher", "1 - Var(return - value) / Var(return), before the update: 1 is perfect, 0 is no better than a constant."),
+        MetricName("critic/grad_norm", "norm", "mean", "", "Norm of the critic's gradient before clipping."),
+        MetricName("critic/learning_rate", "rate", "last", "", "Learning rate of the critic's last optimizer step."),
+        MetricName("critic/optimizer_steps", "steps", "sum", "", "Optimizer steps of the critic, or of the head on a shared backbone."),
+        MetricName("critic/empty_updates", "steps", "sum", "lower", "Optimizer steps of the critic without any trained token."),
+    ),
+    "Sampling": (
+        MetricName("rollout/response_tokens_mean", "tokens", "mean", "", "Mean length of the responses."),
+        MetricName("rollout/response_tokens_max", "tokens", "max", "", "Longest response."),
+        MetricName("rollout/response_tokens_sum", "tokens", "sum", "", "Tokens of all responses together."),
+        MetricName("rollout/truncated_fraction", "fraction", "mean", "lower", "Share of responses cut at `rollout.max_response_tokens`."),
+        MetricName("rollout/logprob_diff_mean", "nats per token", "mean", "lower", "Mean distance of the sampler's from the trainer's log-probabilities of the same tokens."),
+        MetricName("rollout/logprob_diff_max", "nats", "max", "lower", "Largest such distance."),
+        MetricName("rollout/logprob_k3", "nats per token", "mean", "lower", "KL of the sampler to the trainer (k3)."),
+        MetricName("rollout/weight_mean", "ratio", "mean", "", "Mean of the ratios trainer / sampler."),
+        MetricName("rollout/effective_sample_size", "fraction", "derived", "higher", "Effective share of the tokens under these ratios; 1 means no mismatch."),
+        MetricName("rollout/prefilled_tokens", "tokens", "sum", "", "Prompt tokens that the engine computed, each shared part once."),
+        MetricName("rollout/decoded_tokens", "tokens", "sum", "", "Response tokens that the engine computed."),
+        MetricName("rollout/engine_restarts", "restarts", "sum", "lower", "How often the process of `rollout.engine: vllm` was lost and started again."),
+    ),
+    "Held-out data": (
+        MetricName("eval/reward_mean", "score", "mean", "higher", "Mean score of the greedy responses to the held-out prompts."),
+        MetricName("eval/accuracy", "fraction", "mean", "higher", "Share of held-out prompts whose greedy response is solved; `rm`: share of comparisons in which the better response scores highest."),
+        MetricName("eval/part/{label}", "score", "mean", "", "Mean of one reward, by its label, over the greedy responses."),
+        MetricName("eval/response_tokens_mean", "tokens", "mean", "", "Mean length of the greedy responses."),
+        MetricName("eval/truncated_fraction", "fraction", "mean", "lower", "Share of greedy responses cut at the length limit."),
+        MetricName("eval/failed_fraction", "fraction", "mean", "lower", "Share of greedy responses that could not be scored."),
+        MetricName("eval/sampled_reward_mean", "score", "mean", "higher", "Mean score of the `evaluation.samples`."),
+        MetricName("eval/pass@{k}", "fraction", "mean", "higher", "Chance that at least one of k samples is solved."),
+        MetricName("eval/maj@{k}", "fraction", "mean", "higher", "Share of prompts whose most frequent answer among k samples is solved."),
+        MetricName("eval/domain/{domain}/{metric}", "as the metric", "mean", "", "One of the held-out metrics in one domain, where there are several."),
+        MetricName("eval/value_mean", "score", "mean", "", "Mean value that the critic gives before the first token of held-out responses."),
+        MetricName("eval/explained_variance", "fraction", "last", "higher", "How much of the variance of held-out scores that value explains."),
+        MetricName("eval/loss", "nats", "mean", "lower", "`sft`: negative log-likelihood per trained token; `rm`: loss per comparison."),
+        MetricName("eval/perplexity", "perplexity", "derived", "lower", "Exponential of the loss per token."),
+        MetricName("eval/token_accuracy", "fraction", "mean", "higher", "Share of trained tokens that the model finds most likely."),
+    ),
+    "Supervised fine-tuning and reward models": (
+        MetricName("train/loss", "nats", "mean", "lower", "Loss of the step, per trained token of `sft` or per comparison of `rm`."),
+        MetricName("train/accuracy", "fraction", "mean", "higher", "`rm`: share of the step's comparisons in which the better response scored highest."),
+        MetricName("train/tokens", "tokens", "sum", "", "Tokens that the step read."),
+        MetricName("train/examples", "examples", "sum", "", "Examples that the step was trained on."),
+        MetricName("train/comparisons", "comparisons", "sum", "", "Comparisons that the step was trained on."),
+        MetricName("rm/score_gap", "score", "mean", "higher", "Mean lead of the better response over the best of the others, in training."),
+        MetricName("rm/score_mean", "score", "mean", "", "Mean score of all responses of the step."),
+        MetricName("rm/grad_norm", "norm", "mean", "", "Norm of the gradient before clipping."),
+        MetricName("rm/learning_rate", "rate", "last", "", "Learning rate of the optimizer step."),
+        MetricName("rm/gain", "factor", "last", "", "Gain of the scores, where it is trained."),
+        MetricName("rm/bias", "score", "last", "", "Bias of the scores, where it is trained."),
+        MetricName("eval/comparisons", "comparisons", "derived", "", "Held-out comparisons."),
+        MetricName("eval/accuracy_low", "fraction", "derived", "higher", "Lower end of the 95 % interval of the held-out accuracy."),
+        MetricName("eval/accuracy_high", "fraction", "derived", "higher", "Upper end of that interval."),
+        MetricName("eval/calibration_error", "fraction", "derived", "lower", "Expected calibration error: mean distance of confidence and accuracy."),
+        MetricName("eval/score_mean", "score", "derived", "", "Mean score of the held-out responses."),
+        MetricName("eval/score_std", "score", "derived", "", "Standard deviation of these scores."),
+        MetricName("eval/score_gap", "score", "derived", "higher", "Mean lead of the better held-out response over the best of the others."),
+        MetricName("eval/accuracy_by_gap/{range}", "fraction", "derived", "higher", "Accuracy where the model's lead is in this range."),
+        MetricName("eval/accuracy_by_margin/{margin}", "fraction", "derived", "higher", "Accuracy where the label gives this margin."),
+        MetricName("eval/length_rule_accuracy", "fraction", "derived", "", "Accuracy of judging by length alone."),
+        MetricName("eval/length_correlation", "correlation", "derived", "", "Correlation of score and length within comparisons."),
+    ),
+    "Time and throughput": (
+        MetricName("time/step_seconds", "seconds", "sum", "lower", "The whole step, without its evaluation."),
+        MetricName("time/{phase}_seconds", "seconds", "sum", "lower", "One phase of the step: generate, reward, logprobs, values, update, record; or the evaluation after it (evaluate)."),
+        MetricName("time/reward_worker_seconds/{label}", "seconds", "sum", "lower", "Time that workers were busy with one reward, summed over the workers."),
+        MetricName("time/prefill_seconds", "seconds", "sum", "lower", "The engine's time for prompts, a part of generating."),
+        MetricName("time/decode_seconds", "seconds", "sum", "lower", "The engine's time for responses, a part of generating."),
+        MetricName("time/sync_seconds", "seconds", "sum", "lower", "Pushing weights to `rollout.engine: vllm`."),
+        MetricName("time/engine_start_seconds", "seconds", "sum", "lower", "Starting the process of `rollout.engine: vllm`."),
+        MetricName("throughput/response_tokens_per_second", "tokens per second", "derived", "higher", "Response tokens divided by the time of the whole step."),
+        MetricName("throughput/generate_tokens_per_second", "tokens per second", "derived", "higher", "Response tokens divided by the time of generating."),
+        MetricName("throughput/update_tokens_per_second", "tokens per second", "derived", "higher", "Response tokens divided by the time of the updates."),
+        MetricName("throughput/decoded_tokens_per_second", "tokens per second", "mean", "higher", "Response tokens divided by the engine's own time for responses."),
+        MetricName("throughput/tokens_per_second", "tokens per second", "derived", "higher", "`sft` and `rm`: tokens read, divided by the time of the updates."),
+    ),
+}  # fmt: skip
+"""Rows by the section of docs/metrics.md that they belong to."""
+
+
+@cache
+def find_metric(name: str) -> MetricName | None:
+    """The row of a logged name: its own before that of a family. None for names from outside, as those of your own
+    losses and engines."""
+    rows = [row for section in METRICS.values() for row in section]
+    own = next((row for row in rows if row.name == name), None)
+    return own or next((row for row in rows if row.is_family and row.matches(name)), None)
+
+
+def explain(name: str) -> str:
+    """What a metric means and in which unit, empty for a name from outside."""
+    row = find_metric(name)
+    return "" if row is None else f"{row.meaning.rstrip('.')} ({row.unit})".replace("`", "")
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\\{\w+\\}", ".+", re.escape(name))
+
+
+_INTRODUCTION = """# Metrics
+
+<!-- Written by `make docs` from src/burnish/observability/metric_names.py. Change the table there, not this page. -->
+
+Every number is that of the whole step, over all its micro-batches: means are sums divided by counts, never means of
+means. A metric that measured nothing in a step is missing from that line of `metrics.jsonl`. One that is not finite
+stops the run with its name. Losses and engines of your own may log further names, which reports chart like the others.
+
+`{...}` in a name is for a name or number of yours. *merged* says how the readings of a step become one number
+(*derived*: computed from other numbers of the step), *better* which direction is an improvement by itself.
+"""
+
+
+def metrics_page() -> str:
+    """docs/metrics.md as Markdown."""
+    parts = [_INTRODUCTION.strip()]
+    for section, rows in METRICS.items():
+        lines = ["| metric | unit | merged | better | meaning |", "|---|---|---|---|---|"]
+        lines += [f"| `{row.name}` | {row.unit} | {row.merged} | {row.better} | {row.meaning} |" for row in rows]
+        parts += [f"## {section}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Write the page to the file named on the command line, or to standard output."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(metrics_page(), encoding="utf-8")
+    else:
+        sys.stdout.write(metrics_page())
+
+
+if __name__ == "__main__":
+    main()

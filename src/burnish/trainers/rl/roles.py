@@ -1,0 +1,49 @@
+"""From a run file and a loaded model to the models that the loop asks: policy, reference and critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from burnish.algorithms.advantages import resolve_estimator
+from burnish.config.schema import RlConfig
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Critic, Policy, Reference
+from burnish.trainers.rl.critic_setup import build_separate_critic, build_shared_critic
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The models of a run, wherever they live. None for those that its algorithm does not need."""
+
+    policy: Policy
+    reference: Reference | None
+    critic: Critic | None
+
+
+def build_roles(config: RlConfig, loaded: LoadedModel) -> Roles:
+    """The models of the run in this process. All of them start from the weights that `loaded` has now."""
+    needs_values = resolve_estimator(config.algorithm.estimator).needs_values
+    critic: Critic | None = build_separate_critic(config, loaded) if needs_values else None
+    policy = build_policy(config, loaded)  # after the critic, whose trunk is to have no adapters
+    if needs_values and critic is None:
+        critic = build_shared_critic(config, policy)
+    reference = None if config.algorithm.kl_in == "none" else policy.reference()
+    return Roles(policy, reference, critic)
+
+
+def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
+    """The policy alone, which builds adapters into the loaded model where the run file asks for them."""
+    return LocalPolicy(
+        loaded,
+        OptimizerSettings.from_config(
+            config.optimization,
+            total_steps=config.policy_updates,
+            first_step=config.planned_updates - config.policy_updates,  # those of a critic that warms up
+        ),
+        temperature=config.rollout.temperature,
+        tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+        lora=config.model.lora,
+        seed=config.seed,
+    )

@@ -1,0 +1,59 @@
+"""What the groups of a step say, as metrics: rewards, lengths, finish reasons, constant groups, domains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from burnish.observability.metrics import mean_of
+from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
+
+
+def is_constant(group: RolloutGroup) -> bool:
+    """All responses that were scored have the same reward, and there are at least two of them."""
+    rewards = [r.reward for r in group.rollouts if r.reward is not None]
+    return len(rewards) > 1 and min(rewards) == max(rewards)
+
+
+def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
+    """Rewards, lengths and finish reasons of everything sampled, before any filter or penalty."""
+    rollouts = [r for group in groups for r in group.rollouts]
+    rewards = [r.reward for r in rollouts if r.reward is not None]
+    comparable = [group for group in groups if sum(r.reward is not None for r in group.rollouts) > 1]
+    lengths = [len(r.response_tokens) for r in rollouts]
+    metrics = {
+        "reward/mean": mean_of(rewards),
+        "reward/square_mean": mean_of([reward * reward for reward in rewards]),
+        "reward/max": Metric(Reduction.MAX, max(rewards, default=0.0), len(rewards)),
+        "reward/min": Metric(Reduction.MIN, min(rewards, default=0.0), len(rewards)),
+        "rollout/response_tokens_mean": mean_of(lengths),
+        "rollout/response_tokens_max": Metric(Reduction.MAX, max(lengths, default=0), len(lengths)),
+        "rollout/response_tokens_sum": Metric(Reduction.SUM, sum(lengths)),
+        "rollout/truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
+        "groups/constant_fraction": mean_of([is_constant(group) for group in comparable]),
+        "groups/shrunk_to_one": Metric(
+            Reduction.SUM,
+            sum(len(g.rollouts) > 1 and sum(r.reward is not None for r in g.rollouts) == 1 for g in groups),
+        ),
+    }
+    return metrics | mean_parts(rollouts, "reward/part") | _by_domain(groups)
+
+
+def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:
+    """`prefix/LABEL` and `prefix/LABEL/PART`: each reward before its weight, and its parts, over those that have it."""
+    labels = sorted({label for r in rollouts for label in r.reward_parts})
+    return {
+        f"{prefix}/{label}": mean_of([r.reward_parts[label] for r in rollouts if label in r.reward_parts])
+        for label in labels
+    }
+
+
+def _by_domain(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
+    domains = sorted({group.prompt.domain for group in groups})
+    if len(domains) < 2:
+        return {}
+    return {
+        f"reward/domain/{domain}": mean_of(
+            [r.reward for g in groups if g.prompt.domain == domain for r in g.rollouts if r.reward is not None]
+        )
+        for domain in domains
+    }

@@ -1,0 +1,252 @@
+"""What a micro-batch must not do on a GPU, tried without one: wait for the device, or add in an order that varies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from burnish.algorithms.policy_losses import POLICY_LOSSES
+from burnish.config.schema_data import ModelConfig
+from burnish.forward.attention import WAYS, packing_way, set_packed_attention, ways_on
+from burnish.forward.batch import Batch
+from burnish.forward.gathering import deterministic, gather_rows
+from burnish.forward.scoring import ResponseScorer
+from burnish.models.accumulation import count_denominators
+from burnish.models.loading import load_model
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Denominators, Objective
+from burnish.models.value_head import ValueHead, ValueScorer
+from burnish.trainers.rl.objective import LikelihoodObjective, PolicyObjective
+from burnish.trainers.rl.value_objective import ClippedValueObjective
+
+META = torch.device("meta")
+NOT_DETERMINISTIC = (
+    "IndexSelectBackward",
+    "IndexBackward",
+    "IndexAddBackward",
+    "TakeBackward",
+    "GatherBackward",
+    "ScatterAddBackward",
+    "RepeatInterleaveBackward",
+    "EmbeddingBackward",
+    "EmbeddingBagBackward",
+    "CumsumBackward",
+    "ScaledDotProductFlashAttentionBackward",
+    "ScaledDotProductEfficientAttentionBackward",
+)
+"""Nodes whose CUDA kernels add with atomics, or did in some release
+(https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html). `IndexPutBackward` is not
+among them: it only reads."""
+
+
+def graph_of(output: torch.Tensor) -> set[str]:
+    """Names of all nodes of the autograd graph behind `output`."""
+    names, known, waiting = set(), set(), [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            names.add(node.name())
+            waiting.extend(previous for previous, _ in node.next_functions)
+    return names
+
+
+def shared_prompts(batch: Batch) -> Batch:
+    """Seven rows on four prompts, with everything that an objective may ask for."""
+    rows = torch.tensor([0, 0, 0, 3, 3, 5, 6])
+    numbers = torch.linspace(-2.0, -0.1, batch.loss_mask.numel()).view(batch.loss_mask.shape)
+    return batch.replace(
+        prompt_tokens=batch.prompt_tokens[rows],
+        prompt_lengths=batch.prompt_lengths[rows],
+        advantages=numbers + 1.0,
+        old_logprobs=numbers,
+        ref_logprobs=numbers - 0.1,
+        rollout_logprobs=numbers + 0.01,
+    )
+
+
+def on_pretended_gpu(load: Callable[..., object], family: str, way: str, dtype: torch.dtype, **fields: object):  # type: ignore[no-untyped-def]
+    """A scorer that chose its ways on the CPU and then moved."""
+    loaded = load(family, kernels="off", **fields)
+    set_packed_attention(loaded.model.to(dtype), way)
+    scorer = ResponseScorer(loaded.model)
+    loaded.model.to(META)
+    return scorer
+
+
+def policy_objective(name: str) -> Objective:
+    row = POLICY_LOSSES[name]
+    return PolicyObjective(
+        row.function,
+        dict.fromkeys(row.required_options, 0.2),
+        "token_mean",
+        9,
+        kl_coef=0.1,
+        entropy_coef=0.01,
+        takes_selection=row.needs_selection,
+    )
+
+
+def micro_batch(scorer: ResponseScorer, batch: Batch, objective: Objective) -> torch.Tensor:
+    """As in an update: scores of the trained tokens, the loss, its gradient."""
+    scores = scorer.score(batch, only_trained=True, entropy=objective.needs_entropy)
+    loss = objective(scores, batch, Denominators(30, 7)).loss
+    loss.backward()
+    return loss
+
+
+def value_micro_batch(scorer: ResponseScorer, batch: Batch) -> None:
+    """As in an update of a critic with a trunk of its own."""
+    head = ValueHead(16, device=META)
+    values_BT = ValueScorer(scorer.model.base_model, head).score(batch, only_trained=True)
+    batch = batch.replace(values=batch.old_logprobs, returns=batch.advantages)
+    ClippedValueObjective(0.2, "token_mean", 9)(values_BT, batch, Denominators(30, 7)).loss.backward()
+
+
+PASSES: dict[str, Callable[[ResponseScorer, Batch], object]] = {
+    "supervised": lambda scorer, batch: micro_batch(scorer, batch, LikelihoodObjective()),
+    "policy": lambda scorer, batch: micro_batch(scorer, batch, policy_objective("ppo_clip")),
+    "values alone": lambda scorer, batch: value_micro_batch(scorer, batch),
+}
+"""What is done with one micro-batch. Whatever else goes over micro-batches belongs in here."""
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize(("way", "dtype"), [("varlen", torch.bfloat16), ("copied", torch.float32)])
+@pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
+@pytest.mark.parametrize("run", PASSES.values(), ids=list(PASSES))
+def test_a_packed_micro_batch_waits_for_nothing(load, batch, gpu, family, way, dtype, fields, run) -> None:
+    scorer = on_pretended_gpu(load, family, way, dtype, **fields)
+    whole = shared_prompts(batch)
+    with gpu:
+        parts = list(scorer.split(whole.to(META), 40))
+        assert len(parts) > 1
+        for _, part in parts:
+            run(scorer, part)
+    assert ("torch_attn::_varlen_attn_backward" in gpu.seen) is (way == "varlen")
+    for name, weight in scorer.model.base_model.named_parameters():
+        assert weight.grad is not None, name
+
+
+def test_a_policy_accumulates_without_waiting(load, batch, gpu) -> None:
+    """All micro-batches of a minibatch, up to the step itself."""
+    loaded = load("llama", kernels="off", dtype="bfloat16")
+    set_packed_attention(loaded.model, "varlen")
+    policy = LocalPolicy(loaded, OptimizerSettings(1e-3, 10), tokens_per_microbatch=40)
+    loaded.model.to(META)
+    objective = policy_objective("ppo_clip")
+    with gpu:
+        minibatch = shared_prompts(batch).to(META)
+        policy.accumulate(minibatch, objective, count_denominators(minibatch))
+    assert "torch_attn::_varlen_attn_backward" in gpu.seen
+
+
+@pytest.mark.parametrize("name", list(POLICY_LOSSES))
+def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
+    scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)
+    whole = shared_prompts(batch)
+    if POLICY_LOSSES[name].needs_selection:
+        whole = whole.replace(selection=whole.loss_mask)
+    with gpu:
+        micro_batch(scorer, whole.to(META), policy_objective(name))
+
+
+def test_scores_without_a_gradient_wait_for_nothing(load, batch, gpu) -> None:
+    scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)
+    with gpu:
+        scores = scorer.score_in_microbatches(shared_prompts(batch).to(META), 40, entropy=True, correct=True)
+    assert scores.logprobs_BT.device == META
+    assert scores.logprobs_BT.shape == batch.loss_mask.shape
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("way", ["merged", "copied"])
+def test_no_node_of_a_packed_pass_adds_in_an_order_that_varies(load, batch, family, way, monkeypatch) -> None:
+    loaded = load(family, kernels="off")
+    set_packed_attention(loaded.model, way)
+    packed = []
+    own = WAYS[way]
+    monkeypatch.setitem(WAYS, way, lambda *given: packed.append(own(*given)) or packed[-1])
+    scores = ResponseScorer(loaded.model).score(shared_prompts(batch), entropy=True)
+    assert len(packed) == 1
+    names = graph_of(scores.logprobs_BT.sum() + scores.entropy_BT.sum())
+    assert any("_GatherRows" in name for name in names)
+    assert not [name for name in names if name.startswith(NOT_DETERMINISTIC)]
+    assert packing_way(loaded.model.config) == way
+
+
+def test_sums_in_an_order_that_varies_are_found(gpu) -> None:
+    values, index = torch.zeros(4, 2, device=META, requires_grad=True), torch.zeros(3, dtype=torch.int64, device=META)
+    assert any(name.startswith(NOT_DETERMINISTIC) for name in graph_of(values[index]))
+    with gpu:
+        with pytest.raises(gpu.NotDeterministic):
+            values.index_select(0, index).sum().backward()
+        gather_rows(values, index).sum().backward()
+        torch.zeros(3).to(META, non_blocking=True)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda values: torch.zeros(3).to(values.device),
+        lambda values: values.to("cpu"),
+        lambda values: values[values > 0],
+        lambda values: values[torch.tensor([0, 1])],
+        lambda values: values.tolist(),
+        lambda values: float(values.sum()),
+        lambda values: bool((values > 0).any()),
+        lambda values: values.nonzero(),
+        lambda values: values.sum().item(),
+    ],
+)
+def test_whoever_waits_is_found(gpu, wait) -> None:
+    with gpu, pytest.raises((gpu.Waited, RuntimeError)):
+        wait(torch.zeros(4, 2, device=META))
+
+
+def test_determinism_is_asked_for_only_where_it_is_not_the_rule() -> None:
+    for device, asked in ((torch.device("cpu"), False), (META, True)):
+        with deterministic(device):
+            assert torch.are_deterministic_algorithms_enabled() is asked
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_picked_rows_have_the_gradient_of_index_select() -> None:
+    """Bit for bit, rows picked several times among them."""
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, 5, (40,), generator=generator)
+    outer = torch.randn(40, 3, generator=generator)
+    gradients = []
+    for pick in (gather_rows, lambda rows, index: rows.index_select(0, index)):
+        rows = torch.randn(9, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        pick(rows, index).backward(outer)
+        gradients.append(rows.grad)
+    first, second = gradients
+    assert torch.equal(first, second)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device (docs/gpu.md)")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_on_a_real_gpu(model_folder, batch, dtype) -> None:
+    """Loading chooses a way; a micro-batch never waits, gives the same bits twice, and a CPU's numbers."""
+    gradients = []
+    for device in ("cuda", "cuda", "cpu"):
+        loaded = load_model(ModelConfig(path=str(model_folder("llama")), device=device, dtype=dtype, kernels="off"))
+        assert packing_way(loaded.model.config) in ways_on(loaded.model.device, loaded.model.dtype)
+        scorer, whole = ResponseScorer(loaded.model), shared_prompts(batch).to(loaded.model.device)
+        micro_batch(scorer, whole, policy_objective("ppo_clip"))  # compiles, and fetches memory
+        scorer.model.zero_grad()
+        try:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("error")
+            micro_batch(scorer, whole, policy_objective("ppo_clip"))
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        gradients.append(torch.cat([weight.grad.flatten().float().cpu() for weight in scorer.model.parameters()]))
+    first, again, on_cpu = gradients
+    assert torch.equal(first, again)
+    assert (first - on_cpu).norm() <= (1e-4 if dtype == "float32" else 0.1) * on_cpu.norm()

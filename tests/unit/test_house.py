@@ -1,0 +1,156 @@
+"""Rules of the whole package that no other tool holds: no import circles, no twin defaults, few `Any`."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import burnish
+from burnish.config.fields import iter_fields
+from burnish.config.schema import RUN_FILES
+
+SOURCE = Path(burnish.__file__).parent
+MAX_ANY_PER_1000_LINES = 10.5
+"""What is reached so far. Lower it whenever there is less; the aim is 6."""
+FORMULAS = "algorithms"
+"""Here a default is that of the formula's paper, whatever the run file's field of that name begins with."""
+OTHER_MEANING = {("cli/demo.py", "seed")}
+
+
+def modules(source: Path) -> dict[str, ast.Module]:
+    """Dotted name of each module below a package's folder, and what it holds."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = (source.name, *path.relative_to(source).with_suffix("").parts)
+        name = ".".join(parts).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def imported(tree: ast.Module, known: Mapping[str, ast.Module]) -> Iterator[str]:
+    """Modules of the package that this one imports anywhere: at the top, in functions, under TYPE_CHECKING."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in known:
+                    yield inner
+                elif alias.name != "__version__":  # every room may ask the package for its version
+                    yield node.module
+
+
+def circles(source: Path) -> list[list[str]]:
+    """Groups of modules each of which imports, over however many others, every other one of its group."""
+    trees = modules(source)
+    arrows = {name: set(imported(tree, trees)) - {name} for name, tree in trees.items()}
+    reached = {name: _reachable(name, arrows) for name in arrows}
+    groups = {tuple(sorted(m for m in reached[name] if name in reached[m])) for name in arrows}
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+def _reachable(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        fresh = arrows[waiting.pop()] - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def number_defaults(tree: ast.Module) -> Iterator[tuple[str, float]]:
+    """Parameters with a plain number as their default."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        positional = [*node.args.posonlyargs, *node.args.args]
+        last = positional[len(positional) - len(node.args.defaults) :]
+        for parameter, default in [
+            *zip(last, node.args.defaults, strict=True),
+            *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+        ]:
+            if isinstance(default, ast.Constant) and type(default.value) in (int, float):
+                yield parameter.arg, default.value
+
+
+def twins(source: Path, schema: Mapping[str, set[object]]) -> list[str]:
+    """Parameters named like a field of a run file, whose default is another number than the field's."""
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        place = path.relative_to(source).as_posix()
+        if place.startswith(FORMULAS):
+            continue
+        for name, value in number_defaults(ast.parse(path.read_text(encoding="utf-8"))):
+            if value not in schema.get(name, {value}) and (place, name) not in OTHER_MEANING:
+                found.append(f"{place}: {name} = {value}, in run files {sorted(map(str, schema[name]))}")
+    return found
+
+
+def schema_numbers() -> dict[str, set[object]]:
+    """Name of each field that begins with a number, and the numbers that it begins with in run files of all kinds."""
+    found: dict[str, set[object]] = {}
+    for run_file in RUN_FILES.values():
+        for field in iter_fields(run_file):
+            default = field.info.get_default(call_default_factory=True)
+            if type(default) in (int, float):
+                found.setdefault(field.path.rpartition(".")[2], set()).add(default)
+    return found
+
+
+def count_any(source: Path) -> tuple[int, int]:
+    """(uses of `Any`, lines of code)."""
+    texts = [path.read_text(encoding="utf-8") for path in source.rglob("*.py")]
+    uses = sum(isinstance(node, ast.Name) and node.id == "Any" for text in texts for node in ast.walk(ast.parse(text)))
+    return uses, sum(len(text.splitlines()) for text in texts)
+
+
+def package(folder: Path, **files: str) -> Path:
+    """A package of these modules, for trying the rules on."""
+    (folder / "house").mkdir()
+    for name, text in {"__init__": "", **files}.items():
+        (folder / "house" / f"{name}.py").write_text(textwrap.dedent(text))
+    return folder / "house"
+
+
+def test_no_import_circle() -> None:
+    assert circles(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from house import a",
+        "from house.a import x",
+        "def f():\n    from house.a import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.a import x",
+        "import house.c",
+    ],
+)
+def test_circles_are_found_wherever_the_import_stands(tmp_path: Path, back: str) -> None:
+    found = circles(package(tmp_path, a="from house.b import y", b=back, c="from house import a", d="import house.a"))
+    assert found == [["house.a", "house.b", "house.c"] if "house.c" in back else ["house.a", "house.b"]]
+
+
+def test_no_circle_is_seen_where_there_is_none(tmp_path: Path) -> None:
+    assert circles(package(tmp_path, a="from house import __version__\nfrom house import b", b="import os")) == []
+
+
+def test_no_default_differs_from_that_of_the_run_file() -> None:
+    assert twins(SOURCE, schema_numbers()) == []
+
+
+def test_twins_are_found(tmp_path: Path) -> None:
+    text = "def score(rows, tokens_per_microbatch: int = 16_384, *, steps=3, other=1): ..."
+    found = twins(package(tmp_path, a=text), {"tokens_per_microbatch": {2_048}, "steps": {3}})
+    assert found == ["a.py: tokens_per_microbatch = 16384, in run files ['2048']"]
+
+
+def test_any_is_rare() -> None:
+    uses, lines = count_any(SOURCE)
+    assert 1_000 * uses / lines <= MAX_ANY_PER_1000_LINES, "say the type: `Json` for plain data, `object` where checked"
