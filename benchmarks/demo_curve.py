@@ -16,7 +16,7 @@ import matplotlib
 import torch
 
 from burnish.cli import main as burnish
-from burnish.cli.demo_task import DemoFolder
+from burnish.demo import DemoFolder
 from burnish.observability.history import read_history
 
 matplotlib.use("Agg")

@@ -1,3 +1,85 @@
-"""Burnish: reinforcement learning for language models after pre-training."""
+"""Burnish: reinforcement learning for language models after pre-training.
+
+    import burnish
+
+    run = burnish.train({"model": "out/sft", "data": rows, "rewards": [my_function], "algorithm": "grpo", "steps": 50})
+    run.metrics["reward/mean"]
+
+docs/python.md is the guide. Importing this package loads no torch; what needs it imports it when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from burnish import algorithms, demo, losses, rewards
+    from burnish.api.evaluating import Evaluation, evaluate
+    from burnish.api.metrics import MetricsTable
+    from burnish.api.planning import RunPlan, plan
+    from burnish.api.policy import Policy, Response
+    from burnish.api.rollouts import RecordedRollout
+    from burnish.api.run import Run, load_run
+    from burnish.api.training import reward_model, sft, train
+    from burnish.errors import BurnishError
+    from burnish.types import Message, Rollout, Score
 
 __version__ = "0.2.0"
+
+__all__ = [
+    "BurnishError",
+    "Evaluation",
+    "Message",
+    "MetricsTable",
+    "Policy",
+    "RecordedRollout",
+    "Response",
+    "Rollout",
+    "Run",
+    "RunPlan",
+    "Score",
+    "algorithms",
+    "demo",
+    "evaluate",
+    "load_run",
+    "losses",
+    "plan",
+    "reward_model",
+    "rewards",
+    "sft",
+    "train",
+]
+
+_HOMES = {
+    "BurnishError": "errors",
+    "Evaluation": "api.evaluating",
+    "Message": "types",
+    "MetricsTable": "api.metrics",
+    "Policy": "api.policy",
+    "RecordedRollout": "api.rollouts",
+    "Response": "api.policy",
+    "Rollout": "types",
+    "Run": "api.run",
+    "RunPlan": "api.planning",
+    "Score": "types",
+    "evaluate": "api.evaluating",
+    "load_run": "api.run",
+    "plan": "api.planning",
+    "reward_model": "api.training",
+    "sft": "api.training",
+    "train": "api.training",
+}
+"""Where the public names live: modules are imported when a name of theirs is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"burnish.{_HOMES[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"burnish.{name}")
+    raise AttributeError(f"module 'burnish' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.cli import main
-from burnish.cli.demo_task import DemoFolder
+from burnish.demo import DemoFolder
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from burnish.cli.demo import prepare
-from burnish.cli.demo_task import DemoFolder
 from burnish.config.loading import load_run_file
+from burnish.demo import DemoFolder
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.sft import train_sft
 

@@ -20,10 +20,10 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from burnish.cli import main
-from burnish.cli.demo_task import DemoFolder
 from burnish.config.loading import load_run_file
 from burnish.config.schema import RlConfig, VllmConfig
 from burnish.config.schema_data import LoraConfig
+from burnish.demo import DemoFolder
 from burnish.models.characters import character_tokenizer
 from burnish.models.lora import Adapter
 from burnish.models.weights import Weights

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from burnish.checkpointing.chaining import split_choice
-from burnish.checkpointing.sources import Place, read_places
+from burnish.checkpointing.sources import INPUTS_FOLDER, Place, read_places
 from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
 from burnish.reading import FOLDER, file_problem
@@ -26,7 +26,9 @@ def check_output(config: RunConfig) -> None:
             raise ConfigError(f"output {config.output!r} is or contains the {what} {place}", remedy=_REMEDY)
     for read in _places_read(config):
         path = read.path()
-        if path is not None and path.resolve().is_relative_to(folder):
+        if path is None or path.resolve().is_relative_to(folder / INPUTS_FOLDER):  # the run's own, from memory
+            continue
+        if path.resolve().is_relative_to(folder):
             raise ConfigError(
                 f"output {config.output!r} is or contains {str(path)!r}, which {read.field} reads", remedy=_REMEDY
             )

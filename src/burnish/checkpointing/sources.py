@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from burnish.config.names import MODEL_REWARD
+from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import DataSource
 from burnish.reading import FOLDER, file_problem
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 """Files in a model folder that affect its results: weights, configuration, tokenizer, template, code."""
+INPUTS_FOLDER = "inputs"
+"""Folder in that of a run for what the program that trains held in memory: rows, a model, texts of its functions."""
 _MOST_MODULES = 500
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -72,6 +74,11 @@ def read_places(config: RunConfig) -> Iterator[Place]:
         yield from _sources("normalization.references", config.normalization.references)
 
 
+def function_file(name: str) -> Path:
+    """Where, below `INPUTS_FOLDER`, the text of the function `python:NAME` lies."""
+    return Path("rewards", name.removeprefix(IN_MEMORY) + ".txt")
+
+
 def existing(text: str) -> Path | None:
     """The file or folder that a text names; None if it does not exist, or the text cannot be a path."""
     try:
@@ -86,6 +93,8 @@ def _of_rl(config: RlConfig) -> Iterator[Place]:
         field = f"rewards.{index}"
         if reward.name.startswith(MODEL_REWARD):
             yield Place(field, reward.name.removeprefix(MODEL_REWARD), "model")
+        elif reward.name.startswith(IN_MEMORY):
+            yield Place(field, str(Path(config.output, INPUTS_FOLDER, function_file(reward.name))), "settings")
         else:
             yield Place(field, reward.name, "code")
         for name, value in reward.options.items():

@@ -20,6 +20,7 @@ COMMANDS = (
     ("check", "check_rewards", "Look before you run"),
     ("algorithms", "show_algorithms", "Look before you run"),
     ("report", "write_report", "Look after a run"),
+    ("chat", "chat", "Look after a run"),
 )
 """Name of the command, its function in `burnish.cli.NAME`, and its panel in the help."""
 

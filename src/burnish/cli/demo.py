@@ -14,7 +14,7 @@ from burnish.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.cli.demo_task import DemoFolder
+    from burnish.demo import DemoFolder
 
 Output = Annotated[str, typer.Option(help="Folder for everything that the demo writes.")]
 Seed = Annotated[int, typer.Option(help="Seed of the model, the data and the sampling.", min=0)]
@@ -34,9 +34,9 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     burnish demo --output runs/again --seed 2
     burnish rl runs/demo/rl.yaml steps=90
     """
-    from burnish.cli.demo_task import DemoFolder
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
+    from burnish.demo import DemoFolder
 
     silence_transformers()
     console = training_console()
@@ -85,10 +85,10 @@ def one_thread() -> Iterator[None]:
 
 def prepare(folder: DemoFolder, seed: int, console: Console) -> None:
     """Make the data, the model and the run files, and describe them."""
-    from burnish.cli import demo_task
+    from burnish import demo as demo_task
 
     wrong = demo_task.write_data(folder, seed)
-    parameters = demo_task.write_model(folder, seed)
+    parameters = demo_task.write_model(folder.model, seed)
     demo_task.write_run_files(folder, seed)
     show_paragraphs(
         console,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnish.cli.demo_task import RL_STEPS, DemoFolder
+from burnish.demo import RL_STEPS, DemoFolder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,11 +12,8 @@ from burnish.cli.arguments import Overrides
 from burnish.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
-    from burnish.config.schema import RunConfig
-    from burnish.trainers.result import EvalReport
 
 Target = Annotated[str, typer.Argument(metavar="FILE|RUN", help="Run file, or folder of a run.", show_default=False)]
 Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this step (default: the newest).")]
@@ -39,8 +36,9 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     """
     from rich.console import Console
 
+    from burnish.api.evaluating import measured
+    from burnish.api.run import run_config
     from burnish.checkpointing.chaining import find_checkpoint
-    from burnish.cli.folders import load_run
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.silence import silence_transformers
 
@@ -55,7 +53,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
             )
         from burnish.trainers.result import WEIGHTS_FOLDER
 
-        loaded = load_run(chosen.run, overrides or [])
+        loaded = run_config(chosen.run, overrides or [])
         weights = chosen.checkpoint.folder / WEIGHTS_FOLDER
         console.print(str(chosen), markup=False, soft_wrap=True)
     elif step is not None:
@@ -63,27 +61,11 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     else:
         loaded = load_any_run_file(target, overrides or ())
     silence_transformers()
-    report = _evaluate_config(loaded.config, console, weights)
+    report = measured(loaded.config, console, weights)
     console.print(metrics_table(report.metrics))
     console.print(f"metrics    {report.metrics_file}", markup=False, soft_wrap=True)
     if report.rollouts_file is not None:
         console.print(f"responses  {report.rollouts_file}", markup=False, soft_wrap=True)
-
-
-def _evaluate_config(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
-    from burnish.config.schema import RlConfig, RmConfig, SftConfig
-    from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
-    from burnish.trainers.rl.run import evaluate_run
-
-    match config:
-        case RlConfig():
-            return evaluate_run(config, console=console, weights=weights)
-        case SftConfig():
-            return evaluate_sft_run(config, console=console, weights=weights)
-        case RmConfig():
-            return evaluate_rm_run(config, console=console, weights=weights)
-        case _:
-            raise TypeError(f"no evaluation for {type(config).__name__}")
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:

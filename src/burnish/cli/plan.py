@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +13,6 @@ from burnish.config.loading import LoadedConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
-    from burnish.planning.model_facts import ModelFacts
     from burnish.planning.plan import Plan
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
@@ -36,90 +33,18 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
     """
     from rich.console import Console
 
+    from burnish.api.planning import plan_of
     from burnish.cli.run_files import load_any_run_file
 
     loaded = load_any_run_file(file, overrides or ())
     console = Console()
     notes: list[str] = []
-    plan = _plan(loaded, notes)
+    plan = plan_of(loaded, notes)
     _show_lines(plan, console)
     _show_models(plan, loaded, console)
     _show_values(loaded, console, all_values)
     for warning in (*plan.warnings, *notes):
         console.print(f"[yellow]note[/] {_escaped(warning)}", soft_wrap=True)
-
-
-def _plan(loaded: LoadedConfig, notes: list[str]) -> Plan:
-    from burnish.checkpointing.output import check_output
-    from burnish.config.schema import RlConfig, RmConfig, SftConfig
-    from burnish.planning.model_facts import read_model_facts
-    from burnish.trainers.chaining import pinned
-
-    check_output(loaded.config)
-    config, chained = pinned(loaded.config)
-    notes.extend(chained)
-    facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
-    if facts is None:
-        notes.append(
-            f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
-        )
-    notes.extend(_emulation_notes(config))
-    if isinstance(config, RlConfig):
-        return _rl_plan(config, facts, notes)
-    if isinstance(config, RmConfig):
-        return _rm_plan(config, facts, notes)
-    if isinstance(config, SftConfig):
-        return _sft_plan(config, facts, notes)
-    raise TypeError(f"no plan for {type(config).__name__}")
-
-
-def _emulation_notes(config: RunConfig) -> Iterator[str]:
-    """A note if the processor that the run would use only emulates the run's dtype."""
-    from burnish.processor import emulation_note
-
-    if config.model.dtype != "bfloat16" or config.model.device not in ("auto", "cpu"):
-        return
-    note = emulation_note()
-    if note is None:
-        return
-    import torch
-
-    if config.model.device == "cpu" or not torch.cuda.is_available():
-        yield f"model.dtype is bfloat16: {note}"
-
-
-def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """Raises the errors of `burnish rl`, as far as they can be found without weights and downloads."""
-    from burnish.planning.plan import plan_rl
-    from burnish.trainers.rl.preflight import check_fit, preview
-
-    if facts is not None:
-        check_fit(config, facts.context_tokens, facts.vocabulary_size)
-    num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
-    if num_prompts is None:
-        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
-    notes.extend(further)
-    return plan_rl(config, num_prompts=num_prompts, facts=facts)
-
-
-def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """The plan of `burnish rm`. A local model's tokenizer shows how many comparisons fit, and so how many steps."""
-    from burnish.planning.plan_rm import plan_rm
-    from burnish.trainers.preview import preview_rm
-
-    found = preview_rm(config, None if facts is None else facts.context_tokens)
-    notes.extend(found.notes)
-    return plan_rm(config, num_comparisons=found.rows, num_tokens=found.tokens, facts=facts)
-
-
-def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """The plan of `burnish sft`. A local model's tokenizer shows how long the examples are, and so how many steps."""
-    from burnish.planning.plan import plan_sft
-    from burnish.trainers.preview import preview_sft
-
-    found = preview_sft(config, None if facts is None else facts.context_tokens)
-    notes.extend(found.notes)
-    return plan_sft(config, num_examples=found.rows, num_tokens=found.tokens, num_steps=found.steps, facts=facts)
 
 
 def _show_lines(plan: Plan, console: Console) -> None:

@@ -59,6 +59,9 @@ SINK_NAMES = ("tensorboard", "wandb", "mlflow")
 MODEL_REWARD = "model:"
 """Beginning of the name of a reward that is a trained reward model: `model:PATH`."""
 
+IN_MEMORY = "python:"
+"""Beginning of the name of a reward that is a function of the program that trains (`burnish.train`): `python:NAME`."""
+
 WORDS_ELSEWHERE = {
     "num_generations": "rollout.group_size",
     "n": "rollout.group_size",

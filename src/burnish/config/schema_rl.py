@@ -54,6 +54,10 @@ class RewardConfig(Section):
             return self.label
         return "model" if self.name.startswith(names.MODEL_REWARD) else self.name.rpartition(":")[2]
 
+    def weighted(self, weight: float) -> RewardConfig:
+        """The same reward with another weight in the sum."""
+        return RewardConfig.model_validate({**self.model_dump(), "weight": weight})
+
 
 Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from burnish.observability.alarms import Alarm
+from burnish.observability.notebook import NotebookLive
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
@@ -55,9 +56,9 @@ _VISIBLE_ROWS = 8
 class Display:
     """Progress, time left, the main metrics, and tokens per second by phase. Use it as a context manager.
 
-    On a terminal, one live table is redrawn. Elsewhere (a log file, CI), one plain line is printed for every
-    `plain_every`-th step, for steps with an evaluation and for the last step. `start_step` is where a resumed run
-    begins. `clock` returns seconds.
+    On a terminal and in a notebook, one live table is redrawn. Elsewhere (a log file, CI), one plain line is printed
+    for every `plain_every`-th step, for steps with an evaluation and for the last step. `start_step` is where a resumed
+    run begins. `clock` returns seconds.
     """
 
     def __init__(
@@ -81,7 +82,11 @@ class Display:
         self._phase = ""
         self._known: dict[str, float] = {}
         self._rows: list[tuple[int, dict[str, float]]] = []
-        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+        self._live: Live | NotebookLive | None = None
+        if console.is_jupyter and not console.quiet:
+            self._live = NotebookLive()
+        elif console.is_terminal:
+            self._live = Live(console=console, auto_refresh=False, transient=False)
 
     def __enter__(self) -> Display:
         self._began = self._clock()

@@ -1,5 +1,21 @@
-"""Rewards: plain functions with named parameters, run in killable processes. No torch, because workers import this."""
+"""Rewards: plain functions with named parameters, run in killable processes. No torch, because workers import this.
 
+`burnish.rewards.exact()`, `burnish.rewards.length(maximum=64)` and so on write a built-in reward down in Python.
+"""
+
+from burnish.rewards.constructors import (
+    FunctionReward,
+    exact,
+    format,
+    function,
+    length,
+    math,
+    model,
+    overlong,
+    regex,
+    repetition,
+    sentiment,
+)
 from burnish.rewards.gold import GoldFailure, GoldReport, check_gold, gold_response
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.registry import BUILT_INS, BuiltIn
@@ -8,10 +24,21 @@ from burnish.rewards.scorer import ProcessRewardScorer
 __all__ = [
     "BUILT_INS",
     "BuiltIn",
+    "FunctionReward",
     "GoldFailure",
     "GoldReport",
     "ProcessRewardScorer",
     "RewardScorer",
     "check_gold",
+    "exact",
+    "format",
+    "function",
     "gold_response",
+    "length",
+    "math",
+    "model",
+    "overlong",
+    "regex",
+    "repetition",
+    "sentiment",
 ]

@@ -14,10 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from burnish.config.names import MODEL_REWARD
+from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.secrets import masked
 from burnish.errors import BurnishError, ConfigError, RewardError
 from burnish.plugins import FIX_IT, describe_failure
+from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
 from burnish.words import nearest
@@ -37,6 +38,11 @@ class RewardSpec:
     def is_model(self) -> bool:
         """Whether it is a reward model (`model:PATH`), which `burnish.rewards.model_reward` loads."""
         return self.name.startswith(MODEL_REWARD)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it is a function of this program (`python:NAME`), which only a fork of this process can call."""
+        return self.name.startswith(IN_MEMORY)
 
     @property
     def runs_inline(self) -> bool:
@@ -69,7 +75,10 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
 
 
 def find_reward(name: str) -> Callable[..., Any]:
-    """The function or class that a name means: a built-in, `path/to/file.py:function` or `package.module:function`."""
+    """The function or class that a name means: a built-in, `path/to/file.py:function`, `package.module:function`, or
+    the `python:NAME` of a function in memory."""
+    if name.startswith(IN_MEMORY):
+        return function_named(name)
     if name in BUILT_INS:
         name = BUILT_INS[name].target
     place, separator, attribute = name.rpartition(":")

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,8 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Rewards that share workers because they get the same environment variables, and their waiting tasks."""
+    """Rewards that share workers, and their waiting tasks. They get the same environment variables, and either all of
+    them need a fork of this process or none does."""
 
     rewards: list[tuple[int, RewardSpec]]
     environment: Mapping[str, str]
@@ -97,6 +99,7 @@ class WorkerPool:
         self._size = size
         self._start_seconds = start_timeout_seconds
         self._groups = _groups(self._specs)
+        self._context = copy_context()  # holds the functions that are at hand now, for workers that are forked later
         self._workers: list[_Worker] = []
         self._signatures: dict[int, Signature] = {}
         self.seconds = [0.0] * len(self._specs)  # busy time per reward since the start
@@ -170,7 +173,7 @@ class WorkerPool:
         return next(group for group in self._groups if any(index == task.reward for index, _ in group.rewards))
 
     def _start(self, group: _Group) -> None:
-        process = WorkerProcess(group.rewards, group.environment)
+        process = self._context.run(WorkerProcess, group.rewards, group.environment)
         self._workers.append(_Worker(process, group, deadline=time.monotonic() + self._start_seconds))
 
     def _assign(self) -> None:
@@ -303,11 +306,13 @@ class WorkerPool:
 
 
 def _groups(specs: Sequence[RewardSpec]) -> list[_Group]:
-    """Rewards grouped by equal `environment`, in the order of the run file."""
-    groups: dict[frozenset[str], _Group] = {}
+    """Rewards grouped by equal `environment`, in the order of the run file. Only functions in memory run in forks: all
+    others get an interpreter that holds nothing of this program."""
+    groups: dict[tuple[frozenset[str], bool], _Group] = {}
     for index, spec in enumerate(specs):
         names = frozenset(spec.environment)
-        groups.setdefault(names, _Group([], worker_environment(names, os.environ))).rewards.append((index, spec))
+        group = groups.setdefault((names, spec.is_in_memory), _Group([], worker_environment(names, os.environ)))
+        group.rewards.append((index, spec))
     return list(groups.values())
 
 

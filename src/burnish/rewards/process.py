@@ -16,6 +16,7 @@ from typing import Any
 
 from burnish.errors import RewardError
 from burnish.plugins import holding_back_stop_signals
+from burnish.rewards.forking import ForkedProcess, fork_supervisor
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, read_answer
 from burnish.rewards.wire import FrameReader, UnsendableError, decode_answer, encode_request
@@ -33,13 +34,14 @@ class WorkerProcess:
     """A new interpreter with its own environment, under a supervisor that ends everything it starts.
 
     Unlike with `multiprocessing`, it does not import the parent's `__main__`, and nothing that it sends is unpickled.
+    For functions in memory it is a fork of this process instead, with the same environment and supervisor.
     """
 
     def __init__(self, rewards: Sequence[tuple[int, RewardSpec]], environment: Mapping[str, str]) -> None:
         """`rewards` are the rewards to load, with their numbers. RewardError if the process cannot be started."""
         first = _request([(index, asdict(spec)) for index, spec in rewards])  # may fail, so before the process starts
         try:
-            self._start(environment)
+            self._start(environment, forked=any(spec.is_in_memory for _, spec in rewards))
         except OSError as error:
             raise RewardError(
                 f"cannot start a reward worker: {error.strerror or error}",
@@ -54,7 +56,7 @@ class WorkerProcess:
         self.ended = False  # whether the worker has closed its end of the socket
         self._send(first)
 
-    def _start(self, environment: Mapping[str, str]) -> None:
+    def _start(self, environment: Mapping[str, str], *, forked: bool) -> None:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self._control, control = socket.socketpair()
             ours.callback(self._control.close)  # if starting the process fails; else `pop_all` below keeps it open
@@ -62,19 +64,9 @@ class WorkerProcess:
             self._channel, channel = socket.socketpair()
             ours.callback(self._channel.close)
             theirs.callback(channel.close)
-            program = _PROGRAM.format(
-                path=sys.path, control=control.fileno(), channel=channel.fileno(), trainer=os.getpid()
-            )
+            start = fork_supervisor if forked else _start_interpreter
             with holding_back_stop_signals():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # a reward's output must not mix with our standard output
-                    stderr=2,  # named, because otherwise it is not inherited if it was opened close-on-exec
-                    pass_fds=(control.fileno(), channel.fileno()),
-                    start_new_session=True,  # so that Ctrl-C in the terminal does not reach the worker
-                    env=dict(environment),
-                )
+                self._process = start(control.fileno(), channel.fileno(), environment)
             ours.pop_all()
 
     def fileno(self) -> int:
@@ -191,6 +183,21 @@ class WorkerProcess:
     def _close(self) -> None:
         self._control.close()
         self._channel.close()
+
+
+def _start_interpreter(
+    control: int, channel: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    program = _PROGRAM.format(path=sys.path, control=control, channel=channel, trainer=os.getpid())
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # a reward's output must not mix with our standard output
+        stderr=2,  # named, because otherwise it is not inherited if it was opened close-on-exec
+        pass_fds=(control, channel),
+        start_new_session=True,  # so that Ctrl-C in the terminal does not reach the worker
+        env=dict(environment),
+    )
 
 
 def _request(message: Any) -> bytes:

@@ -13,6 +13,7 @@ from burnish.rewards.calling import Caller, TracebackInWorkerError
 from burnish.rewards.combining import Weighted, combine
 from burnish.rewards.endings import Ending
 from burnish.rewards.environment import check_environment
+from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.pool import Outcomes, Task, WorkerPool
@@ -52,6 +53,8 @@ class ProcessRewardScorer:
         for index, spec in enumerate(self._specs):
             if spec.runs_inline:
                 self._inline[index] = load_reward(spec)
+            if spec.is_in_memory:
+                function_named(spec.name)  # refused here, before a process is forked to find out
         self._models = _load_models(self._specs)
         self._pool = WorkerPool(
             [self._specs[index] for index in self._remote],

@@ -10,20 +10,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from burnish.plugins import STOP_SIGNALS
+from burnish.trainers.watching import StopRequest, present_watch
+
+__all__ = ["StopRequest", "graceful_stop"]
 
 _ECHO_SECONDS = 0.25
 """`timeout` sends SIGTERM to its child and then to its whole group, a shell that ends passes SIGHUP on: what comes so
 soon after the first signal is the same one. Not for SIGINT: a hand on Ctrl-C means every press."""
-
-
-class StopRequest:
-    """Set by the first SIGINT, SIGTERM or SIGHUP, read by the loop between steps."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __bool__(self) -> bool:
-        return self.requested
 
 
 @contextmanager
@@ -31,9 +24,10 @@ def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
     """Within this context the first signal only asks to stop; a second one raises KeyboardInterrupt at once. SIGHUP
     (the terminal is gone) counts, unless it is ignored, as under `nohup`.
 
-    Outside of the main thread Python cannot install handlers: there signals stay as they are.
+    Outside of the main thread Python cannot install handlers: there signals stay as they are. The request is that of
+    the program that trains, where it has one.
     """
-    request = StopRequest()
+    request = present_watch().stop
     first_seconds = -math.inf
 
     def tell(text: str) -> None:

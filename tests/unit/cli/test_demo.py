@@ -14,7 +14,8 @@ from burnish.checkpointing.lock import RunLock
 from burnish.cli import main
 from burnish.cli.demo import make_room, one_thread
 from burnish.cli.demo_result import Attempt, attempts_table, chosen, counts
-from burnish.cli.demo_task import (
+from burnish.config.loading import load_run_file
+from burnish.demo import (
     FORGET_PROBABILITY,
     NUM_HELD_OUT,
     Addition,
@@ -25,7 +26,6 @@ from burnish.cli.demo_task import (
     write_model,
     write_run_files,
 )
-from burnish.config.loading import load_run_file
 from burnish.errors import CheckpointError, ConfigError
 
 
@@ -89,7 +89,7 @@ def test_every_row_fits_the_model_and_its_alphabet(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     folder = DemoFolder(tmp_path)
-    assert 100_000 < write_model(folder, 0) < 200_000
+    assert 100_000 < write_model(folder.model, 0) < 200_000
     tokenizer = AutoTokenizer.from_pretrained(folder.model)
     assert len(tokenizer("47+85=231", add_special_tokens=False)["input_ids"]) == 9
     assert tokenizer.eos_token_id != tokenizer.pad_token_id

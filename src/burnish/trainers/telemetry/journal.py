@@ -17,6 +17,7 @@ from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
+from burnish.trainers.watching import Watcher, present_watch
 from burnish.trainers.workplace import Workplace
 from burnish.types import RolloutGroup
 
@@ -31,6 +32,8 @@ class Journal:
     display: Display
     place: Workplace | None = None
     """The folder that all of it lies in; None where nothing is written to a run's folder."""
+    watchers: tuple[Watcher, ...] = ()
+    """Functions of the program that trains, told of each line of metrics."""
 
     def check_place(self) -> None:
         """Call it before writing to the folder: CheckpointError when it is not ours any more."""
@@ -54,9 +57,11 @@ class Journal:
             self.recorder.record_evaluation(step, groups, values)
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        """One line of metrics; alarms that this line sets off are said once."""
+        """One line of metrics; alarms that this line sets off are said once. Raises what a watcher raises."""
         self.check_place()
         broken = self.sinks.write(step, row)
+        for watch in self.watchers:  # before the alarms: a run that a watcher ends writes this line again on resuming
+            watch(step, row)
         self.display.update(step, row)
         for alarm in (*broken, *self.alarms.check(step, row)):
             self.display.alarm(alarm)
@@ -103,6 +108,7 @@ def open_journal(
                 alarms=AlarmBell(),
                 display=display,
                 place=workplace,
+                watchers=present_watch().watchers,
             )
         finally:
             for alarm in sinks.close():

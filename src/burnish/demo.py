@@ -1,6 +1,7 @@
 """The demo's task: two-digit additions, a forgetful demonstrator, a tiny transformer, and the two run files.
 
-Everything depends only on the seed, and is written into the demo's folder, where ordinary commands can use it.
+Everything depends only on the seed. `burnish demo` writes all of it into a folder, where ordinary commands can use it.
+A program takes the pieces: `split_problems`, `problem_rows`, `demonstration_rows` and `write_model`.
 """
 
 from __future__ import annotations
@@ -102,18 +103,31 @@ def demonstrate(problems: Iterable[Addition], seed: int) -> list[str]:
     return [p.without_carry if chance.random() < FORGET_PROBABILITY else p.answer for p in problems]
 
 
+def problem_rows(problems: Iterable[Addition]) -> list[dict[str, str]]:
+    """What a reward needs: prompts with their right answers."""
+    return [{"prompt": p.prompt, "answer": p.answer} for p in problems]
+
+
+def demonstration_rows(problems: Iterable[Addition], seed: int) -> list[dict[str, str]]:
+    """What supervised fine-tuning needs: the demonstrator's answers, several to each problem, most of them wrong where
+    there is a carry."""
+    asked = [problem for problem in problems for _ in range(NUM_DEMONSTRATIONS)]
+    pairs = zip(asked, demonstrate(asked, seed), strict=True)
+    return [{"prompt": p.prompt, "completion": text} for p, text in pairs]
+
+
 def write_data(folder: DemoFolder, seed: int) -> float:
     """Write the three data files. Returns the fraction of demonstrations that are wrong."""
     train, held_out = split_problems(seed)
-    asked = [problem for problem in train for _ in range(NUM_DEMONSTRATIONS)]
-    pairs = list(zip(asked, demonstrate(asked, seed), strict=True))
-    _write_lines(folder.demonstrations, ({"prompt": p.prompt, "completion": text} for p, text in pairs))
+    demonstrations = demonstration_rows(train, seed)
+    _write_lines(folder.demonstrations, demonstrations)
     for path, problems in ((folder.train, train), (folder.held_out, held_out)):
-        _write_lines(path, ({"prompt": p.prompt, "answer": p.answer} for p in problems))
-    return sum(text != p.answer for p, text in pairs) / len(pairs)
+        _write_lines(path, problem_rows(problems))
+    answers = {problem.prompt: problem.answer for problem in train}
+    return sum(row["completion"] != answers[row["prompt"]] for row in demonstrations) / len(demonstrations)
 
 
-def write_model(folder: DemoFolder, seed: int) -> int:
+def write_model(folder: Path, seed: int) -> int:
     """Write a randomly initialised transformer with its tokenizer. Returns the number of its parameters."""
     from burnish.models.characters import character_tokenizer, tiny_llama
 
@@ -131,8 +145,8 @@ def write_model(folder: DemoFolder, seed: int) -> int:
         initializer_range=0.06,  # the usual 0.02 is for wide models; with it, this narrow one starts three times slower
         seed=seed,
     )
-    model.save_pretrained(folder.model)
-    tokenizer.save_pretrained(folder.model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -1,0 +1,117 @@
+"""`burnish.evaluate`: the measurements of `burnish eval`, on runs, on models and on what is in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.api.inputs import Inputs
+from burnish.api.preparing import as_overrides, prepared_run
+from burnish.api.rollouts import RecordedRollout, recorded
+from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
+from burnish.api.silence import without_loading_bars
+from burnish.checkpointing.chaining import find_checkpoint
+from burnish.config.kinds import kind_of_data
+from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.trainers.result import EvalReport
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was measured. `evaluation["eval/accuracy"]` is one of the `metrics`; `folder` holds them and the
+    responses."""
+
+    metrics: Mapping[str, float]
+    folder: Path
+    rollouts_file: Path | None
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    @property
+    def rollouts(self) -> list[RecordedRollout]:
+        """The responses; none where none are sampled (`sft`, `reward_model`)."""
+        return [] if self.rollouts_file is None else recorded(self.rollouts_file)
+
+    def __repr__(self) -> str:
+        width = max(map(len, self.metrics), default=0)
+        lines = (f"  {name:<{width}}  {value:.4g}" for name, value in self.metrics.items())
+        return "\n".join([f"burnish.Evaluation in {self.folder}", *lines])
+
+
+def evaluate(target: Any, data: Any = None, rewards: Any = None, *, quiet: bool = False, **fields: Any) -> Evaluation:
+    """Measure a run or a model on held-out data, as `burnish eval` does.
+
+    `target` is a `Run` or the folder of one (`runs/first@best`), a model (folder, hub name, `(model, tokenizer)`), or
+    the fields of a run file. `data` and `rewards` take the place of the run's own, and may be in memory as in
+    `burnish.train`; a model by itself needs both. `fields` win over the configuration: `evaluation={"samples": 8}`.
+
+    The result lies in RUN/eval/NNN, of a model by itself in a fresh folder below runs/. Raises BurnishError for
+    everything that the caller can put right.
+    """
+    from rich.console import Console
+
+    from burnish.rewards.in_memory import functions_at_hand
+
+    if data is not None:
+        fields["data"] = {"eval": data}
+    if rewards is not None:
+        fields["rewards"] = rewards
+    with ExitStack() as stack:
+        stack.enter_context(without_loading_bars())
+        config, weights, inputs = stack.enter_context(_measurable(target, fields))
+        inputs.write(may_change=True)
+        stack.enter_context(functions_at_hand(inputs.functions))
+        report = measured(config, Console(quiet=quiet), weights)
+    return Evaluation(report.metrics, report.metrics_file.parent, report.rollouts_file)
+
+
+def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
+    """The measurements that belong to this kind of run, on its model or on saved weights."""
+    from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
+    from burnish.trainers.rl.run import evaluate_run
+
+    match config:
+        case RlConfig():
+            return evaluate_run(config, console=console, weights=weights)
+        case SftConfig():
+            return evaluate_sft_run(config, console=console, weights=weights)
+        case RmConfig():
+            return evaluate_rm_run(config, console=console, weights=weights)
+        case _:
+            raise TypeError(f"no evaluation for {type(config).__name__}")
+
+
+@contextmanager
+def _measurable(target: Any, fields: dict[str, Any]) -> Iterator[tuple[RunConfig, Path | None, Inputs]]:
+    chosen = find_checkpoint(str(target), field="the run to evaluate") if isinstance(target, (Run, str, Path)) else None
+    if chosen is not None:
+        inputs = Inputs(_inputs_folder(chosen.run))
+        loaded = run_config(chosen.run, as_overrides(inputs.plain(fields)))
+        yield loaded.config, chosen.checkpoint.folder / WEIGHTS_FOLDER, inputs
+        return
+    if isinstance(target, (Mapping, RunConfig)) or str(target).endswith((".yaml", ".yml")):
+        kind: Kind = kind_of_data(target) if isinstance(target, Mapping) else "rl"
+        if isinstance(target, (SftConfig, RmConfig)):
+            kind = "sft" if isinstance(target, SftConfig) else "rm"
+        given = target
+    else:
+        held_out = fields.get("data", {}).get("eval")
+        # Nothing is trained, so the held-out data may stand for the training data that a run file has to name.
+        given, kind = {"model": target, "data": {"train": held_out}}, "rl"
+    with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as call:
+        yield call.loaded.config, None, call.inputs
+
+
+def _inputs_folder(run: Path) -> Path:
+    """A folder of its own for what this evaluation is given in memory: earlier ones stay as they were."""
+    folders = (run / "eval" / "inputs" / f"{number:03d}" for number in itertools.count(1))
+    return next(folder for folder in folders if not folder.exists())

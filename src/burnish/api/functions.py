@@ -1,0 +1,165 @@
+"""Functions as rewards: which of them any process can import, and a text of the others that changes when they do."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LONGEST_VALUE = 1000
+_MOST_FUNCTIONS = 100
+
+
+def importable_name(call: Callable[..., Any]) -> str | None:
+    """`package.module:name` of a function or class that a fresh interpreter finds under this name; None for any other:
+    closures, lambdas, instances, and all that the program's own script or notebook defines."""
+    if not (isinstance(call, FunctionType) or inspect.isclass(call)):
+        return None
+    module, name = call.__module__, call.__qualname__
+    if module == "__main__" or not name.isidentifier():
+        return None
+    loaded = sys.modules.get(module)
+    if loaded is None or vars(loaded).get(name) is not call or not _is_found(module, loaded):
+        return None
+    return f"{module}:{name}"
+
+
+def _is_found(name: str, module: ModuleType) -> bool:
+    """Whether importing the name from `sys.path` leads to the file of the loaded module."""
+    if module.__file__ is None:
+        return False
+    parts = name.split(".")
+    for entry in sys.path:
+        place = Path(entry or ".").joinpath(*parts)
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                return file.resolve() == Path(module.__file__).resolve()
+    return False
+
+
+def text_of(call: Callable[..., Any]) -> str:
+    """What a function computes, as text: source (of a lambda its bytecode, as its source line may hold other things),
+    and the plain values and further functions that it reads from outside. Equal functions have equal texts.
+
+    Of other objects that it reads only the class is in the text, so a change inside them is not seen.
+    """
+    return "\n\n".join(_texts(call)) + "\n"
+
+
+def _texts(call: Callable[..., Any]) -> Iterator[str]:
+    waiting: list[tuple[str, Any]] = [(_name(call), call)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_FUNCTIONS:
+        name, value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        function, bound = _unwrapped(value)
+        outside = bound | (_read_from_outside(function) if function is not None else {})
+        lines = [f"# {name}", _source(function) if function is not None else f"# {type(value).__qualname__}"]
+        for key, found in sorted(outside.items()):
+            if _is_code(found):
+                waiting.append((key, found))
+            else:
+                lines.append(f"{key} = {_value_text(found)}")
+        yield "\n".join(lines)
+
+
+def _name(call: Callable[..., Any]) -> str:
+    return str(getattr(call, "__qualname__", type(call).__qualname__))
+
+
+def _unwrapped(call: Any) -> tuple[FunctionType | None, dict[str, Any]]:
+    """The function that is run in the end, and what is bound to it: arguments of a partial, attributes of an object."""
+    match call:
+        case FunctionType():
+            return call, {}
+        case MethodType():
+            function, _ = _unwrapped(call.__func__)
+            return function, _attributes(call.__self__)
+        case functools.partial():
+            function, bound = _unwrapped(call.func)
+            given = {f"argument {i}": value for i, value in enumerate(call.args)}
+            return function, bound | given | call.keywords
+        case type():
+            return _unwrapped(call.__call__)[0], {}
+    own = inspect.getattr_static(type(call), "__call__", None)
+    return (own if isinstance(own, FunctionType) else None), _attributes(call)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return {f"self.{name}": item for name, item in getattr(value, "__dict__", {}).items()}
+
+
+def _read_from_outside(function: FunctionType) -> dict[str, Any]:
+    """Values of the enclosing functions, defaults, and the globals that its code names, modules left out."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not given a value yet
+            continue
+    for name in _names(function.__code__):
+        if name in function.__globals__ and not isinstance(function.__globals__[name], ModuleType):
+            found.setdefault(name, function.__globals__[name])
+    found |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+    found |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
+    return {name: value for name, value in found.items() if value is not function}
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _is_code(value: Any) -> bool:
+    """Whether a value is a function of the user's, whose text belongs to that of the function that calls it."""
+    function, _ = _unwrapped(value) if callable(value) and not inspect.isclass(value) else (None, {})
+    return function is not None and not function.__code__.co_filename.startswith(_INSTALLED)
+
+
+def _source(function: FunctionType) -> str:
+    if function.__name__ != "<lambda>":
+        try:
+            return textwrap.dedent(inspect.getsource(function)).strip()
+        except (OSError, TypeError):  # typed in somewhere that keeps no source
+            pass
+    return "# bytecode " + hashlib.sha256(_code_text(function.__code__).encode()).hexdigest()
+
+
+def _code_text(code: CodeType) -> str:
+    """What the code does, without where it stands: no file, no line, no name of its own."""
+    constants = [_code_text(c) if isinstance(c, CodeType) else _value_text(c) for c in code.co_consts]
+    return repr((code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, constants))
+
+
+def _value_text(value: Any) -> str:
+    text = _plain_text(value)
+    if text is None:
+        return f"a {type(value).__module__}.{type(value).__qualname__}, whose content is not compared"
+    return text if len(text) <= _LONGEST_VALUE else "sha256 " + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain_text(value: Any) -> str | None:
+    """The value as text that is the same in every process; None for one that is not made of plain values."""
+    if value is None or value is Ellipsis or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        parts = [_plain_text(part) for item in value.items() for part in item]
+    elif isinstance(value, (list, tuple)):
+        parts = [_plain_text(part) for part in value]
+    elif isinstance(value, (set, frozenset)):
+        parts = sorted((_plain_text(part) for part in value), key=str)
+    else:
+        return None
+    if None in parts:
+        return None
+    return f"{type(value).__name__}({', '.join(part for part in parts if part is not None)})"

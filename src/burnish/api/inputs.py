@@ -1,0 +1,262 @@
+"""What a call gives that no run file can hold: rows, loaded models, functions.
+
+Each is replaced by the words that a run file would have for it. Rows and models are written below RUN/inputs and named
+by their paths; a function that can be imported is named so, any other is `python:NAME`, and a text of what it computes
+is written, so that a resumed run notices when it is another one.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.api.functions import importable_name, text_of
+from burnish.api.policy import Policy
+from burnish.api.run import Run
+from burnish.checkpointing.sources import INPUTS_FOLDER, function_file
+from burnish.config.names import IN_MEMORY, MODEL_REWARD
+from burnish.config.schema import RewardConfig
+from burnish.config.schema_data import DataSource
+from burnish.errors import CheckpointError, ConfigError, DataError
+from burnish.observability.atomic import write_text_atomically
+from burnish.rewards.constructors import FunctionReward, name_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Rows = Sequence[Mapping[str, Any]]
+_SOURCE_KEYS = set(DataSource.model_fields)
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What is to be written into `folder` before a run begins, by the name of the file there, and the functions.
+
+    `folder` is written into the configuration as it stands.
+    """
+
+    folder: Path
+    rows: dict[str, Rows] = field(default_factory=dict)
+    tables: dict[str, Dataset] = field(default_factory=dict)
+    models: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = field(default_factory=dict)
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.tables or self.models or self.functions)
+
+    def plain(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a run file with plain values in place of everything that a run file cannot hold."""
+        found = dict(given)
+        if "model" in found:
+            found["model"] = self._model(found["model"])
+        if "data" in found:
+            found["data"] = self._data(found["data"])
+        if "rewards" in found:
+            found["rewards"] = self._rewards(found["rewards"])
+        if isinstance(found.get("normalization"), Mapping):
+            found["normalization"] = self._with_sources(found["normalization"], ("prompts", "references"))
+        return {name: _plain(value) for name, value in found.items()}
+
+    def write(self, *, may_change: bool) -> None:
+        """Write what is not there yet. CheckpointError for what is there with another content, unless `may_change`."""
+        if not (self.rows or self.tables or self.models or self.functions):
+            return
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=".inputs-") as made:
+            self._write_into(Path(made))
+            changed = [str(name) for name in _files_below(Path(made)) if _differs(Path(made), self.folder, name)]
+            if changed and not may_change:
+                raise CheckpointError(
+                    f"{self.folder} holds other inputs than this call gives: {', '.join(changed)}",
+                    remedy="give what the run began with to go on with it; or set output to another folder, start over "
+                    "with fresh=True, or go on with what there is now with accept_changes=True",
+                )
+            for name in _files_below(Path(made)):
+                if changed or not (self.folder / name).exists():
+                    (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.move(Path(made) / name, self.folder / name)
+
+    def _write_into(self, folder: Path) -> None:
+        for name, rows in self.rows.items():
+            write_text_atomically(folder / name, rows_text(rows, name))
+        for name, table in self.tables.items():
+            table.to_parquet(folder / name)
+        for name, (model, tokenizer) in self.models.items():
+            model.save_pretrained(folder / name)
+            tokenizer.save_pretrained(folder / name)
+        for name, function in self.functions.items():
+            file = folder / function_file(name)
+            file.parent.mkdir(exist_ok=True)
+            write_text_atomically(file, text_of(function))
+
+    def _model(self, given: Any) -> Any:
+        if isinstance(given, tuple) and len(given) == 2:
+            return self._loaded_model(*given)
+        if isinstance(given, Mapping) and ("model" in given or _is_model(given.get("path"))):
+            settings = {name: value for name, value in given.items() if name not in ("model", "path", "tokenizer")}
+            return settings | {
+                "path": self._loaded_model(given.get("model", given.get("path")), given.get("tokenizer"))
+            }
+        if _is_model(given):
+            raise ConfigError(
+                "model is a loaded model without its tokenizer", remedy="give both: model=(model, tokenizer)"
+            )
+        return given
+
+    def _loaded_model(self, model: Any, tokenizer: Any) -> str:
+        from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+        if not isinstance(model, PreTrainedModel):
+            raise ConfigError(
+                f"model is a {type(model).__module__}.{type(model).__qualname__}, not a model of transformers",
+                remedy="give a transformers model (of a peft model: model.merge_and_unload()), a folder or a hub name",
+            )
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ConfigError(
+                f"the tokenizer that comes with the model is a {type(tokenizer).__qualname__}",
+                remedy="give model=(model, tokenizer), both of transformers",
+            )
+        self.models["model"] = (model, tokenizer)
+        return str(self.folder / "model")
+
+    def _data(self, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return self._with_sources(given, ("train", "eval"))
+        return self._with_sources({"train": given}, ("train",))
+
+    def _with_sources(self, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        return dict(given) | {name: self._sources(given[name], name) for name in names if name in given}
+
+    def _sources(self, given: Any, name: str) -> Any:
+        """One source or several. A list of dictionaries is rows, unless each of them can be a source."""
+        if isinstance(given, (list, tuple)) and any(_is_source(item) for item in given):
+            return [self._source(item, f"{name}-{number}") for number, item in enumerate(given, start=1)]
+        return self._source(given, name)
+
+    def _source(self, given: Any, name: str) -> Any:
+        if isinstance(given, Mapping):
+            return dict(given) | {"path": self._source(given["path"], name)} if "path" in given else dict(given)
+        if given is None or isinstance(given, (str, Path)):
+            return given
+        if _is_dataset(given):
+            self.tables[f"{name}.parquet"] = given
+            return str(self.folder / f"{name}.parquet")
+        if isinstance(given, (list, tuple)):
+            if not given:
+                return []
+            self.rows[f"{name}.jsonl"] = given
+            return str(self.folder / f"{name}.jsonl")
+        raise DataError(
+            f"data.{name} is a {type(given).__module__}.{type(given).__qualname__}",
+            remedy="give a path, a list of dictionaries, or one split of a data set (a table of pandas: "
+            "table.to_dict('records'))",
+        )
+
+    def _rewards(self, given: Any) -> list[Any]:
+        listed = list(given) if isinstance(given, (list, tuple)) else [given]
+        return [self._reward(item) for item in listed]
+
+    def _reward(self, given: Any) -> Any:
+        if isinstance(given, Run):
+            return f"{MODEL_REWARD}{given.output}"
+        if isinstance(given, RewardConfig):
+            return given.model_dump(mode="json", exclude_unset=True)
+        if isinstance(given, FunctionReward):
+            config = given.config.model_dump(mode="json", exclude_unset=True)
+            return config | {"name": self._function(given.call)}
+        if isinstance(given, Mapping) and callable(given.get("name")):
+            return dict(given) | {"name": self._function(given["name"])}
+        if callable(given):
+            return {"name": self._function(given)}
+        return given
+
+    def _function(self, call: Callable[..., Any]) -> str:
+        """How the configuration names a function; two of one name are told apart by a number."""
+        found = importable_name(call)
+        if found is not None:
+            return found
+        own, number = name_of(call), 1
+        name = f"{IN_MEMORY}{own}"
+        while name in self.functions and self.functions[name] is not call:
+            number += 1
+            name = f"{IN_MEMORY}{own}_{number}"
+        self.functions[name] = call
+        return name
+
+
+def rows_text(rows: Rows, name: str) -> str:
+    """Rows as the lines of a file. DataError, naming row and column, for a value that no such file can hold."""
+    from burnish.data.rows import plain_value
+
+    lines: list[str] = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"row {number} of {name} is a {type(row).__qualname__}", remedy="give a list of dictionaries"
+            )
+        values: dict[str, Any] = {}
+        for column, value in row.items():
+            try:
+                values[str(column)] = plain_value(value)
+            except TypeError as error:
+                raise DataError(
+                    f"row {number} of {name}: the column {column!r} cannot be written: {error}",
+                    remedy="leave it out, or make it text, numbers, lists or dictionaries",
+                ) from error
+        try:
+            lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n")
+        except ValueError as error:
+            raise DataError(f"row {number} of {name} cannot be written: {error}", remedy="mend that row") from error
+    return "".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """Paths and runs as text, tuples as lists, at any depth."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Run):
+        return str(value)
+    if isinstance(value, Policy):
+        return str(value.folder)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _is_source(item: Any) -> bool:
+    """A mapping of which every key is one of a source's, `path` among them; a path; a data set; a list of rows."""
+    if isinstance(item, Mapping):
+        return "path" in item and set(item) <= _SOURCE_KEYS
+    return isinstance(item, (str, Path, list, tuple)) or _is_dataset(item)
+
+
+def _is_dataset(value: Any) -> bool:
+    """Tells a data set without importing its package, which takes a second."""
+    return type(value).__module__.startswith("datasets.") and type(value).__name__ == "Dataset"
+
+
+def _is_model(value: Any) -> bool:
+    """Whether it is a module of torch, told without importing torch."""
+    return any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+def _differs(made: Path, folder: Path, name: Path) -> bool:
+    return (folder / name).exists() and not filecmp.cmp(made / name, folder / name, shallow=False)
+
+
+def inputs_of(output: str) -> Inputs:
+    """Inputs that lie in the folder of the run."""
+    return Inputs(Path(output) / INPUTS_FOLDER)

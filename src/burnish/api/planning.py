@@ -1,0 +1,164 @@
+"""`burnish.plan`: what a run would do, without doing it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.api.inputs import Inputs
+from burnish.api.preparing import Given, next_folder, output_of, prepare
+from burnish.api.silence import without_loading_bars
+from burnish.config.kinds import kind_of_data
+from burnish.config.loading import LoadedConfig
+from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.yaml_text import parse_yaml, read_run_text
+from burnish.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from burnish.planning.model_facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The arithmetic of a run (`plan`), its resolved configuration, and remarks. Printing it shows all that matters."""
+
+    plan: Plan
+    config: RunConfig
+    notes: tuple[str, ...]
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the run; None where that depends on data that would have to be downloaded."""
+        return self.plan.steps
+
+    @property
+    def optimizer_steps(self) -> int | None:
+        """Optimizer steps of the whole run."""
+        return self.plan.optimizer_steps
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimate of the memory that the run needs; 0 when the model's sizes are unknown."""
+        return self.plan.memory_bytes
+
+    def __repr__(self) -> str:
+        lines = [f"burnish.RunPlan of {self.config.output}"]
+        for topic in dict.fromkeys(line.topic for line in self.plan.lines):
+            chosen = [line for line in self.plan.lines if line.topic == topic]
+            width = max(len(line.name) for line in chosen)
+            lines += ["", topic, *(f"  {line.name:<{width}}  {line.value}  ({line.because})" for line in chosen)]
+        lines += ["", "models", *(f"  {role.role}: {role.because}" for role in self.plan.models)]
+        if self.plan.memory:
+            lines += ["", f"memory, at most {self.memory_bytes / 2**30:.2f} GiB"]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def plan(config: Given, **fields: Any) -> RunPlan:
+    """What `burnish.train` (or `sft`, or `reward_model`, as the fields say) would do with the same arguments.
+
+    Nothing of a run is made, no weights are loaded and nothing is downloaded. What the run would refuse before it has
+    loaded its model is refused here too (BurnishError).
+    """
+    from burnish.rewards.in_memory import functions_at_hand
+
+    kind = _kind_of(config, fields)
+    with tempfile.TemporaryDirectory(prefix="burnish-plan-") as made, without_loading_bars():
+        inputs = Inputs(Path(made) / "inputs")
+        if output_of(config) is None and "output" not in fields:
+            fields["output"] = str(next_folder(kind))
+        call = prepare(kind, config, fields, inputs, "burnish.plan")
+        inputs.write(may_change=True)
+        notes: list[str] = []
+        with functions_at_hand(inputs.functions):
+            found = plan_of(call.loaded, notes)
+    return RunPlan(found, call.loaded.config, (*found.warnings, *notes))
+
+
+def _kind_of(config: Given, fields: Mapping[str, Any]) -> Kind:
+    match config:
+        case RlConfig():
+            return "rl"
+        case SftConfig():
+            return "sft"
+        case RmConfig():
+            return "rm"
+        case str() | Path():
+            return kind_of_data(parse_yaml(read_run_text(Path(config))).data, fields)
+    return kind_of_data(config, fields)
+
+
+def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
+    """The plan of a checked run, and in `notes` what else is worth saying. Reads local data and rewards; loads no
+    weights and downloads nothing. Raises what the run would refuse (BurnishError)."""
+    from burnish.checkpointing.output import check_output
+    from burnish.planning.model_facts import read_model_facts
+    from burnish.trainers.chaining import pinned
+
+    check_output(loaded.config)
+    config, chained = pinned(loaded.config)
+    notes.extend(chained)
+    facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
+    if facts is None:
+        notes.append(
+            f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
+        )
+    notes.extend(_emulation_notes(config))
+    if isinstance(config, RlConfig):
+        return _rl_plan(config, facts, notes)
+    if isinstance(config, RmConfig):
+        return _rm_plan(config, facts, notes)
+    if isinstance(config, SftConfig):
+        return _sft_plan(config, facts, notes)
+    raise TypeError(f"no plan for {type(config).__name__}")
+
+
+def _emulation_notes(config: RunConfig) -> Iterator[str]:
+    """A note if the processor that the run would use only emulates the run's dtype."""
+    from burnish.processor import emulation_note
+
+    if config.model.dtype != "bfloat16" or config.model.device not in ("auto", "cpu"):
+        return
+    note = emulation_note()
+    if note is None:
+        return
+    import torch
+
+    if config.model.device == "cpu" or not torch.cuda.is_available():
+        yield f"model.dtype is bfloat16: {note}"
+
+
+def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
+    """Raises the errors of `burnish rl`, as far as they can be found without weights and downloads."""
+    from burnish.planning.plan import plan_rl
+    from burnish.trainers.rl.preflight import check_fit, preview
+
+    if facts is not None:
+        check_fit(config, facts.context_tokens, facts.vocabulary_size)
+    num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
+    if num_prompts is None:
+        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
+    notes.extend(further)
+    return plan_rl(config, num_prompts=num_prompts, facts=facts)
+
+
+def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
+    """The plan of `burnish rm`. A local model's tokenizer shows how many comparisons fit, and so how many steps."""
+    from burnish.planning.plan_rm import plan_rm
+    from burnish.trainers.preview import preview_rm
+
+    found = preview_rm(config, None if facts is None else facts.context_tokens)
+    notes.extend(found.notes)
+    return plan_rm(config, num_comparisons=found.rows, num_tokens=found.tokens, facts=facts)
+
+
+def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
+    """The plan of `burnish sft`. A local model's tokenizer shows how long the examples are, and so how many steps."""
+    from burnish.planning.plan import plan_sft
+    from burnish.trainers.preview import preview_sft
+
+    found = preview_sft(config, None if facts is None else facts.context_tokens)
+    notes.extend(found.notes)
+    return plan_sft(config, num_examples=found.rows, num_tokens=found.tokens, num_steps=found.steps, facts=facts)

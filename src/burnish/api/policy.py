@@ -1,0 +1,165 @@
+"""The weights of a checkpoint as something to talk to, or to copy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.api.pictures import tinted_html
+from burnish.api.silence import without_loading_bars
+from burnish.config.schema_data import DataConfig, ModelConfig
+from burnish.errors import BurnishError, DataError
+from burnish.observability.atomic import disk_remedy
+from burnish.types import FinishReason, Message, Prompt, RolloutRequest
+
+if TYPE_CHECKING:
+    from burnish.models.loading import LoadedModel
+    from burnish.rollouts.local.engine import LocalEngine
+
+Asked = str | Sequence[Message | Mapping[str, Any]]
+"""A text to be continued, or the turns of a conversation (`burnish.Message`, or dictionaries with role and content)."""
+_LEAST_CONTEXT = 2048
+"""Tokens that an engine is made for at least, so that a conversation which grows needs no new one each turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a policy answered. `tokens` and `logprobs` (nats, at the temperature of sampling) have one entry a sampled
+    token, the one that ended the response among them, which is not in `text`."""
+
+    text: str
+    tokens: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return tinted_html(self.tokens, self.logprobs)
+
+
+class Policy:
+    """A language model in a folder. Its weights are loaded at the first `generate`, and stay."""
+
+    def __init__(self, folder: str | Path, model: ModelConfig | None = None, data: DataConfig | None = None) -> None:
+        """`model` and `data` are those of the run that the weights come from: number type, device and chat template."""
+        self.folder = Path(folder)
+        self._model = model or ModelConfig(path=str(folder))
+        self._data = data or DataConfig()
+        self._loaded: LoadedModel | None = None
+        self._engine: LocalEngine | None = None
+        self._engine_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"burnish.Policy({str(self.folder)!r})"
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy weights, configuration and tokenizer into a folder that `from_pretrained` loads, and return it.
+        BurnishError for a folder that holds something already."""
+        target = Path(folder)
+        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+            raise BurnishError(f"{target} is there already", remedy="name a folder that does not exist yet")
+        try:
+            shutil.copytree(self.folder, target, dirs_exist_ok=True)
+        except OSError as error:
+            raise BurnishError(
+                f"cannot copy {self.folder} to {target}: {error}", remedy=disk_remedy(error, target.parent)
+            ) from error
+        return target
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be written for this model."""
+        return bool(self._load().tokenizer.chat_template)
+
+    def generate(
+        self,
+        prompt: Asked,
+        *,
+        max_response_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        greedy: bool = False,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+    ) -> Response:
+        """Answer a prompt. The same arguments give the same response; another `seed` gives another sample.
+
+        A text is continued as it is, or made a user's turn where the run's `data.chat` is `always`; a conversation goes
+        through the chat template. Raises DataError for a conversation without a template, RolloutError for sampling
+        numbers out of range and for prompts that leave no room in the context.
+        """
+        from burnish.data.chat import encode_prompt
+        from burnish.data.template import ChatFormat
+        from burnish.rollouts.engine import Sampling
+
+        loaded = self._load()
+        tokens = encode_prompt(_prompt(prompt), loaded.tokenizer, ChatFormat.of(self._data))
+        sampling = Sampling(
+            max_response_tokens=max_response_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            stop=tuple(stop),
+            greedy=greedy,
+        )
+        engine = self._engine_for(loaded, len(tokens) + max_response_tokens)
+        request = RolloutRequest("generate", 0, tokens, (0,))
+        rollout = engine.generate([request], sampling, seed=seed, step=0)[0]
+        return Response(
+            rollout.response,
+            tuple(str(loaded.tokenizer.decode([token])) for token in rollout.response_tokens),
+            rollout.response_tokens,
+            rollout.rollout_logprobs,
+            rollout.finish_reason,
+        )
+
+    def _load(self) -> LoadedModel:
+        if self._loaded is None:
+            from burnish.models.loading import load_model
+            from burnish.trainers.chaining import with_weights
+
+            with without_loading_bars():
+                self._loaded = load_model(with_weights(self._model, str(self.folder)))
+        return self._loaded
+
+    def _engine_for(self, loaded: LoadedModel, num_tokens: int) -> LocalEngine:
+        """An engine for texts of so many tokens. It is kept until a longer text comes."""
+        if self._engine is None or num_tokens > self._engine_tokens:
+            from burnish.rollouts.local.engine import LocalEngine
+
+            self._engine_tokens = min(loaded.context_length, max(2 * num_tokens, _LEAST_CONTEXT))
+            self._engine = LocalEngine(
+                loaded.model,
+                tokenizer=loaded.tokenizer,
+                eos_token_ids=loaded.eos_token_ids,
+                pad_token_id=loaded.pad_token_id,
+                context_length=self._engine_tokens,
+                max_batch_rows=1,
+                kernels=loaded.kernels,
+                paths=loaded.paths,
+            )
+        return self._engine
+
+
+def _prompt(asked: Asked) -> Prompt:
+    if isinstance(asked, str):
+        return Prompt("generate", text=asked)
+    return Prompt("generate", messages=tuple(map(_message, asked)))
+
+
+def _message(turn: Message | Mapping[str, Any]) -> Message:
+    if isinstance(turn, Message):
+        return turn
+    if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
+        raise DataError(f"{turn!r:.80} is not a turn of a conversation", remedy="give role and content of each turn")
+    return Message(str(turn["role"]), str(turn["content"]))

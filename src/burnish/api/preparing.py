@@ -1,0 +1,109 @@
+"""From the arguments of a call to a checked configuration, in the words of a run file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.api.inputs import Inputs, inputs_of
+from burnish.checkpointing.run import RunDirectory
+from burnish.config.loading import LoadedConfig, load_run_data, load_run_file
+from burnish.config.schema import Kind, RunConfig
+from burnish.config.yaml_text import parse_yaml, read_run_text
+from burnish.errors import ConfigError
+
+Given = Mapping[str, Any] | RunConfig | str | Path
+"""A run: the fields of a run file as a dictionary, a typed configuration, or the path of a run file."""
+
+RUNS_FOLDER = Path("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked configuration, and what it names that is still to be written."""
+
+    loaded: LoadedConfig
+    inputs: Inputs
+
+
+@contextmanager
+def prepared_run(
+    kind: Kind, given: Given, fields: Mapping[str, Any], caller: str, *, folder_name: str | None = None
+) -> Iterator[Prepared]:
+    """The call as a run. Without an `output` it has a fresh folder, which is removed again when an error ends the call
+    before a run has begun there."""
+    output = fields.get("output", output_of(given))
+    if output is not None:
+        yield prepare(kind, given, fields, inputs_of(str(output)), caller)
+        return
+    fresh = _fresh_folder(folder_name or kind)
+    try:
+        yield prepare(kind, given, {**fields, "output": str(fresh)}, inputs_of(str(fresh)), caller)
+    except BaseException:
+        if not RunDirectory(fresh).begun():
+            shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def prepare(kind: Kind, given: Given, fields: Mapping[str, Any], inputs: Inputs, caller: str) -> Prepared:
+    """Check the run as the command line would. `fields` win over it, as overrides do there: dictionaries are merged,
+    and a name may have dots. ConfigError with every problem."""
+    if isinstance(given, RunConfig):
+        given = given.model_dump(mode="json", exclude_unset=True)
+    overrides = as_overrides(inputs.plain(fields))
+    if isinstance(given, (str, Path)):
+        return Prepared(load_run_file(given, overrides, kind), inputs)
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{caller} got a {type(given).__qualname__}",
+            remedy="give a dictionary with the fields of a run file, a typed configuration, or the path of a run file",
+        )
+    return Prepared(load_run_data(inputs.plain(given), overrides, kind, source=caller), inputs)
+
+
+def as_overrides(fields: Mapping[str, Any]) -> list[str]:
+    """Plain values as overrides of the command line."""
+    return [f"{name}={_as_yaml(name, value)}" for name, value in fields.items()]
+
+
+def next_folder(kind: str) -> Path:
+    """`runs/rl-001`, or the next number that is free. Makes nothing."""
+    return next(folder for folder in _numbered(kind) if not folder.exists())
+
+
+def _fresh_folder(kind: str) -> Path:
+    for folder in _numbered(kind):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("the numbers have no end")
+
+
+def _numbered(kind: str) -> Iterator[Path]:
+    return (RUNS_FOLDER / f"{kind}-{number:03d}" for number in itertools.count(1))
+
+
+def output_of(given: Given) -> Any:
+    """What a call sets as `output`; None where it sets none."""
+    if isinstance(given, RunConfig):
+        return given.output if "output" in given.model_fields_set else None
+    if isinstance(given, Mapping):
+        return given.get("output")
+    data = parse_yaml(read_run_text(Path(given))).data
+    return data.get("output") if isinstance(data, dict) else None
+
+
+def _as_yaml(name: str, value: Any) -> str:
+    """JSON, which YAML reads as the same value."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError as error:
+        raise ConfigError(f"{name} holds what no run file can hold: {error}", remedy="give plain values") from error

@@ -1,0 +1,190 @@
+"""A run as an object: what it was asked to do, how far it has come, and what it has left behind."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.api.metrics import metrics_table, shown
+from burnish.api.pictures import run_html
+from burnish.api.policy import Policy
+from burnish.api.rollouts import RecordedRollout, recorded
+from burnish.checkpointing.chaining import Chosen, find_checkpoint, split_choice
+from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.sources import INPUTS_FOLDER
+from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.kinds import kind_of_data
+from burnish.config.loading import LoadedConfig, load_run_data
+from burnish.config.schema import RunConfig
+from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
+from burnish.observability.history import read_rows
+from burnish.observability.recorder import recorded_files, step_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from burnish.api.metrics import MetricsTable
+    from burnish.trainers.watching import StopRequest
+
+WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch
+
+
+class Run:
+    """A run in its folder: the result of `burnish.train`, `sft` and `reward_model`, or of `burnish.load_run`.
+
+    All that it says is read from the folder when it is asked, so it is true of a run that is still going on as well,
+    and of one that another process goes on with.
+    """
+
+    def __init__(self, output: str | Path, *, choice: str | None = None, stop: StopRequest | None = None) -> None:
+        """`choice`: a step, `best` or `best:METRIC`, which checkpoint is meant (None: the newest). `stop` lets
+        `Run.stop` end a run that this program trains."""
+        self.output = Path(output)
+        """Folder of the run."""
+        self._choice = choice
+        self._stop = stop
+        self._policy: Policy | None = None
+
+    def __repr__(self) -> str:
+        state = "stopped" if self.stopped else "finished" if self.stopped is False else "at"
+        rows = self._rows()
+        return f"burnish.Run({str(self)!r}), {state} at step {self.step}" + (f"\n{shown(rows)}" if rows else "")
+
+    def __str__(self) -> str:
+        """What a run file may name as a model: the folder, with the checkpoint that is meant."""
+        return str(self.output) if self._choice is None else f"{self.output}@{self._choice}"
+
+    def _repr_html_(self) -> str:
+        return run_html(f"{self}, step {self.step}", self._rows())
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved configuration (`RlConfig`, `SftConfig` or `RmConfig`)."""
+        return run_config(self.output).config
+
+    @property
+    def metrics(self) -> DataFrame | MetricsTable:
+        """Every metric of every step: a pandas table with the step as its index where pandas is installed, else a
+        light table. Either way `run.metrics["reward/mean"]` is that metric over the steps."""
+        return metrics_table(self._rows())
+
+    @property
+    def step(self) -> int:
+        """The last step whose metrics are written; 0 before the first."""
+        rows = self._rows()
+        return int(rows[-1]["step"]) if rows else 0
+
+    @property
+    def stopped(self) -> bool | None:
+        """Whether the run ended before its last step; None where the configuration counts passes and not steps."""
+        steps = run_config(self.output).config.model_dump(include={"steps"})["steps"]
+        return None if steps is None else self.step < steps
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints that are kept, oldest first: `step` and `folder` of each."""
+        store = CheckpointStore(self.output)
+        return [store.at(step) for step in store.steps()]
+
+    @property
+    def policy(self) -> Policy:
+        """The weights of the newest checkpoint, or of the one that `load_run` was asked for. ConfigError for a reward
+        model, which generates nothing; CheckpointError before there is a checkpoint."""
+        folder, config = self.weights, self.config
+        if kind_of_data(config.model_dump()) == "rm":
+            raise ConfigError(
+                f"{self.output} trains a reward model, which has no policy",
+                remedy=f"its weights are {folder}; use it as a reward: burnish.rewards.model({str(self)!r})",
+            )
+        if self._policy is None or self._policy.folder != folder:
+            self._policy = Policy(folder, config.model, config.data)
+        return self._policy
+
+    @property
+    def weights(self) -> Path:
+        """The folder of that checkpoint that `from_pretrained` loads."""
+        return self._chosen().checkpoint.folder / WEIGHTS_FOLDER
+
+    def report(self, *, open: bool = False) -> Path:
+        """Write the page with curves and rollouts into the folder, and return its path; `open` shows it."""
+        from burnish.report.report import write_report
+
+        page = write_report(self.output)
+        if open:
+            webbrowser.open(page.resolve().as_uri())
+        return page
+
+    def rollouts(self, step: int | None = None, *, evaluation: bool = False) -> list[RecordedRollout]:
+        """What was sampled in a step (None: in the last one), or when it was evaluated. DataError for a step that has
+        none, naming those that have."""
+        kind = "eval-" if evaluation else "step-"
+        files = {step_of(path): path for path in recorded_files(self.output / "rollouts") if path.name.startswith(kind)}
+        if not files or (step is not None and step not in files):
+            steps = ", ".join(map(str, files)) or "none"
+            raise DataError(
+                f"{self.output} has no {'evaluation ' if evaluation else ''}rollouts"
+                + (f" of step {step}" if step is not None else ""),
+                remedy=f"steps with rollouts: {steps} (logging.record_rollouts writes them)",
+            )
+        return recorded(files[max(files) if step is None else step])
+
+    def stop(self) -> None:
+        """End the training after the step that is under way, and save, as Ctrl-C does. For functions given to
+        `on_step`, and for other threads. BurnishError for a run that this program does not train."""
+        if self._stop is None:
+            raise BurnishError(
+                f"{self.output} is not being trained by this program", remedy="stop the program that does"
+            )
+        self._stop.requested = True
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.output / "metrics.jsonl")
+
+    def _chosen(self) -> Chosen:
+        chosen = find_checkpoint(str(self), field="the run")
+        if chosen is None:
+            raise _no_run(self.output)
+        return chosen
+
+
+def load_run(folder: str | Path) -> Run:
+    """The run in a folder; `runs/first@500`, `runs/first@best` and `runs/first@best:eval/loss` choose the checkpoint
+    that its policy is. CheckpointError where no run is."""
+    place, choice = split_choice(str(folder))
+    run_config(place)
+    return Run(place, choice=choice)
+
+
+def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """The configuration that a run of any kind was started with. Its `output`, and the inputs that lie in the folder,
+    are where the folder is now.
+
+    Overrides that name held-out comparisons take the place of the part that `held_out_fraction` held out.
+    """
+    run = RunDirectory(folder)
+    if not run.begun():
+        raise _no_run(folder)
+    data = run.read_config()
+    data = {**_moved(data, f"{data.get('output')}/{INPUTS_FOLDER}/", folder), "output": str(folder)}
+    kind = kind_of_data(data)
+    if kind == "rm" and any(override.lstrip("-").startswith("data.eval") for override in overrides):
+        data["held_out_fraction"] = 0.0
+    return load_run_data(data, overrides, kind, source=str(run.config_file))
+
+
+def _moved(value: Any, before: str, folder: Path) -> Any:
+    """The value with paths into the run's own inputs as they are after the folder was moved or copied."""
+    if isinstance(value, str) and value.startswith(before):
+        return str(folder / INPUTS_FOLDER / value.removeprefix(before))
+    if isinstance(value, dict):
+        return {key: _moved(item, before, folder) for key, item in value.items()}
+    return [_moved(item, before, folder) for item in value] if isinstance(value, list) else value
+
+
+def _no_run(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} is not a run: it has no config.yaml",
+        remedy="give a run file, or the folder that `output` of a run file names",
+    )

@@ -1,0 +1,166 @@
+"""`burnish.train`, `sft` and `reward_model`: the trainings of the command line, called from a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from contextvars import copy_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.api.inputs import Inputs
+from burnish.api.preparing import Given, prepared_run
+from burnish.api.run import Run
+from burnish.api.silence import without_loading_bars
+from burnish.checkpointing.lock import RunLock
+from burnish.checkpointing.moving import move_run_aside
+from burnish.checkpointing.output import check_output
+from burnish.checkpointing.store import CheckpointStore
+from burnish.config.loading import LoadedConfig
+from burnish.config.schema import Kind
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.trainers.watching import StopRequest, Watcher
+
+OnStep = Callable[[Run, Mapping[str, float]], None]
+"""Called after each step with the run and the step's metrics. It may call `run.stop()`. What it raises ends the run,
+with its finished steps saved, and reaches the caller."""
+
+
+def train(
+    config: Given,
+    *,
+    on_step: OnStep | None = None,
+    quiet: bool = False,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    **fields: Any,
+) -> Run:
+    """Train a policy with reinforcement learning, as `burnish rl` does, and return the run.
+
+    `config` has the fields of a run file (docs/configuration.md); `fields` win over it. As well as what a run file can
+    hold, `model` may be `(model, tokenizer)` of transformers or a `Run`, `data` may be a list of rows, a data set, or
+    `{"train": ..., "eval": ...}` of them, and `rewards` may be functions, lambdas and `burnish.rewards`.
+
+    Without `output` the run has a fresh folder, `runs/rl-001` and so on. With one that holds a run the run goes on from
+    its newest checkpoint. `fresh` moves such a run aside and starts over; `accept_changes` goes on although data, code,
+    model or package versions have changed. `quiet` shows nothing.
+
+    Ctrl-C finishes the step and saves. Outside of the main thread, and in notebooks, signals are left alone.
+    Raises BurnishError for everything that the caller can put right.
+    """
+    return _train("rl", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+
+
+def sft(
+    config: Given,
+    *,
+    on_step: OnStep | None = None,
+    quiet: bool = False,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    **fields: Any,
+) -> Run:
+    """Train a model on given texts, as `burnish sft` does, and return the run. Arguments are those of `train`."""
+    return _train("sft", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+
+
+def reward_model(
+    config: Given,
+    *,
+    on_step: OnStep | None = None,
+    quiet: bool = False,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    **fields: Any,
+) -> Run:
+    """Train a reward model on comparisons, as `burnish rm` does, and return the run, which may be one of the `rewards`
+    of `train`. Arguments are those of `train`."""
+    return _train("rm", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+
+
+def _train(
+    kind: Kind,
+    config: Given,
+    fields: Mapping[str, Any],
+    on_step: OnStep | None,
+    *,
+    quiet: bool,
+    fresh: bool,
+    accept_changes: bool,
+) -> Run:
+    from rich.console import Console
+
+    from burnish.rewards.in_memory import functions_at_hand
+    from burnish.trainers.watching import StopRequest, Watch, watching
+
+    console, stop = Console(quiet=quiet), StopRequest()
+    with ExitStack() as stack:
+        stack.enter_context(without_loading_bars())
+        call = stack.enter_context(prepared_run(kind, config, fields, f"burnish.{_NAMES[kind]}"))
+        output = Path(call.loaded.config.output)
+        check_output(call.loaded.config)
+        if fresh:
+            aside = move_run_aside(output)
+            if aside is not None:
+                console.print(f"moved the earlier run to {aside}", markup=False)
+        _write_inputs(call.inputs, output, accept_changes=accept_changes)
+        run = Run(output, stop=stop)
+        watchers: tuple[Watcher, ...] = () if on_step is None else (lambda _, row: on_step(run, row),)
+        stack.enter_context(functions_at_hand(call.inputs.functions))
+        stack.enter_context(watching(Watch(watchers, stop)))
+        _run_trainer(call.loaded, console, stop, accept_changes=accept_changes)
+    return Run(output)
+
+
+_NAMES = {"rl": "train", "sft": "sft", "rm": "reward_model"}
+
+
+def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None:
+    """Nothing of a run that another process is writing is touched. Before the first checkpoint a run depends on
+    nothing yet."""
+    if inputs:
+        with RunLock(output):
+            inputs.write(may_change=accept_changes or not CheckpointStore(output).steps())
+
+
+def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:
+    from burnish.config.schema import RlConfig, RmConfig, SftConfig
+
+    def call() -> None:
+        match loaded.config:
+            case RlConfig():
+                from burnish.trainers.rl.run import train_rl
+
+                train_rl(loaded.config, console=console, accept_changes=accept_changes)
+            case SftConfig():
+                from burnish.trainers.sft import train_sft
+
+                train_sft(loaded.config, console=console, accept_changes=accept_changes)
+            case RmConfig():
+                from burnish.trainers.reward_model.loop import train_reward_model
+
+                train_reward_model(loaded.config, console=console, accept_changes=accept_changes)
+
+    if console.is_jupyter:
+        _in_a_thread(call, stop, console)
+    else:
+        call()
+
+
+def _in_a_thread(call: Callable[[], None], stop: StopRequest, console: Console) -> None:
+    """In a notebook the signals belong to the kernel, whose interrupt raises KeyboardInterrupt here. The training goes
+    on in a thread meanwhile: the first interrupt lets it finish its step and save, a second one does not wait for it.
+    """
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="burnish")
+    training = pool.submit(copy_context().run, call)
+    pool.shutdown(wait=False)
+    try:
+        training.result()
+    except KeyboardInterrupt:
+        stop.requested = True
+        console.print("stopping after this step, then saving (interrupt once more not to wait for it)")
+        training.result()

@@ -1,0 +1,73 @@
+"""Losses on plain tensors, for a training loop of your own: no configuration, no models, nothing but torch.
+
+Shapes are in the names of the arguments: B sequences, T response tokens (right-padded), K candidates. `mask_BT` is True
+where a token was sampled by the policy and is trained on. What stands in a masked slot never changes a result.
+
+- policy losses (`ppo_clip`, `gspo`, `cispo` ...) take (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT) and their
+  own numbers by name. They return a `PolicyLoss`: `per_token_BT`, still to be aggregated, and metrics;
+- `token_mean` and the `sequence_mean_...` make one number of a loss per token. Give the counts of the whole optimizer
+  step to each when the step is cut into micro-batches;
+- `kl_loss` is the KL to a reference per token, `k1`, `k2` and `k3` are its estimators;
+- `clipped_value` is the loss of a critic per token;
+- `bradley_terry` and `best_of` are the losses of reward models per comparison.
+
+Advantages come from `burnish.algorithms.advantages`. docs/algorithms.md has every formula with its source.
+"""
+
+from burnish.algorithms.aggregation import (
+    count_sequences,
+    count_tokens,
+    sequence_mean_token_mean,
+    sequence_mean_token_sum,
+    sequence_mean_token_sum_norm,
+    token_mean,
+)
+from burnish.algorithms.kl import k1, k2, k3, kl_loss
+from burnish.algorithms.policy_losses import (
+    PolicyLoss,
+    cispo,
+    clip_cov,
+    covariance_selection,
+    gmpo,
+    gspo,
+    kimi,
+    kl_cov,
+    ppo_clip,
+    reinforce,
+    sapo,
+    tis,
+    topr,
+    unclipped_selection,
+)
+from burnish.algorithms.preference_losses import best_of, bradley_terry
+from burnish.algorithms.value_losses import clipped_value
+
+__all__ = [
+    "PolicyLoss",
+    "best_of",
+    "bradley_terry",
+    "cispo",
+    "clip_cov",
+    "clipped_value",
+    "count_sequences",
+    "count_tokens",
+    "covariance_selection",
+    "gmpo",
+    "gspo",
+    "k1",
+    "k2",
+    "k3",
+    "kimi",
+    "kl_cov",
+    "kl_loss",
+    "ppo_clip",
+    "reinforce",
+    "sapo",
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_sum_norm",
+    "tis",
+    "token_mean",
+    "topr",
+    "unclipped_selection",
+]

@@ -1,0 +1,95 @@
+"""A worker for functions in memory: a fork of this process that lets go of everything but the functions.
+
+A fork has the memory of the program, so what the program holds there is open to its own functions. Files, sockets,
+environment variables, signal handlers and output are those of any other worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+
+from burnish.errors import RewardError
+from burnish.plugins import STOP_SIGNALS
+from burnish.rewards.supervisor import supervise
+
+
+class ForkedProcess:
+    """A forked child, with the part of `subprocess.Popen` that the handle of a worker needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        """End it at once. Nothing happens to one that has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        with contextlib.suppress(ChildProcessError):  # somebody else in this program has reaped it
+            os.waitpid(self.pid, 0)
+
+
+def fork_supervisor(control: int, channel: int, environment: Mapping[str, str]) -> ForkedProcess:
+    """Fork a supervisor, which forks the worker. Call it with the stop signals held back. RewardError where the system
+    cannot fork."""
+    if sys.platform == "win32":
+        raise RewardError(
+            "a reward that is a function in memory needs a system that can fork processes",
+            remedy="write it into a file, and name it as path/to/file.py:function",
+        )
+    trainer = os.getpid()
+    pid = os.fork()
+    if pid:
+        return ForkedProcess(pid)
+    try:
+        _leave_the_program(control, channel, environment)
+        supervise(control, channel, trainer)
+    except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second copy of the program
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _leave_the_program(control: int, channel: int, environment: Mapping[str, str]) -> None:
+    """In the fork: become what a fresh interpreter for a worker would be, as far as that is possible."""
+    gc.freeze()  # collecting objects of the program would close files whose numbers are given out anew
+    sys.settrace(None)
+    sys.setprofile(None)
+    os.setsid()
+    _keep_only(control, channel)
+    _forget_handlers()
+    os.environ.clear()
+    os.environ.update(environment)
+    # The pools of threads behind large operations did not come along: a function that used one would wait for ever.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _keep_only(*descriptors: int) -> None:
+    """Nothing to read, and standard error for both outputs; all other files but these are closed."""
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.dup2(2, 1)  # what a reward prints must not mix with our standard output
+    first = 3
+    for kept in (*sorted(descriptors), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(first, kept)
+        first = kept + 1
+    # Those of the program may be a notebook's, and may hold text that is still to be written, once and not twice.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  for as long as the process lives
+    sys.stdout = open(1, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+
+
+def _forget_handlers() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - set(STOP_SIGNALS):  # the supervisor sees to those
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,72 @@
+"""The notebook of the examples from its first to its last cell, and what an interrupt does in one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="the extra `notebook` is not installed")
+nbclient = pytest.importorskip("nbclient", reason="the extra `notebook` is not installed")
+pytest.importorskip("ipykernel", reason="the extra `notebook` is not installed")
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_run.ipynb"
+
+TRAINING = """
+import os, signal, threading, time
+import burnish
+found = []
+def on_step(run, metrics):
+    found.append(signal.getsignal(signal.SIGINT))
+    if run.step == 2:
+        threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        time.sleep(0.5)  # the interrupt comes in the middle of what follows
+run = burnish.train(CONFIG, on_step=on_step)
+run
+"""
+
+
+def _texts(cell: Any, kind: str) -> str:
+    shown = [output for output in cell["outputs"] if output["output_type"] in ("display_data", "execute_result")]
+    return "".join(output["data"].get(kind, "") for output in shown)
+
+
+def _executed(notebook: Any, folder: Path) -> Any:
+    client = nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(folder)}})
+    return client.execute()
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+
+
+@pytest.mark.slow
+def test_from_nothing_to_a_rising_curve(tmp_path: Path) -> None:
+    notebook = _executed(nbformat.read(NOTEBOOK, as_version=4), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "first_run/rl/metrics.jsonl").read_text().splitlines()]
+    accuracy = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
+    assert accuracy[-1] > accuracy[0] + 0.15
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    trained = next(cell for cell in cells if "burnish.train(" in cell.source)
+    assert "<svg" in _texts(trained, "text/html")
+    assert "step 25/25" in _texts(trained, "text/html")  # the live table, replaced in place
+    assert any("background:rgba" in _texts(cell, "text/html") for cell in cells)
+
+
+def test_an_interrupt_finishes_the_step_and_leaves_signals_alone(tiny_run: Any, tmp_path: Path) -> None:
+    config = tiny_run("steps=50").model_dump(mode="json", exclude_unset=True)
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell(TRAINING.replace("CONFIG", repr(config))),
+            nbformat.v4.new_code_cell(
+                "print(run.step, run.stopped, len(run.checkpoints), set(found) == {signal.default_int_handler})"
+            ),
+        ]
+    )
+    executed = _executed(notebook, tmp_path)
+    step, stopped, checkpoints, default = executed.cells[1]["outputs"][0]["text"].split()
+    assert int(step) < 50
+    assert (stopped, checkpoints, default) == ("True", "1", "True")

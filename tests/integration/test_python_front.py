@@ -1,0 +1,226 @@
+"""Runs that a program starts: equal to those of the command line, resumable, and theirs to watch and to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import burnish
+from burnish.cli import main
+from burnish.config.schema import RlConfig
+
+Trace = Any
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs without an `output` make their folders here."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def fields(tiny_run: Callable[..., RlConfig]) -> dict[str, Any]:
+    """The tiny task as the fields of a run file, without `output`."""
+    config = tiny_run().model_dump(mode="json", exclude_unset=True)
+    return {name: value for name, value in config.items() if name != "output"}
+
+
+def _rows(task: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (task / f"{name}.jsonl").read_text().splitlines()]
+
+
+def _digits(scale: float) -> Callable[[str, str], float]:
+    def digits(response: str, answer: str) -> float:
+        return sum(a == b for a, b in zip(response, answer, strict=False)) / scale
+
+    return digits
+
+
+def test_everything_in_memory_gives_the_numbers_of_the_command_line(
+    fields: dict[str, Any], tiny_run: Any, tiny_task: Path, tiny_model: Path, run_file: Any, trace: Any, tmp_path: Path
+) -> None:
+    """Rows in a file, a list and a data set; the reward in a file and a closure; the model in a folder and loaded."""
+    from datasets import Dataset
+
+    assert main(["rl", run_file(tiny_run())]) == 0
+    expected = trace(tmp_path / "run")
+    rows = {name: _rows(tiny_task, name) for name in ("train", "eval")}
+    model = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+    rewards = [_digits(2)]
+    listed = burnish.train({**fields, "model": model, "data": rows, "rewards": rewards}, quiet=True)
+    tables = {name: Dataset.from_list(part) for name, part in rows.items()}
+    tabled = burnish.train(fields, data=tables, quiet=True)
+    assert trace(listed.output) == expected
+    assert trace(tabled.output) == expected
+    assert (listed.output, tabled.output) == (Path("runs/rl-001"), Path("runs/rl-002"))
+
+
+def test_a_run_file_and_a_typed_configuration(tiny_run: Any, run_file: Any, trace: Any, tmp_path: Path) -> None:
+    by_file = burnish.train(run_file(tiny_run()), output=str(tmp_path / "file"), steps=2, quiet=True)
+    typed = burnish.train(tiny_run("steps=2"), output=str(tmp_path / "typed"), quiet=True)
+    assert by_file.step == typed.step == 2
+    assert trace(by_file.output) == trace(typed.output)
+    assert by_file.config.model_dump(exclude={"output"}) == typed.config.model_dump(exclude={"output"})
+
+
+def test_the_same_call_goes_on_and_another_is_refused(fields: dict[str, Any], tiny_task: Path, trace: Any) -> None:
+    given = {**fields, "data": _rows(tiny_task, "train"), "rewards": _digits(2)}
+    whole = burnish.train(given, output="whole", quiet=True)
+    burnish.train(given, output="parts", steps=1, quiet=True)
+    assert trace(burnish.train(given, output="parts", quiet=True).output) == trace(whole.output)
+    for change in ({"data": _rows(tiny_task, "eval")}, {"rewards": _digits(3)}):
+        with pytest.raises(burnish.BurnishError, match="other inputs than this call gives"):
+            burnish.train({**given, **change}, output="parts", steps=4, quiet=True)
+    prints = json.loads((Path("parts/checkpoints/step-000003/fingerprints.json")).read_text())["files"]
+    assert {"rewards.0: digits.txt", "data.train.0: train.jsonl"} <= set(prints)
+    accepted = burnish.train({**given, "rewards": _digits(3)}, output="parts", steps=4, accept_changes=True, quiet=True)
+    assert accepted.step == 4
+    fresh = burnish.train({**given, "rewards": _digits(3)}, output="parts", steps=1, fresh=True, quiet=True)
+    assert fresh.step == 1
+    assert Path("parts.old-1").is_dir()
+
+
+def test_the_command_line_says_what_it_lacks_and_reports_and_evaluates_the_rest(
+    fields: dict[str, Any], tiny_task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
+    run = burnish.train({**fields, "data": data, "rewards": lambda response: len(response)}, steps=1, quiet=True)
+    assert main(["rl", str(run.output / "config.yaml"), "steps=2"]) == 2
+    assert "'python:lambda' is a function of the Python program" in " ".join(capsys.readouterr().err.split())
+    assert main(["report", str(run.output)]) == 0
+    assert main(["eval", str(run.output), f"rewards={tiny_task}/reward.py:digits"]) == 0
+    moved = run.output.rename("moved")  # its own inputs move with it
+    assert main(["eval", str(moved), f"rewards={tiny_task}/reward.py:digits"]) == 0
+
+
+def test_errors_are_those_of_a_run_file_and_leave_no_folder(fields: dict[str, Any], tiny_task: Path) -> None:
+    with pytest.raises(burnish.BurnishError, match=r"2 problems in burnish\.train"):
+        burnish.train({**fields, "steps": 0, "seed": -1})
+    with pytest.raises(burnish.BurnishError, match=r"'gprpo' is not known\n.*grpo"):
+        burnish.train({**fields, "algorithm": "gprpo"})
+    with pytest.raises(burnish.BurnishError, match="asks for the parameter 'colour'"):
+        burnish.train({**fields, "rewards": lambda response, colour: 1.0}, quiet=True)
+    with pytest.raises(burnish.BurnishError, match=r"burnish\.train got a int"):
+        burnish.train(3)  # type: ignore[arg-type]
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_what_a_run_says(fields: dict[str, Any], tiny_task: Path, tmp_path: Path) -> None:
+    data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
+    run = burnish.train({**fields, "data": data}, evaluation={"every_steps": 2}, output="run", quiet=True)
+    assert (run.step, run.stopped, [kept.step for kept in run.checkpoints]) == (3, False, [3])
+    assert list(run.metrics["reward/mean"].index) == [1, 2, 3]
+    assert len(run.rollouts(2)) == 16
+    first = run.rollouts()[0]
+    assert isinstance(first, burnish.Rollout)
+    assert (first.step, first.domain, len(first.token_texts)) == (3, "train", len(first.response_tokens))
+    assert "background:rgba" in first._repr_html_()
+    assert {rollout.domain for rollout in run.rollouts(2, evaluation=True)} == {"eval"}
+    with pytest.raises(burnish.BurnishError, match=r"no rollouts of step 9"):
+        run.rollouts(9)
+    assert run.report() == Path("run/report.html")
+    assert "finished at step 3" in repr(run)
+    assert "<svg" in run._repr_html_()
+    with pytest.raises(burnish.BurnishError, match="not being trained"):
+        run.stop()
+    again = burnish.load_run("run@best:eval/reward_mean")
+    assert again.policy.folder.name == "policy"
+    with pytest.raises(burnish.BurnishError, match="is not a run"):
+        burnish.load_run(tmp_path)
+
+
+def test_a_policy_answers_and_can_be_copied(fields: dict[str, Any]) -> None:
+    run = burnish.train(fields, steps=1, output="run", quiet=True)
+    greedy = run.policy.generate("1+1=", max_response_tokens=4, greedy=True)
+    assert greedy == run.policy.generate("1+1=", max_response_tokens=4, greedy=True)
+    assert len(greedy.tokens) == len(greedy.logprobs) == len(greedy.token_ids) <= 4
+    assert all(value <= 0 for value in greedy.logprobs)
+    sampled = {run.policy.generate("1+1=", max_response_tokens=4, seed=seed).text for seed in range(8)}
+    assert len(sampled) > 1
+    copied = burnish.Policy(run.policy.save("copy"))
+    assert copied.generate("1+1=", max_response_tokens=4, greedy=True) == greedy
+    with pytest.raises(burnish.BurnishError, match="is there already"):
+        run.policy.save("copy")
+    with pytest.raises(burnish.BurnishError, match="no chat template"):
+        copied.generate([{"role": "user", "content": "1+1="}])
+
+
+def test_a_function_sees_each_step_and_can_stop_the_run(fields: dict[str, Any], trace: Any) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def on_step(run: burnish.Run, metrics: Mapping[str, float]) -> None:
+        seen.append((run.step, len(metrics) > 10))
+        if run.step == 2:
+            run.stop()
+
+    run = burnish.train(fields, output="run", on_step=on_step, quiet=True)
+    assert seen == [(1, True), (2, True)]
+    assert (run.step, run.stopped, [kept.step for kept in run.checkpoints]) == (2, True, [2])
+    whole = burnish.train(fields, output="whole", quiet=True)
+    assert trace(burnish.train(fields, output="run", quiet=True).output) == trace(whole.output)
+
+
+def test_what_it_raises_ends_the_run_with_the_step_saved(fields: dict[str, Any], trace: Any) -> None:
+    def on_step(run: burnish.Run, metrics: Mapping[str, float]) -> None:
+        if run.step == 2:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        burnish.train(fields, output="run", on_step=on_step, quiet=True)
+    assert [kept.step for kept in burnish.load_run("run").checkpoints] == [2]
+    whole = burnish.train(fields, output="whole", quiet=True)
+    assert trace(burnish.train(fields, output="run", quiet=True).output) == trace(whole.output)
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone(fields: dict[str, Any]) -> None:
+    before, found = signal.getsignal(signal.SIGINT), []
+
+    def on_step(run: burnish.Run, metrics: Mapping[str, float]) -> None:
+        found.append(signal.getsignal(signal.SIGINT))
+        run.stop()
+
+    thread = threading.Thread(target=lambda: burnish.train(fields, output="run", on_step=on_step, quiet=True))
+    thread.start()
+    thread.join()
+    assert found == [before]
+    assert burnish.load_run("run").stopped
+
+
+def test_runs_follow_on_runs(fields: dict[str, Any], tiny_sft: Any) -> None:
+    first = burnish.sft(tiny_sft("steps=2"), output="sft", quiet=True)
+    second = burnish.train({**fields, "model": first}, steps=1, output="rl", quiet=True)
+    assert second.config.model.path == str(first.weights)
+    assert first.stopped is False
+
+
+def test_evaluating(fields: dict[str, Any], tiny_task: Path) -> None:
+    data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
+    run = burnish.train({**fields, "data": data}, steps=1, output="run", evaluation={"every_steps": 1}, quiet=True)
+    found = burnish.evaluate(run, quiet=True)
+    assert found["eval/reward_mean"] == run.metrics["eval/reward_mean"].iloc[-1]
+    assert (found.folder, len(found.rollouts)) == (Path("run/eval/001"), 20)
+    assert "eval/reward_mean" in repr(found)
+    some = burnish.evaluate("run@1", data["eval"][:5], lambda response: len(response), quiet=True)
+    assert len(some.rollouts) == 5
+    assert some["eval/reward_mean"] > 0
+    alone = burnish.evaluate(run.weights, data["eval"], _digits(2), rollout={"max_response_tokens": 4}, quiet=True)
+    assert alone.folder == Path("runs/eval-001/eval/001")
+    assert alone.metrics.keys() == found.metrics.keys()
+
+
+def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:
+    found = burnish.plan({**fields, "data": _rows(tiny_task, "train"), "rewards": _digits(2)}, steps=7)
+    assert (found.steps, found.optimizer_steps, found.config.output) == (7, 7, "runs/rl-001")
+    assert "responses" in repr(found)
+    assert not Path("runs").exists()
+    with pytest.raises(burnish.BurnishError, match="asks for the parameter 'colour'"):
+        burnish.plan({**fields, "rewards": lambda response, colour: 1.0})

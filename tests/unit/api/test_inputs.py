@@ -1,0 +1,134 @@
+"""What a call gives in memory, as the words and files of a run file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+
+from burnish import rewards
+from burnish.api.inputs import Inputs, rows_text
+from burnish.api.run import Run
+from burnish.errors import CheckpointError, ConfigError, DataError
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Inputs:
+    return Inputs(tmp_path / "run" / "inputs")
+
+
+def test_rows_become_files_by_their_role(inputs: Inputs) -> None:
+    folder = inputs.folder
+    assert inputs.plain({"data": ROWS})["data"] == {"train": f"{folder}/train.jsonl"}
+    assert inputs.plain({"data": {"train": ROWS, "eval": ROWS[:1], "chat": "never"}})["data"] == {
+        "train": f"{folder}/train.jsonl",
+        "eval": f"{folder}/eval.jsonl",
+        "chat": "never",
+    }
+    inputs.write(may_change=False)
+    assert [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()] == ROWS
+
+
+def test_sources_stay_sources_and_may_hold_rows(inputs: Inputs) -> None:
+    folder = inputs.folder
+    given = {"train": ["a.jsonl", {"path": ROWS, "weight": 2.0}, Path("b.jsonl")], "eval": {"path": "c.jsonl"}}
+    assert inputs.plain({"data": given})["data"] == {
+        "train": ["a.jsonl", {"path": f"{folder}/train-2.jsonl", "weight": 2.0}, "b.jsonl"],
+        "eval": {"path": "c.jsonl"},
+    }
+    paths = [{"path": "a.jsonl"}, {"path": "b.jsonl", "limit": 3}]
+    assert inputs.plain({"data": {"train": paths}})["data"]["train"] == paths
+    rows = [{"path": "/home", "question": "what is there?"}]  # a column that happens to be called path
+    assert inputs.plain({"data": rows})["data"]["train"] == f"{folder}/train.jsonl"
+
+
+def test_a_data_set_becomes_parquet(inputs: Inputs) -> None:
+    from datasets import Dataset
+
+    assert inputs.plain({"data": Dataset.from_list(ROWS)})["data"]["train"] == f"{inputs.folder}/train.parquet"
+    inputs.write(may_change=False)
+    before = (inputs.folder / "train.parquet").read_bytes()
+    inputs.write(may_change=False)  # the same rows are the same file
+    assert (inputs.folder / "train.parquet").read_bytes() == before
+
+
+def test_rewards(inputs: Inputs) -> None:
+    def mine(response: str) -> float:
+        return 1.0
+
+    given = ["math", mine, rewards.length(maximum=3).weighted(0.5), rewards.function(mine, weight=2.0, label="again")]
+    found = inputs.plain({"rewards": [*given, {"name": mine, "label": "third"}, lambda response: 1.0, Run("runs/rm")]})
+    assert found["rewards"] == [
+        "math",
+        {"name": "python:mine"},
+        {"name": "length", "options": {"maximum": 3, "unit": "tokens"}, "weight": 0.5}
+        | {
+            key: value
+            for key, value in found["rewards"][2].items()
+            if key in ("timeout_seconds", "label", "environment")
+        },
+        {"name": "python:mine", "options": {}, "weight": 2.0, "label": "again"},
+        {"name": "python:mine", "label": "third"},
+        {"name": "python:lambda"},
+        "model:runs/rm",
+    ]
+    assert set(inputs.functions) == {"python:mine", "python:lambda"}
+    assert inputs.plain({"rewards": mine})["rewards"] == [{"name": "python:mine"}]
+
+
+def test_two_functions_of_one_name_are_told_apart(inputs: Inputs) -> None:
+    found = inputs.plain({"rewards": [lambda response: 1.0, lambda response: 2.0]})
+    assert [reward["name"] for reward in found["rewards"]] == ["python:lambda", "python:lambda_2"]
+
+
+def test_a_run_stands_for_its_folder(inputs: Inputs) -> None:
+    assert inputs.plain({"model": Run("runs/sft")})["model"] == "runs/sft"
+    assert inputs.plain({"model": {"path": Run("runs/sft", choice="best")}})["model"] == {"path": "runs/sft@best"}
+
+
+def test_a_change_is_refused_and_nothing_is_touched(inputs: Inputs) -> None:
+    inputs.plain({"data": ROWS})
+    inputs.write(may_change=False)
+    other = Inputs(inputs.folder)
+    other.plain({"data": ROWS[:1]})
+    with pytest.raises(CheckpointError, match=r"other inputs than this call gives: train\.jsonl"):
+        other.write(may_change=False)
+    assert len((inputs.folder / "train.jsonl").read_text().splitlines()) == 2
+    other.write(may_change=True)
+    assert len((inputs.folder / "train.jsonl").read_text().splitlines()) == 1
+    assert sorted(path.name for path in inputs.folder.parent.iterdir()) == ["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": 3.5, "data": 7}, "data.train is a builtins.int"),
+        ({"data": {"train": [{"prompt": object()}]}}, "row 0 of train.jsonl: the column 'prompt' cannot be written"),
+        ({"data": [["prompt"]]}, "row 0 of train-1.jsonl is a str"),
+    ],
+)
+def test_what_cannot_be_data(inputs: Inputs, fields: dict[str, object], said: str) -> None:
+    def give() -> None:
+        inputs.plain(fields)
+        inputs.write(may_change=False)
+
+    with pytest.raises(DataError, match=said):
+        give()
+
+
+def test_models_need_their_tokenizer(inputs: Inputs) -> None:
+    import torch
+
+    with pytest.raises(ConfigError, match="without its tokenizer"):
+        inputs.plain({"model": torch.nn.Linear(1, 1)})
+    with pytest.raises(ConfigError, match="not a model of transformers"):
+        inputs.plain({"model": (torch.nn.Linear(1, 1), None)})
+
+
+def test_values_of_tables_are_written_as_data_files_have_them() -> None:
+    row = {"when": datetime.date(2024, 5, 1), "score": float("nan"), "tags": ("a", "b")}
+    assert json.loads(rows_text([row], "x")) == {"when": "2024-05-01", "score": None, "tags": ["a", "b"]}

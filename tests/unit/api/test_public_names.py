@@ -1,0 +1,124 @@
+"""The public names and their signatures are frozen: a change here is a change for every program that uses Burnish."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import burnish
+
+NAMES = [
+    "BurnishError",
+    "Evaluation",
+    "Message",
+    "MetricsTable",
+    "Policy",
+    "RecordedRollout",
+    "Response",
+    "Rollout",
+    "Run",
+    "RunPlan",
+    "Score",
+    "algorithms",
+    "demo",
+    "evaluate",
+    "load_run",
+    "losses",
+    "plan",
+    "reward_model",
+    "rewards",
+    "sft",
+    "train",
+]
+
+TRAINING = "(config, *, on_step=None, quiet=False, fresh=False, accept_changes=False, **fields)"
+SIGNATURES = {
+    "train": TRAINING,
+    "sft": TRAINING,
+    "reward_model": TRAINING,
+    "evaluate": "(target, data=None, rewards=None, *, quiet=False, **fields)",
+    "plan": "(config, **fields)",
+    "load_run": "(folder)",
+    "Run.report": "(self, *, open=False)",
+    "Run.rollouts": "(self, step=None, *, evaluation=False)",
+    "Run.stop": "(self)",
+    "Policy": "(folder, model=None, data=None)",
+    "Policy.save": "(self, folder)",
+    "Policy.generate": "(self, prompt, *, max_response_tokens=256, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, "
+    "greedy=False, stop=(), seed=0)",
+    "Message": "(role, content, tool_calls=(), reasoning_content=None, extra=<factory>)",
+    "Score": "(value, parts=<factory>, token_rewards=None)",
+}
+RUN = [
+    "checkpoints",
+    "config",
+    "metrics",
+    "output",
+    "policy",
+    "report",
+    "rollouts",
+    "step",
+    "stop",
+    "stopped",
+    "weights",
+]
+
+
+def _written(function: Callable[..., Any]) -> str:
+    signature = inspect.signature(function)
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
+def _at(path: str) -> Any:
+    found: Any = burnish
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def test_names() -> None:
+    assert burnish.__all__ == NAMES
+    assert set(NAMES) <= set(dir(burnish))
+    for name in NAMES:
+        assert _at(name) is not None
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signature(path: str) -> None:
+    assert _written(_at(path)) == SIGNATURES[path]
+
+
+def test_what_a_run_has() -> None:
+    run = burnish.Run("nowhere")
+    assert sorted(name for name in dir(run) if not name.startswith("_")) == RUN
+
+
+def test_every_public_function_says_what_it_does() -> None:
+    undocumented = [path for path in (*NAMES, *SIGNATURES) if not inspect.getdoc(_at(path))]
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("statement", ["import burnish", "import burnish.rewards; burnish.rewards.exact"])
+def test_importing_loads_nothing_heavy(statement: str) -> None:
+    heavy = "print(sorted({'torch', 'transformers', 'pydantic', 'rich', 'pandas', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {statement}; {heavy}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_losses_need_torch_only() -> None:
+    program = "import sys, burnish.losses; print(sorted({'transformers', 'pydantic', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        burnish.trian  # noqa: B018

@@ -1,0 +1,73 @@
+"""Every built-in reward has a constructor with its options, and what it returns is the reward of a run file."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from burnish import rewards
+from burnish.config.schema import RewardConfig
+from burnish.errors import ConfigError
+from burnish.rewards.loading import RewardSpec, load_reward
+from burnish.rewards.registry import BUILT_INS
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "regex": {"pattern": "a"},
+    "length": {"maximum": 4},
+    "overlong": {"max_tokens": 8, "buffer_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+def test_each_built_in_has_one_with_its_options(name: str) -> None:
+    constructor = getattr(rewards, name)
+    own = [p for p in inspect.signature(constructor).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    assert {p.name for p in own} == set(BUILT_INS[name].options)
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_INS if name != "sentiment"])
+def test_what_it_gives_can_be_loaded_and_has_the_options_of_the_class(name: str) -> None:
+    config = getattr(rewards, name)(**REQUIRED.get(name, {}))
+    loaded = load_reward(RewardSpec(config.name, name, config.options))
+    defaults = inspect.signature(type(loaded.call)).parameters
+    for option, value in config.options.items():
+        if option not in REQUIRED.get(name, {}):
+            default = defaults[option].default
+            assert value == (list(default) if isinstance(default, tuple) else default), option
+
+
+def test_weight_label_and_limits() -> None:
+    config = rewards.length(maximum=64, weight=2.0, label="short", timeout_seconds=3.0, environment=["KEY"])
+    assert config == RewardConfig(
+        name="length",
+        options={"maximum": 64, "unit": "tokens"},
+        weight=2.0,
+        label="short",
+        timeout_seconds=3.0,
+        environment=("KEY",),
+    )
+    assert config.weighted(0.5).weight == 0.5
+    assert config.weighted(0.5).label == "short"
+
+
+def test_a_reward_model_is_named_by_its_path() -> None:
+    assert rewards.model("runs/rm@best", dtype="bfloat16").name == "model:runs/rm@best"
+    assert rewards.model("runs/rm@best", dtype="bfloat16").options == {"dtype": "bfloat16"}
+
+
+def test_a_function_keeps_its_name_and_takes_a_weight() -> None:
+    def brief(response: str) -> float:
+        return -len(response)
+
+    found = rewards.function(brief, weight=0.1, options={"limit": 3})
+    assert (found.call, found.config.name, found.config.weight) == (brief, "python:brief", 0.1)
+    assert found.config.options == {"limit": 3}
+    assert found.weighted(2.0).config.weight == 2.0
+    assert rewards.function(lambda response: 1.0).config.name == "python:lambda"
+
+
+def test_a_setting_that_no_reward_can_have_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match="timeout_seconds"):
+        rewards.exact(timeout_seconds=-1.0)
