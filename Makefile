@@ -31,11 +31,12 @@ test-slow: $(INSTALLED)  ## learning runs and kill-and-resume trials
 
 check: lint site  ## everything but the tests: style, types, import directions, and every link of every page
 
-lint: $(INSTALLED)  ## style, types and import directions
+lint: $(INSTALLED)  ## style, types, import directions, and the length of a step's path
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/read_path.py --check
 
 format: $(INSTALLED)  ## put the style right
 	$(BIN)/ruff check --fix .

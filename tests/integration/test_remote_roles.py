@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from burnish.trainers.journal import Journal
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
@@ -23,6 +22,7 @@ from burnish.trainers.outer_loop import restore, run_loop
 from burnish.trainers.rl.elsewhere import engine_role, trained_roles
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.telemetry.journal import Journal
 
 SECONDS = 120.0
 WRITE = Journal.write
