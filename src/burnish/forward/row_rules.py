@@ -2,8 +2,8 @@
 
 In a pass over padded rows each row should have the numbers that it has alone. Causal attention with a mask ensures
 that. A layer that carries a state through the padding breaks it, and so does a mask that is aligned to the end of the
-longest row, or angles that depend on its length. The trial compares padded rows with the same rows alone, including rows longer
-than the boundaries of the config (`burnish.forward.boundaries`).
+longest row, or angles that depend on its length. The trial compares padded rows with
+the same rows alone, including rows longer than the boundaries of the config (`burnish.forward.boundaries`).
 """
 
 from __future__ import annotations
