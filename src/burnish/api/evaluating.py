@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
-from burnish.api.preparing import as_overrides, prepared_run
+from burnish.api.preparing import Given, as_overrides, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
 from burnish.api.silence import without_loading_bars
@@ -47,7 +47,9 @@ class Evaluation:
         return "\n".join([f"burnish.Evaluation in {self.folder}", *lines])
 
 
-def evaluate(target: Any, data: Any = None, rewards: Any = None, *, quiet: bool = False, **fields: Any) -> Evaluation:
+def evaluate(
+    target: object, data: object = None, rewards: object = None, *, quiet: bool = False, **fields: object
+) -> Evaluation:
     """Measure a run or a model on held-out data, as `burnish eval` does.
 
     `target` is a `Run` or the folder of one (`runs/first@best`), a model (folder, hub name, `(model, tokenizer)`), or
@@ -91,7 +93,7 @@ def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalR
 
 
 @contextmanager
-def _measurable(target: Any, fields: dict[str, Any]) -> Iterator[tuple[RunConfig, Path | None, Inputs]]:
+def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[RunConfig, Path | None, Inputs]]:
     chosen = find_checkpoint(str(target), field="the run to evaluate") if isinstance(target, (Run, str, Path)) else None
     if chosen is not None:
         inputs = Inputs(_inputs_folder(chosen.run))
@@ -102,9 +104,10 @@ def _measurable(target: Any, fields: dict[str, Any]) -> Iterator[tuple[RunConfig
         kind: Kind = kind_of_data(target) if isinstance(target, Mapping) else "rl"
         if isinstance(target, (SftConfig, RmConfig)):
             kind = "sft" if isinstance(target, SftConfig) else "rm"
-        given = target
+        given: Given = target if isinstance(target, (Mapping, RunConfig)) else str(target)
     else:
-        held_out = fields.get("data", {}).get("eval")
+        section = fields.get("data")
+        held_out = section.get("eval") if isinstance(section, Mapping) else None
         # Nothing is trained, so the held-out data may stand for the training data that a run file has to name.
         given, kind = {"model": target, "data": {"train": held_out}}, "rl"
     with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as call:

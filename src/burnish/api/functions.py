@@ -55,7 +55,7 @@ def text_of(call: Callable[..., Any]) -> str:
 
 
 def _texts(call: Callable[..., Any]) -> Iterator[str]:
-    waiting: list[tuple[str, Any]] = [(_name(call), call)]
+    waiting: list[tuple[str, object]] = [(_name(call), call)]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_FUNCTIONS:
         name, value = waiting.pop(0)
@@ -77,7 +77,7 @@ def _name(call: Callable[..., Any]) -> str:
     return str(getattr(call, "__qualname__", type(call).__qualname__))
 
 
-def _unwrapped(call: Any) -> tuple[FunctionType | None, dict[str, Any]]:
+def _unwrapped(call: object) -> tuple[FunctionType | None, dict[str, object]]:
     """The function that is run in the end, and what is bound to it: arguments of a partial, attributes of an object."""
     match call:
         case FunctionType():
@@ -95,13 +95,13 @@ def _unwrapped(call: Any) -> tuple[FunctionType | None, dict[str, Any]]:
     return (own if isinstance(own, FunctionType) else None), _attributes(call)
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, object]:
     return {f"self.{name}": item for name, item in getattr(value, "__dict__", {}).items()}
 
 
-def _read_from_outside(function: FunctionType) -> dict[str, Any]:
+def _read_from_outside(function: FunctionType) -> dict[str, object]:
     """Values of the enclosing functions, defaults, and the globals that its code names, modules left out."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
@@ -120,7 +120,7 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _is_code(value: Any) -> bool:
+def _is_code(value: object) -> bool:
     """Whether a value is a function of the user's, whose text belongs to that of the function that calls it."""
     function, _ = _unwrapped(value) if callable(value) and not inspect.isclass(value) else (None, {})
     return function is not None and not function.__code__.co_filename.startswith(_INSTALLED)
@@ -141,14 +141,14 @@ def _code_text(code: CodeType) -> str:
     return repr((code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, constants))
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     text = _plain_text(value)
     if text is None:
         return f"a {type(value).__module__}.{type(value).__qualname__}, whose content is not compared"
     return text if len(text) <= _LONGEST_VALUE else "sha256 " + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain_text(value: Any) -> str | None:
+def _plain_text(value: object) -> str | None:
     """The value as text that is the same in every process; None for one that is not made of plain values."""
     if value is None or value is Ellipsis or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
         return repr(value)

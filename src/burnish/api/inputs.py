@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from burnish.api.functions import importable_name, text_of
 from burnish.api.policy import Policy
@@ -26,12 +26,13 @@ from burnish.config.schema_data import DataSource
 from burnish.errors import CheckpointError, ConfigError, DataError
 from burnish.observability.atomic import write_text_atomically
 from burnish.rewards.constructors import FunctionReward, name_of
+from burnish.types import Json
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Mapping[str, object]]
 _SOURCE_KEYS = set(DataSource.model_fields)
 
 
@@ -51,7 +52,7 @@ class Inputs:
     def __bool__(self) -> bool:
         return bool(self.rows or self.tables or self.models or self.functions)
 
-    def plain(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def plain(self, given: Mapping[str, object]) -> dict[str, Json]:
         """Fields of a run file with plain values in place of everything that a run file cannot hold."""
         found = dict(given)
         if "model" in found:
@@ -60,13 +61,14 @@ class Inputs:
             found["data"] = self._data(found["data"])
         if "rewards" in found:
             found["rewards"] = self._rewards(found["rewards"])
-        if isinstance(found.get("normalization"), Mapping):
-            found["normalization"] = self._with_sources(found["normalization"], ("prompts", "references"))
+        normalization = found.get("normalization")
+        if isinstance(normalization, Mapping):
+            found["normalization"] = self._with_sources(normalization, ("prompts", "references"))
         return {name: _plain(value) for name, value in found.items()}
 
     def write(self, *, may_change: bool) -> None:
         """Write what is not there yet. CheckpointError for what is there with another content, unless `may_change`."""
-        if not (self.rows or self.tables or self.models or self.functions):
+        if not self:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=".inputs-") as made:
@@ -96,7 +98,7 @@ class Inputs:
             file.parent.mkdir(exist_ok=True)
             write_text_atomically(file, text_of(function))
 
-    def _model(self, given: Any) -> Any:
+    def _model(self, given: object) -> object:
         if isinstance(given, tuple) and len(given) == 2:
             return self._loaded_model(*given)
         if isinstance(given, Mapping) and ("model" in given or _is_model(given.get("path"))):
@@ -110,7 +112,7 @@ class Inputs:
             )
         return given
 
-    def _loaded_model(self, model: Any, tokenizer: Any) -> str:
+    def _loaded_model(self, model: object, tokenizer: object) -> str:
         from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
         if not isinstance(model, PreTrainedModel):
@@ -126,21 +128,21 @@ class Inputs:
         self.models["model"] = (model, tokenizer)
         return str(self.folder / "model")
 
-    def _data(self, given: Any) -> Any:
+    def _data(self, given: object) -> object:
         if isinstance(given, Mapping):
             return self._with_sources(given, ("train", "eval"))
         return self._with_sources({"train": given}, ("train",))
 
-    def _with_sources(self, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    def _with_sources(self, given: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
         return dict(given) | {name: self._sources(given[name], name) for name in names if name in given}
 
-    def _sources(self, given: Any, name: str) -> Any:
+    def _sources(self, given: object, name: str) -> object:
         """One source or several. A list of dictionaries is rows, unless each of them can be a source."""
         if isinstance(given, (list, tuple)) and any(_is_source(item) for item in given):
             return [self._source(item, f"{name}-{number}") for number, item in enumerate(given, start=1)]
         return self._source(given, name)
 
-    def _source(self, given: Any, name: str) -> Any:
+    def _source(self, given: object, name: str) -> object:
         if isinstance(given, Mapping):
             return dict(given) | {"path": self._source(given["path"], name)} if "path" in given else dict(given)
         if given is None or isinstance(given, (str, Path)):
@@ -159,11 +161,11 @@ class Inputs:
             "table.to_dict('records'))",
         )
 
-    def _rewards(self, given: Any) -> list[Any]:
+    def _rewards(self, given: object) -> list[object]:
         listed = list(given) if isinstance(given, (list, tuple)) else [given]
         return [self._reward(item) for item in listed]
 
-    def _reward(self, given: Any) -> Any:
+    def _reward(self, given: object) -> object:
         if isinstance(given, Run):
             return f"{MODEL_REWARD}{given.output}"
         if isinstance(given, RewardConfig):
@@ -201,7 +203,7 @@ def rows_text(rows: Rows, name: str) -> str:
             raise DataError(
                 f"row {number} of {name} is a {type(row).__qualname__}", remedy="give a list of dictionaries"
             )
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for column, value in row.items():
             try:
                 values[str(column)] = plain_value(value)
@@ -217,11 +219,9 @@ def rows_text(rows: Rows, name: str) -> str:
     return "".join(lines)
 
 
-def _plain(value: Any) -> Any:
-    """Paths and runs as text, tuples as lists, at any depth."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Run):
+def _plain(value: object) -> Json:
+    """Paths and runs as text, tuples as lists, at any depth. What is not plain is left for the checks to refuse."""
+    if isinstance(value, (Path, Run)):
         return str(value)
     if isinstance(value, Policy):
         return str(value.folder)
@@ -229,22 +229,22 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value
+    return cast("Json", value)
 
 
-def _is_source(item: Any) -> bool:
+def _is_source(item: object) -> bool:
     """A mapping of which every key is one of a source's, `path` among them; a path; a data set; a list of rows."""
     if isinstance(item, Mapping):
         return "path" in item and set(item) <= _SOURCE_KEYS
     return isinstance(item, (str, Path, list, tuple)) or _is_dataset(item)
 
 
-def _is_dataset(value: Any) -> bool:
+def _is_dataset(value: object) -> bool:
     """Tells a data set without importing its package, which takes a second."""
     return type(value).__module__.startswith("datasets.") and type(value).__name__ == "Dataset"
 
 
-def _is_model(value: Any) -> bool:
+def _is_model(value: object) -> bool:
     """Whether it is a module of torch, told without importing torch."""
     return any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__)
 

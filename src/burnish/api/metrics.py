@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +23,7 @@ class MetricsTable(Mapping[str, list[float]]):
     """What `run.metrics` is where pandas is not installed: `table["reward/mean"]` is one number for each entry of
     `table.steps`, nan where the metric was not measured."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: Sequence[Mapping[str, float]]) -> None:
         self._rows = list(rows)
         self.steps: list[int] = [int(row["step"]) for row in rows]
         self._names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
@@ -43,7 +43,7 @@ class MetricsTable(Mapping[str, list[float]]):
         return shown(self._rows)
 
 
-def metrics_table(rows: Sequence[Mapping[str, Any]]) -> DataFrame | MetricsTable:
+def metrics_table(rows: Sequence[Mapping[str, float]]) -> DataFrame | MetricsTable:
     """A pandas table with the step as its index, or a `MetricsTable`."""
     try:
         import pandas
@@ -52,7 +52,7 @@ def metrics_table(rows: Sequence[Mapping[str, Any]]) -> DataFrame | MetricsTable
     return pandas.DataFrame(list(rows), columns=_columns(rows)).set_index("step")
 
 
-def shown(rows: Sequence[Mapping[str, Any]]) -> str:
+def shown(rows: Sequence[Mapping[str, float]]) -> str:
     """The newest rows with the columns of the live display, as plain text."""
     console = Console(file=_text_file(), width=200, force_terminal=False, force_jupyter=False)
     with console.capture() as capture:
@@ -60,7 +60,7 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
-def picture(rows: Sequence[Mapping[str, Any]]) -> Table:
+def picture(rows: Sequence[Mapping[str, float]]) -> Table:
     """The newest rows as a table for a terminal."""
     known = {name: value for row in rows for name, value in row.items()}
     columns = columns_of(known)
@@ -73,7 +73,7 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
     return ["step", *dict.fromkeys(name for row in rows for name in row if name != "step")]
 
 

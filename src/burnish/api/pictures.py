@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
 from burnish.observability.console import columns_of
 
@@ -17,7 +16,7 @@ _DARKEST = 6.0
 _SHOWN_ROWS = 8
 
 
-def run_html(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def run_html(title: str, rows: Sequence[Mapping[str, float]]) -> str:
     """A run: its newest rows and the curve that matters most."""
     parts = [f"<p><b>{escape(title)}</b></p>", table_html(rows[-_SHOWN_ROWS:])]
     for name in CURVES:
@@ -28,7 +27,7 @@ def run_html(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return "<div>" + "".join(parts) + "</div>"
 
 
-def table_html(rows: Sequence[Mapping[str, Any]]) -> str:
+def table_html(rows: Sequence[Mapping[str, float]]) -> str:
     """The columns of the live display; empty without rows."""
     if not rows:
         return "<p>no step yet</p>"

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, next_folder, output_of, prepare
@@ -56,7 +56,7 @@ class RunPlan:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def plan(config: Given, **fields: Any) -> RunPlan:
+def plan(config: Given, **fields: object) -> RunPlan:
     """What `burnish.train` (or `sft`, or `reward_model`, as the fields say) would do with the same arguments.
 
     Nothing of a run is made, no weights are loaded and nothing is downloaded. What the run would refuse before it has
@@ -77,7 +77,7 @@ def plan(config: Given, **fields: Any) -> RunPlan:
     return RunPlan(found, call.loaded.config, (*found.warnings, *notes))
 
 
-def _kind_of(config: Given, fields: Mapping[str, Any]) -> Kind:
+def _kind_of(config: Given, fields: Mapping[str, object]) -> Kind:
     match config:
         case RlConfig():
             return "rl"

@@ -82,7 +82,7 @@ class Policy:
         self,
         prompt: Asked,
         *,
-        max_response_tokens: int = 256,
+        max_response_tokens: int = 512,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from burnish.api.inputs import Inputs, inputs_of
 from burnish.checkpointing.run import RunDirectory
@@ -18,7 +17,7 @@ from burnish.config.schema import Kind, RunConfig
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
 
-Given = Mapping[str, Any] | RunConfig | str | Path
+Given = Mapping[str, object] | RunConfig | str | Path
 """A run: the fields of a run file as a dictionary, a typed configuration, or the path of a run file."""
 
 RUNS_FOLDER = Path("runs")
@@ -34,7 +33,7 @@ class Prepared:
 
 @contextmanager
 def prepared_run(
-    kind: Kind, given: Given, fields: Mapping[str, Any], caller: str, *, folder_name: str | None = None
+    kind: Kind, given: Given, fields: Mapping[str, object], caller: str, *, folder_name: str | None = None
 ) -> Iterator[Prepared]:
     """The call as a run. Without an `output` it has a fresh folder, which is removed again when an error ends the call
     before a run has begun there."""
@@ -51,7 +50,7 @@ def prepared_run(
         raise
 
 
-def prepare(kind: Kind, given: Given, fields: Mapping[str, Any], inputs: Inputs, caller: str) -> Prepared:
+def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
     """Check the run as the command line would. `fields` win over it, as overrides do there: dictionaries are merged,
     and a name may have dots. ConfigError with every problem."""
     if isinstance(given, RunConfig):
@@ -67,7 +66,7 @@ def prepare(kind: Kind, given: Given, fields: Mapping[str, Any], inputs: Inputs,
     return Prepared(load_run_data(inputs.plain(given), overrides, kind, source=caller), inputs)
 
 
-def as_overrides(fields: Mapping[str, Any]) -> list[str]:
+def as_overrides(fields: Mapping[str, object]) -> list[str]:
     """Plain values as overrides of the command line."""
     return [f"{name}={_as_yaml(name, value)}" for name, value in fields.items()]
 
@@ -91,17 +90,19 @@ def _numbered(kind: str) -> Iterator[Path]:
     return (RUNS_FOLDER / f"{kind}-{number:03d}" for number in itertools.count(1))
 
 
-def output_of(given: Given) -> Any:
+def output_of(given: Given) -> object:
     """What a call sets as `output`; None where it sets none."""
     if isinstance(given, RunConfig):
         return given.output if "output" in given.model_fields_set else None
     if isinstance(given, Mapping):
         return given.get("output")
+    if not isinstance(given, (str, Path)):
+        return None  # `prepare` refuses it
     data = parse_yaml(read_run_text(Path(given))).data
     return data.get("output") if isinstance(data, dict) else None
 
 
-def _as_yaml(name: str, value: Any) -> str:
+def _as_yaml(name: str, value: object) -> str:
     """JSON, which YAML reads as the same value."""
     try:
         return json.dumps(value, ensure_ascii=False)

@@ -12,7 +12,7 @@ from burnish.api.pictures import tinted_html
 from burnish.errors import DataError
 from burnish.observability.recorder import read_rollouts
 from burnish.reading import reading
-from burnish.types import FinishReason, RewardStatus, Rollout
+from burnish.types import FinishReason, Json, RewardStatus, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class RecordedRollout(Rollout):
     """
 
     step: int
-    prompt: str | tuple[Mapping[str, Any], ...]
-    answer: Any
+    prompt: str | tuple[Mapping[str, Json], ...]
+    answer: Json
     domain: str
     greedy: bool
     token_texts: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from burnish.config.schema import RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import recorded_files, step_of
+from burnish.types import Json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -167,14 +168,15 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     if not run.begun():
         raise _no_run(folder)
     data = run.read_config()
-    data = {**_moved(data, f"{data.get('output')}/{INPUTS_FOLDER}/", folder), "output": str(folder)}
+    inputs = f"{data.get('output')}/{INPUTS_FOLDER}/"
+    data = {name: _moved(value, inputs, folder) for name, value in data.items()} | {"output": str(folder)}
     kind = kind_of_data(data)
     if kind == "rm" and any(override.lstrip("-").startswith("data.eval") for override in overrides):
         data["held_out_fraction"] = 0.0
     return load_run_data(data, overrides, kind, source=str(run.config_file))
 
 
-def _moved(value: Any, before: str, folder: Path) -> Any:
+def _moved(value: Json, before: str, folder: Path) -> Json:
     """The value with paths into the run's own inputs as they are after the folder was moved or copied."""
     if isinstance(value, str) and value.startswith(before):
         return str(folder / INPUTS_FOLDER / value.removeprefix(before))

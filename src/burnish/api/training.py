@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, prepared_run
@@ -37,7 +37,7 @@ def train(
     quiet: bool = False,
     fresh: bool = False,
     accept_changes: bool = False,
-    **fields: Any,
+    **fields: object,
 ) -> Run:
     """Train a policy with reinforcement learning, as `burnish rl` does, and return the run.
 
@@ -62,7 +62,7 @@ def sft(
     quiet: bool = False,
     fresh: bool = False,
     accept_changes: bool = False,
-    **fields: Any,
+    **fields: object,
 ) -> Run:
     """Train a model on given texts, as `burnish sft` does, and return the run. Arguments are those of `train`."""
     return _train("sft", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
@@ -75,7 +75,7 @@ def reward_model(
     quiet: bool = False,
     fresh: bool = False,
     accept_changes: bool = False,
-    **fields: Any,
+    **fields: object,
 ) -> Run:
     """Train a reward model on comparisons, as `burnish rm` does, and return the run, which may be one of the `rewards`
     of `train`. Arguments are those of `train`."""
@@ -85,7 +85,7 @@ def reward_model(
 def _train(
     kind: Kind,
     config: Given,
-    fields: Mapping[str, Any],
+    fields: Mapping[str, object],
     on_step: OnStep | None,
     *,
     quiet: bool,

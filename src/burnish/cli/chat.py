@@ -27,7 +27,7 @@ Compare = Annotated[str | None, typer.Option(help="A second model or run, whose 
 Logprobs = Annotated[bool, typer.Option("--logprobs", help="Tint each token by its log-probability, and list it.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Continue the text as it is, also where there is a template.")]
 System = Annotated[str | None, typer.Option(help="System message at the start of the conversation.")]
-MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.", min=0)]
 TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this mass; 1 is off.")]
@@ -40,7 +40,7 @@ def chat(
     logprobs: Logprobs = False,
     plain: Plain = False,
     system: System = None,
-    max_tokens: MaxTokens = 256,
+    max_response_tokens: MaxTokens = 512,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -62,7 +62,7 @@ def chat(
     names = [target] if compare is None else [target, compare]
     console = Console()
     sampling: Sampling = {
-        "max_response_tokens": max_tokens,
+        "max_response_tokens": max_response_tokens,
         "temperature": temperature or 1.0,
         "greedy": temperature == 0,
         "top_k": top_k,

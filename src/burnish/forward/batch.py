@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRows:
-    """What layouts are made of, on the host, so that nobody has to ask a GPU and wait for its answer.
+    """What layouts are made of, on the host, so that building one never waits for a GPU.
 
     prompt_lengths, response_lengths (B,); prompts (B,): rows with equal numbers have equal prompt tokens;
     loss_mask (B, T).

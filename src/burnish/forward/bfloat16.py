@@ -1,4 +1,4 @@
-"""Whether bfloat16 is faster than float32 on this processor, or made of it."""
+"""Whether this processor multiplies bfloat16 itself or emulates it with float32."""
 
 from __future__ import annotations
 

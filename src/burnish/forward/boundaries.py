@@ -1,7 +1,7 @@
-"""Lengths at which a model begins to read a text otherwise, as its config names them.
+"""Lengths beyond which a model treats a text differently, according to its config.
 
-A window or a chunk hides what lies further back; rotations of some kinds turn every position by another angle as soon
-as a text is longer than what the model was first trained on. A pass over shorter rows shows nothing of either.
+A window or a chunk hides tokens that are further back. Some kinds of rotary embeddings use other angles for every
+position as soon as a text is longer than what the model was first trained on. Shorter rows show neither effect.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ROTATES_BY_SIDE = ("longrope", "su")
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """Tokens; a row that is no longer than a boundary knows nothing of it.
+    """In tokens. A boundary has no effect on rows up to its length.
 
-    attention: windows, chunks and blocks, ascending. rotation: up to here one set of angles, beyond it another
-    ("longrope"). stretch: beyond it the angles depend on the length of the longest row, and on rows read earlier
+    attention: windows, chunks and blocks, ascending. rotation: beyond it another set of angles is used ("longrope").
+    stretch: beyond it the angles depend on the length of the longest row, and on rows read earlier
     ("dynamic NTK"). context: longest row that the model takes.
     """
 

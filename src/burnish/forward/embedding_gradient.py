@@ -1,7 +1,8 @@
 """The gradient of an embedding, added where it belongs.
 
-PyTorch's backward pass of an embedding makes a whole (vocabulary, hidden) gradient of zeros for a few hundred tokens
-and adds it to the one that is there: for 32,000 tokens as much work as a layer, in every micro-batch.
+PyTorch's backward pass of an embedding builds a whole (vocabulary, hidden) gradient, mostly zeros, for a few hundred
+tokens and adds it to the existing one. For a vocabulary of 32,000 that is as much work as a layer, in every
+micro-batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which of the ways to compute the same a run takes: those it began with, else the fastest on this machine.
+"""Which of several equivalent implementations ("ways") a run takes: the one it began with, else the fastest here.
 
-Ways agree up to rounding, so a choice changes the last bits of sums. A run and its resumption must therefore choose
-alike (the run's folder keeps its choices, `burnish.trainers.path_record`), and so must two runs of one command on one
-machine (verdicts are kept, `burnish.forward.verdicts`). Where a choice cannot be had again, the run says so.
+Ways agree up to rounding, so a choice changes the last bits of sums. A resumed run must therefore make the same choices
+(the run's folder keeps them, `burnish.trainers.path_record`), and so must two runs of one command on one machine
+(timings are kept, `burnish.forward.verdicts`). If a choice is no longer possible, the run says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way that a run takes; `outcome` is None where nothing was timed, `required` says that there was no choice."""
+    """The way that a run takes. `outcome` is None if nothing was timed; `required`: the run file asked for it."""
 
     path: str
     way: str
@@ -122,7 +122,7 @@ class FastPaths:
         return True
 
     def way(self, path: str) -> str | None:
-        """The way last chosen for this path; None when nobody asked."""
+        """The way last chosen for this path; None if there was no choice."""
         found = [choice.way for choice in self._choices.values() if choice.path == path]
         return found[-1] if found else None
 
@@ -137,8 +137,8 @@ class FastPaths:
 
 
 def _race_here(ways: Sequence[Way]) -> RaceResult:
-    """With one thread its own time counts, which others on the machine do not disturb; several threads wait for each
-    other, so there the time on the wall does."""
+    """With one thread, measure its CPU time, which other processes do not disturb. With several threads, or a GPU,
+    measure wall-clock time."""
     counts_own_time = torch.get_num_threads() == 1 and not torch.cuda.is_available()
     return race(ways, clock=time.thread_time if counts_own_time else time.perf_counter)
 
@@ -155,16 +155,16 @@ def in_words(choice: Choice) -> str:
 
 
 def _comparisons(way: str, outcome: RaceResult) -> list[str]:
-    """The way beside the plainest, or, where it is the plainest, all others beside it."""
+    """The way compared with the plainest; if it is the plainest, all others compared with it."""
     names = list(outcome.seconds)
     if way not in outcome.seconds or len(names) < 2:
         return []
     if way != names[-1]:
         return [f"{outcome.seconds[names[-1]] / outcome.seconds[way]:.2f}x {names[-1]}"]
-    return [_beside(name, outcome.seconds[name] / outcome.seconds[way]) for name in names[:-1]]
+    return [_compared(name, outcome.seconds[name] / outcome.seconds[way]) for name in names[:-1]]
 
 
-def _beside(name: str, times_as_long: float) -> str:
+def _compared(name: str, times_as_long: float) -> str:
     percent = round(100 * (times_as_long - 1))
     if percent == 0:
         return f"{name} is no faster here"

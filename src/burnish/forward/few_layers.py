@@ -1,4 +1,4 @@
-"""A model of Llama's build with only its first layers, for as long as something is timed on it."""
+"""A Llama-like model temporarily cut to its first layers, for timing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 PASS_OPERATIONS = 1e10
-"""Multiplications and additions of one timed pass: some hundredths of a second where a processor is good at them."""
+"""Multiplications and additions of one timed pass: some hundredths of a second on a fast processor."""
 
 
 @contextmanager
@@ -30,6 +30,6 @@ def num_weights(module: nn.Module) -> int:
 
 
 def tokens_for(weights: int, *, wanted: int, fewest: int) -> int:
-    """Tokens of a pass forwards and backwards (6 operations a weight) through so many weights: as many as wanted,
-    fewer where that exceeds PASS_OPERATIONS."""
+    """Tokens of a forward and backward pass (6 operations per weight) through this many weights: as many as wanted,
+    fewer if that exceeds PASS_OPERATIONS."""
     return max(fewest, min(wanted, int(PASS_OPERATIONS / (6 * weights))))

@@ -1,9 +1,9 @@
-"""Float32 matrix products on a CPU through oneDNN, where they are as accurate as the usual ones.
+"""Float32 matrix products on a CPU through oneDNN, if they are as accurate as the usual ones.
 
-On some processors the usual library reaches half of what oneDNN does for the same numbers; PyTorch takes oneDNN once
-it is allowed a lower precision ("medium"). What that permission means depends on the processor: on most nothing is
-lost, on those with bfloat16 matrix units the product really is one of bfloat16, and on others oneDNN is the slower
-one. So both are measured, and it is given only where nothing is lost and time is won.
+On some processors the usual library is half as fast as oneDNN for the same numbers. PyTorch uses oneDNN once it is
+allowed a lower precision ("medium"). The effect depends on the processor: on most of them no accuracy is lost, on those
+with bfloat16 matrix units the product really is one of bfloat16, and on others oneDNN is slower. So accuracy and
+speed are both measured, and "medium" is set only if nothing is lost and time is saved.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 AS_ACCURATE = 2.0
-"""The other product may have up to this many times the root-mean-square error of the usual one (bfloat16:
+"""Largest accepted ratio of the root-mean-square errors of the other product and the usual one (bfloat16:
 thousands)."""
 WIDTH = 512
-"""Hidden size from which on it pays: oneDNN compiles a kernel for each new shape, which small products do not earn."""
+"""Smallest hidden size for which it pays: oneDNN compiles a kernel for each new shape, too much for small products."""
 _ROWS, _WIDEST = 512, 1024
 """Of the products that are timed."""
 
 
 @contextmanager
 def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPaths | None = None) -> Iterator[bool]:
-    """Inside, float32 products may take oneDNN; yields whether they do. Never with `plain`, for other dtypes and
-    small models, or beside a GPU (whose products the same permission would make inexact). Numbers change by rounding
-    only; `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
+    """Inside, float32 products may use oneDNN; yields whether they do. Never with `plain`, for other dtypes, for small
+    models, or if a GPU is visible (the same setting would make its products inexact). Numbers change by rounding only;
+    `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
     embedding = model.get_input_embeddings().weight
     fits = embedding.dtype == torch.float32 and embedding.shape[1] >= WIDTH and not torch.cuda.is_available()
     if plain or not fits or _faster_precision(model, paths or FastPaths()) == "highest":
@@ -55,7 +55,7 @@ def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:
 
 
 def _may_be_medium(paths: FastPaths) -> bool:
-    """Whether "medium" is left on and found to be accurate."""
+    """Whether "medium" is not switched off and proves accurate."""
     try:
         return processor.allows("medium_float32") and medium_is_accurate()
     except BurnishError:
@@ -86,8 +86,8 @@ def _precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def usual_float32() -> Iterator[None]:
-    """Inside, float32 products are the usual ones again. For attention on a CPU, whose many small products of ever new
-    shapes are four times as slow through oneDNN."""
+    """Inside, float32 products are the usual ones again. For attention on a CPU: its many small products, each of a new
+    shape, take four times as long through oneDNN."""
     if torch.get_float32_matmul_precision() == "highest":
         yield
         return

@@ -17,10 +17,10 @@ PROBE_TOKENS = 4
 
 
 def find_head_transform(model: PreTrainedModel) -> HeadTransform | None:
-    """The transform with which base model + output embedding give exactly the model's own logits, else None.
+    """The transform that makes the model's own logits from those of its output embedding; None if none does.
 
-    Candidates come from the model's config (logit scale, soft cap) and the verdict from a comparison on a few tokens;
-    None means that scores must be taken from the model's own full logits.
+    Candidates come from the model's config (logit scale, soft cap), and a comparison on a few tokens decides. None
+    means that scores must be taken from the model's own full logits.
     """
     base, output = model.base_model, model.get_output_embeddings()
     if output is None or base is model or type(output) is not nn.Linear:

@@ -1,8 +1,8 @@
-"""Layers of Llama's build whose passes over packed rows go through kernels in C (`burnish.kernels`), on a CPU.
+"""Llama-like layers whose passes over packed rows use kernels in C (`burnish.kernels`), on a CPU.
 
-What stands between a layer's products is some twenty operations forwards and more backwards, each of which reads and
-writes all states. Here it is six calls each way: two norms with the sums around them, two rotations, attention, one
-gate. Parameters, hooks of the linear layers, adapters and checkpointing of gradients are the model's own.
+Between its matrix products a layer has some twenty operations forwards and more backwards, each of which reads and
+writes all states. Here there are six calls each way: two norms with the sums around them, two rotations, attention and
+one gate. Parameters, hooks of the linear layers, adapters and gradient checkpointing remain the model's own.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type`s whose layers are built as it is done here; a trial tells whether this one's are."""
+"""`model_type`s whose layers are usually built like this; a trial tells whether a given model's are."""
 
 
 def has_known_layers(model: PreTrainedModel) -> bool:
-    """Whether the model calls itself one of FAMILIES, with the usual gate, in a type and on a device with kernels."""
+    """Whether the model is one of FAMILIES by name, has the usual gate, and a number type and device with kernels."""
     weight = model.get_input_embeddings().weight
     known = model.config.model_type in FAMILIES and model.config.hidden_act in ("silu", "swish")
     return bool(known and weight.device.type == "cpu" and weight.dtype in ELEMENTS)
 
 
 def set_layer_kernels(model: PreTrainedModel) -> None:
-    """Let layers of `has_known_layers` models take the kernels for packed rows; a copy of the model does as well.
+    """Let the layers of a `has_known_layers` model use the kernels for packed rows; copies of the model do so, too.
 
-    Raises KernelError where the kernels cannot be built.
+    Raises KernelError if the kernels cannot be built.
     """
     train_kernels(model.dtype)
     attention_kernels(model.dtype)
@@ -58,18 +58,18 @@ def uses_layer_kernels(model: nn.Module) -> bool:
 
 @cache
 def _with_kernels(layer_class: type) -> type:
-    """A subclass, so that what `transformers` does about every layer's `forward` (checkpointing) is done here too. It
-    has its parent's name, by which layers are told apart."""
+    """A subclass, so that what `transformers` does around every layer's `forward` (checkpointing) happens here, too. It
+    has its parent's name, because layers are recognised by name."""
     return type(layer_class.__name__, (KernelLayer, layer_class), {"own_class": layer_class})
 
 
 class KernelLayer:
-    """Goes before a layer's own class."""
+    """Placed before a layer's own class in the order of inheritance."""
 
     own_class: type
 
     def forward(self, hidden_states: Tensor, *given: object, packed: object = None, **others: Any) -> Tensor:
-        """As the layer's own, to which it leaves everything that is not packed for a CPU."""
+        """The layer's own pass, except for rows packed for a CPU."""
         if isinstance(packed, MergedAttention):
             return _packed_forward(self, hidden_states[0], packed, others["position_embeddings"])[None]
         if packed is not None:

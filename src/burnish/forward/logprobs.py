@@ -1,10 +1,10 @@
 """Log-probabilities and entropy of chosen tokens without several (N, V) tensors.
 
-Shapes: N positions, H hidden size, V vocabulary. A few logits are kept, just as the head gave them, and worked on some
-rows at a time, which a processor's cache holds meanwhile; the backward pass puts their gradient in their place. Where
-they would be many, both passes walk over vocabulary chunks instead: the forward pass with a running log-sum-exp per
-position (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867), the backward pass with each chunk's logits
-computed once more. Peak extra memory is then one chunk and the gradients.
+Shapes: N positions, H hidden size, V vocabulary. If there are not too many logits, they are kept as the head gave them
+and processed a few rows at a time, so that a cache holds those rows meanwhile; the backward pass overwrites them with
+their gradient. Otherwise both passes walk over chunks of the vocabulary: the forward pass with a running log-sum-exp
+per position (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867), the backward pass computing each chunk's
+logits again. Peak extra memory is then one chunk and the gradients.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.nn.functional import linear
 from burnish.algorithms.entropy import entropy_from_logits
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits at a time: 16 MiB in float32, which a processor's last cache may hold through all that is done with them."""
+"""Logits of one chunk: 16 MiB in float32, which may fit into a processor's last cache."""
 TOKENS_PER_CHUNK = 1024
 KEPT_ELEMENTS = 1 << 26
-"""Up to so many logits of a call are kept for its backward pass: 256 MiB in float32, half of it in bfloat16."""
+"""Up to this many logits of a call are kept for its backward pass: 256 MiB in float32, half of that in bfloat16."""
 BLOCK_ELEMENTS = 1 << 19
-"""So many kept logits are worked on at a time: 2 MiB in float32, which several passes in a row find in a cache."""
+"""Kept logits that are processed at a time: 2 MiB in float32, so that several passes in a row find them in a cache."""
 LEAST_LOGPROB = -1e4
 """Its exp is 0 in every number type. Log-probabilities below it (-inf for a token that a head rules out) count as this
 in entropies and their gradients: 0 times it is 0, where 0 times -inf is not a number."""
@@ -33,7 +33,7 @@ in entropies and their gradients: 0 times it is 0, where 0 times -inf is not a n
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """What a model does to `hidden @ weight.T + bias` before it calls the result logits.
+    """What a model does to `hidden @ weight.T + bias` to get its logits.
 
     `scale` multiplies (Cohere, Granite); `softcap` c then maps x to c tanh(x / c) (Gemma); None leaves x as it is.
     """
@@ -51,7 +51,7 @@ def plain_token_scores(
 ) -> tuple[Tensor, Tensor | None]:
     """The definition: (log-probability of each target, entropy in nats or None), both (N,) in float32.
 
-    For models whose head cannot be taken apart, and as the yardstick of the chunked form.
+    For models whose head is not a plain linear layer, and as the reference for the chunked form.
     """
     scaled_NV = logits_NV.to(_reduction_dtype(logits_NV)) / temperature
     log_normalizer_N = torch.logsumexp(scaled_NV, dim=-1)
@@ -118,15 +118,15 @@ class _Plan:
         return _slices(vocabulary, max(1, self.chunk_elements // rows))
 
     def row_blocks(self, raw_NV: Tensor) -> Iterator[slice]:
-        """A few rows at a time: what a cache holds, but one for each thread; more on devices that want large
+        """A few rows at a time: as many as a cache holds, at least one per thread; more on devices that need large
         operations."""
         on_cpu = raw_NV.device.type == "cpu"
         rows = (BLOCK_ELEMENTS if on_cpu else self.chunk_elements) // max(1, raw_NV.shape[1])
         return _slices(raw_NV.shape[0], max(torch.get_num_threads() if on_cpu else 1, rows))
 
     def tempered(self, raw: Tensor, *, overwrite: bool = False) -> Tensor:
-        """What the softmax is taken of, in the reduction dtype, for the head's raw output; may be `raw` itself, which
-        it changes with `overwrite` only."""
+        """The input of the softmax for the head's raw output, in the reduction dtype. May be `raw` itself, which is
+        changed only with `overwrite`."""
         factor = self.scale / self.temperature
         changes = self.softcap is not None or factor != 1.0
         logits = raw.to(_reduction_dtype(raw), copy=changes and not overwrite)
@@ -146,7 +146,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Outer:
-    """What the backward pass is given for each position, and the entropies it needs."""
+    """What the backward pass gets for each position, and the entropies it needs."""
 
     targets_N: Tensor
     entropy_N: Tensor
@@ -224,7 +224,7 @@ def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor,
 
 
 def _add_kept(gradients: _HeadGradients, raw_NV: Tensor, outer: _Outer, plan: _Plan) -> None:
-    """Add what the head's whole output brings; the gradient overwrites it."""
+    """Add the gradients from the head's whole output, which is overwritten."""
     for rows in plan.row_blocks(raw_NV):
         tempered = plan.tempered(raw_NV[rows])
         slope = plan.slope(tempered)
@@ -246,7 +246,7 @@ def _add_streamed(
     outer: _Outer,
     plan: _Plan,
 ) -> None:
-    """Add what each chunk of the head's output brings, computed anew."""
+    """Add the gradients from each chunk of the head's output, computed again."""
 
     def gradient(rows: slice, columns: slice) -> Tensor:
         raw = linear(hidden_NH[rows], weight_VH[columns], None if bias_V is None else bias_V[columns])
@@ -263,8 +263,8 @@ def _add_streamed(
 
 
 def _raw_gradient(p: Tensor, log_p: Tensor | None, slope: Tensor | float, outer: _Outer) -> Tensor:
-    """Gradient with respect to the head's raw output, in the place of `p`: some rows, and all columns or a chunk.
-    `log_p` where entropies have a gradient.
+    """Gradient with respect to the head's raw output, written over `p`: some rows, and all columns or a chunk. `log_p`
+    is given if entropies have a gradient.
 
     d logprob / d x_j = [j = target] - p_j and d entropy / d x_j = -p_j (log p_j + entropy).
     """
@@ -307,7 +307,7 @@ def _stream_chunk(
         logits = plan.tempered(raw, overwrite=True)
         _take_targets(logits, targets_N - columns.start, target_logits_N)
         new_peak_N = torch.maximum(peak_N, logits.amax(-1))
-        # Before the first token that is not ruled out there is no peak to measure from: -inf less itself is no number.
+        # Until the first token that is not ruled out there is no peak to subtract: -inf minus -inf is not a number.
         origin_N = torch.where(torch.isneginf(new_peak_N), 0.0, new_peak_N)
         shrink_N = torch.exp(peak_N - origin_N)
         logits.sub_(origin_N[:, None])
@@ -335,8 +335,8 @@ def _take_targets(logits: Tensor, columns_N: Tensor, out_N: Tensor) -> None:
 
 
 class _HeadGradients:
-    """Buffers of the backward pass; each is None when nobody asked for it. Sums over chunks run in float32, or in
-    `weight.grad` itself, in whatever that is."""
+    """Buffers of the backward pass, None for gradients that are not needed. Sums over chunks are in float32, or in
+    `weight.grad` itself and its dtype."""
 
     def __init__(
         self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, plan: _Plan, needs: tuple[bool, bool, bool]
@@ -358,7 +358,7 @@ class _HeadGradients:
         return self.weight_VH.grad
 
     def add(self, columns: slice, rows_and_gradients: Iterable[tuple[slice, Tensor]]) -> None:
-        """Add what the raw-logit gradients of one vocabulary chunk, given token chunk by token chunk, bring."""
+        """Add the products with the raw-logit gradients of one vocabulary chunk, given token chunk by token chunk."""
         for rows, grad_logits in rows_and_gradients:
             if self.grad_hidden_NH is not None:
                 _add_product(self.grad_hidden_NH[rows], grad_logits, self.weight_VH[columns])

@@ -1,9 +1,10 @@
-"""Attention over a packed row on a CPU: blocks of keys apart, joined by their log-sum-exps.
+"""Attention over a packed row on a CPU: blocks of keys separately, joined by their log-sum-exps.
 
-What a response token sees is its prompt and its own response. The two are computed apart: all responses of a prompt
-are queries next to each other for one set of keys, so that the prompt's keys are neither copied nor masked. Joining
-softmaxes by log-sum-exp, and the backward pass of a block from the joined output, are those of FlashAttention (Dao et
-al. 2022, https://arxiv.org/abs/2205.14135). Shapes: S slots of the packed row, H heads, K key heads, D head size.
+What a response token sees is its prompt and its own response. The two are computed separately: all responses of a
+prompt are queries next to each other for one set of keys, so that the prompt's keys are neither copied nor masked.
+Joining softmaxes by log-sum-exp, and the backward pass of a block from the joined output, are those of FlashAttention
+(Dao et al. 2022, https://arxiv.org/abs/2205.14135). Shapes: S slots of the packed row, H heads, K key heads, D head
+size.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 FULL_SPEED_TOKENS = 1024
-"""From so many tokens in a micro-batch on, more are hardly faster on a CPU, small models apart."""
+"""Above this many tokens a larger micro-batch is hardly faster on a CPU, except for very small models."""
 
 
 def microbatches_by_tokens(lengths: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
@@ -41,9 +41,9 @@ def microbatches_by_groups(
     """Row numbers of each micro-batch for rows that are packed with each prompt once: groups stay together
     where they fit, longest prompts first, longest responses first within a group.
 
-    Several groups share a micro-batch up to half the budget only (or `shared_tokens`, where that is more): more of them
-    would take memory and no time off, while a single group may use all of it, since one that is torn reads its prompt
-    again.
+    A micro-batch with several groups is filled only to half the budget (or `shared_tokens`, if that is more): filling
+    it further would take memory and save no time. A single group may use all of it, because a group that is split reads
+    its prompt again.
     A single row above the budget gets a micro-batch of its own. Raises ValueError for a budget below 1.
     """
     if tokens_per_microbatch < 1:

@@ -1,8 +1,7 @@
-"""Whether a model gives packed rows the numbers of padded ones, with kernels as well: found out by trying, once, when
-it is loaded.
+"""Whether a model gives packed rows the same numbers as padded ones, also with kernels: tried once, when it is loaded.
 
-Its attention function alone does not tell. A recurrent layer would run on from one row into the next, a model that
-drops the keyword argument of its attention function would see all rows as one text, and neither says so.
+Its attention function alone does not tell. A recurrent layer would continue from one row into the next, and a model
+that drops the keyword argument of its attention function would see all rows as one text. Neither raises an error.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
-"""Relative distance of the hidden states that rounding explains. A row that sees its neighbour is off by more."""
+"""Largest relative distance of hidden states that rounding explains. A row that sees its neighbour differs more."""
 _WIDE = 20_000_000
-"""Weights of a layer from which on a single one is timed."""
+"""If a layer has more weights than this, only one layer is timed."""
 _TRIED_WEIGHTS = 8
 OF_GRADIENTS = 4.0
-"""So many times further off may gradients be, in which the rounding of all layers adds up."""
+"""Factor on the tolerance for gradients, in which the rounding of all layers adds up."""
 TRAINING = "training passes"
 ATTENTION = "packed attention"
 KERNELS, OWN = "C kernels", "the model's own layers"
@@ -99,11 +98,10 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
 
 
 def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) -> bool:
-    """Let layers of a model that takes packed rows go through kernels in C if states and gradients are then the same;
-    False if not, and `notes` says so where the trial itself failed. Rows are longer here than the blocks that the
-    kernels work in.
+    """Let layers of a model that takes packed rows use kernels in C if states and gradients stay the same; False if
+    not, with a note in `notes` if the trial itself failed. Rows are longer here than the blocks of the kernels.
 
-    Raises KernelError where the kernels cannot be built.
+    Raises KernelError if the kernels cannot be built.
     """
     if uses_layer_kernels(model):
         return True
@@ -118,7 +116,7 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
         accepted = _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
     except KernelError:
         raise
-    except Exception as error:  # noqa: BLE001 boundary: a trial of layers built otherwise may end in anything
+    except Exception as error:  # noqa: BLE001 boundary: layers with another structure may raise anything
         if notes is not None:
             notes.append(failure(error))
         return False
@@ -129,8 +127,8 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
 
 
 def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bool) -> bool:
-    """Once `use_layer_kernels` has accepted them: keep the kernels if a pass forwards and backwards through the first
-    layers is faster with them than with the layers' own (or if they are `required`); whether they are kept."""
+    """After `use_layer_kernels` has accepted them: keep the kernels if a forward and backward pass through the first
+    layers is faster with them, or if they are `required`; returns whether they are kept."""
     wide = num_weights(model.base_model.layers[0])
     count = 1 if wide > _WIDE else 2
     size = tokens_for(count * wide, wanted=512, fewest=64) // 32
@@ -154,8 +152,8 @@ def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bo
 
 
 def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
-    """Put down that training goes through the model's own layers, also where there was no choice: a run that began so
-    goes on so, and one that began with kernels is told."""
+    """Record that training uses the model's own layers, even without a choice: a run that began like this continues
+    like this, and one that began with kernels is warned."""
     paths.choose(TRAINING, shape_of(model), [Way(OWN, lambda: None)])
 
 
@@ -184,7 +182,7 @@ def _gives_the_same(model: PreTrainedModel, batch: Batch) -> bool:
         try:
             packed = runner.packed(batch, positions)
             gradient = _gradient(packed, weights)
-        except Exception:  # noqa: BLE001 boundary: models raise what they like; padded rows are as right
+        except Exception:  # noqa: BLE001 boundary: models may raise anything; padded rows are always correct
             return False
         padded = runner.padded(batch, positions)
         wanted = _gradient(padded, weights)
@@ -209,7 +207,7 @@ def _rows(
     prompt_lengths: tuple[int, ...] = (5, 3),
     response_lengths: tuple[int, ...] = (6, 4, 7, 1, 5),
 ) -> Batch:
-    """Three rows on one prompt and two on another; tokens all over the vocabulary, the same on every machine."""
+    """Three rows with one prompt and two with another; tokens from the whole vocabulary, the same on every machine."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     lengths, width = torch.tensor(response_lengths), max(response_lengths)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest on this machine."""
+"""Which of several equivalent implementations is the fastest on this machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 AT_LEAST = 1.02
-"""So many times as fast as a plainer way must a faster one be to be worth its parts and its memory."""
+"""A way must be at least this many times as fast as a plainer one to be worth its complexity and its memory."""
 BUDGET_SECONDS = 1.5
 """Rounds end after this, but never before `_FEWEST`."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
 _SAMPLE_SECONDS = 2e-3
-"""A sample repeats what is faster until it takes about this long, so that neither clock nor interrupts count."""
+"""A sample repeats a faster run until it takes about this long, so that clock and interrupts do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ def race(
     clock: Callable[[], float] = time.perf_counter,
     wall: Callable[[], float] = time.perf_counter,
 ) -> RaceResult:
-    """Run all ways in turn, round after round, until it is clear which to take or time is up. The last way is the
-    plainest; from there upwards each takes the place of a plainer one if it is at least AT_LEAST times as fast.
+    """Run all ways in turn, round after round, until the winner is clear or time is up. The last way is the plainest;
+    going up from there, each replaces a plainer one if it is at least AT_LEAST times as fast.
 
-    Each way counts with its best round: what else a machine does only ever adds time. Each has run once before: the
-    first time oneDNN compiles, and memory is fetched. `clock` measures the ways, `wall` the patience of whoever waits.
+    The best round of each way counts, because other load on the machine only ever adds time. Each has run once before,
+    because the first run compiles and allocates. `clock` times the ways, `wall` the whole race.
     """
     repeats = [_repeats(way, clock) for way in ways]
     rounds: list[list[float]] = []

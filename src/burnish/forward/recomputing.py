@@ -1,9 +1,9 @@
 """Activations recomputed in the backward pass (gradient checkpointing) while the model stays in evaluation mode.
 
-`transformers` checkpoints the layers whose `training` flag is up. In train mode as a whole, models also drop layers,
-shake the inputs of routers and drop activations wherever a function reads that flag, so that scores in an update were
-not those of the pass before. Here the flag of the checkpointed layers is up only while they decide to be checkpointed;
-inside them, as everywhere else, it is down.
+`transformers` checkpoints the layers whose `training` flag is set. In train mode, models also drop layers, add noise to
+the inputs of routers and drop activations wherever a function reads that flag, so that scores in an update would differ
+from those of the pass before. Here the flag of the checkpointed layers is set only while they decide whether to be
+checkpointed. Inside them, as everywhere else, it is not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def recomputing(model: nn.Module, *, on: bool) -> Iterator[None]:
 
 
 class _Recomputed:
-    """What a layer calls instead of its own forward pass."""
+    """Called by a layer in place of its own forward pass."""
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer

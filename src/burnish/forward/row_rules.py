@@ -1,9 +1,9 @@
-"""Which rows may go through a model side by side, found out by trying.
+"""Which rows may share a pass through a model, found out by trying.
 
-In a pass over padded rows each row should have the numbers that it has alone. Causal attention with a mask sees to
-that; a layer that carries a state through the padding does not, nor does a mask that is laid at the end of the longest
-row, nor angles that depend on its length. The trial compares padded rows with the same rows alone, rows longer than
-the boundaries of the config (`burnish.forward.boundaries`) among them.
+In a pass over padded rows each row should have the numbers that it has alone. Causal attention with a mask ensures
+that. A layer that carries a state through the padding breaks it, and so does a mask that is aligned to the end of the
+longest row, or angles that depend on its length. The trial compares padded rows with
+the same rows alone, including rows longer than the boundaries of the config (`burnish.forward.boundaries`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 Beside = Literal["padded", "equal", "alone"]
 TRIED_UP_TO = 512
-"""Tokens of a boundary up to which the trial goes; rows that cross a further one share a pass with rows of their own
-length only."""
+"""Boundaries up to this many tokens are tried; rows that cross a longer one share a pass only with rows of their own
+length."""
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
-"""Relative distance of a row's hidden states that rounding explains."""
+"""Largest relative distance of a row's hidden states that rounding explains."""
 
 _LENGTHS = (3, 12, 7)
 _PAST = 4
-"""So many tokens beyond a boundary go the rows that are to show what it does."""
+"""Rows that test a boundary are this many tokens longer."""
 _known: dict[Hashable, RowRules] = {}
-"""By architecture, config and number type: what a copy of a model with other weights needs no trial for."""
+"""By architecture, config and number type: a copy of a model with other weights needs no new trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """beside: what a row may stand beside, rows of any length with padding, rows of equal length, or none.
+    """beside: what may share a pass with a row: rows of any length, padded, rows of equal length, or none.
 
-    tried_up_to: longest rows for which the trial holds (None: any); longer ones stand beside rows of equal length.
-    packed_up_to: longest rows that know nothing of a window, and that may therefore be packed into one (None: any).
+    tried_up_to: longest rows for which the trial holds (None: any); longer ones share a pass with rows of equal length.
+    packed_up_to: longest rows that no window affects, so that they may be packed (None: any).
     rotation, stretch: as in `Boundaries`.
     """
 
@@ -95,7 +95,7 @@ def row_rules(model: PreTrainedModel) -> RowRules:
 
 
 def quiet_outputs(model: PreTrainedModel) -> dict[str, bool]:
-    """Arguments that ask for states or logits alone, whatever the model's config asks for besides."""
+    """Arguments that ask only for states or logits, whatever else the model's config asks for."""
     routers = {"output_router_logits": False} if "output_router_logits" in model.config.to_dict() else {}
     return {"return_dict": True} | routers
 

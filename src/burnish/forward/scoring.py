@@ -297,7 +297,7 @@ class ResponseScorer:
         return likeliest_tokens(head_inputs, head.weight, head.bias)
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
-        """(row numbers, those rows) of each micro-batch, cut as suits the way the model reads them."""
+        """(row numbers, those rows) of each micro-batch, cut to suit how the model reads them."""
         return self._trunk.split(batch, tokens_per_microbatch)
 
     @torch.no_grad()

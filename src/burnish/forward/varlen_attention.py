@@ -117,7 +117,7 @@ def varlen_backward(
     """Gradients of query, key and value, given `output` and `sums_HQ` over all keys, those of other parts included."""
     import torch.nn.attention.varlen
 
-    random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which there is none of
+    random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which is not used
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torch_attn._varlen_attn_backward(
         grad,
         query,

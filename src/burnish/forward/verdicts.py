@@ -1,7 +1,7 @@
 """What was timed once on this machine, kept in the user's cache folder for the next run.
 
-One file for each question, named by everything that its answer depends on. The first process to answer is right: a
-file is never replaced, so that processes that start together take the same paths and have the same numbers.
+One file per question, named by everything that the answer depends on. The first answer stays: a file is never
+replaced, so that processes that start together take the same paths and get the same numbers.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Key = Mapping[str, object]
 
 
 class VerdictCache:
-    """Outcomes by key, in files of `folder`; without a folder, or where it cannot be used, in this process only."""
+    """Outcomes by key, in files of `folder`; only in this process if there is no folder or it cannot be used."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._known: dict[str, RaceResult] = {}
 
     def find(self, key: Key) -> RaceResult | None:
-        """What is known. Files of other users, and those that are broken, are as if they were not there."""
+        """The known outcome. Files of other users and broken files are ignored."""
         text = _text(key)
         if text not in self._known and self._folder is not None:
             found = _read(self._folder / _name(text), text)
@@ -45,8 +45,8 @@ class VerdictCache:
         return self._known.get(text)
 
     def keep(self, key: Key, outcome: RaceResult) -> RaceResult:
-        """Keep this, unless another process was first; what is then known. A folder that cannot be written is no
-        error: the next process will have to time again."""
+        """Keep this unless another process was first; returns what is then known. A folder that cannot be written is
+        not an error: the next process will time again."""
         text = _text(key)
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ class VerdictCache:
 
 @cache
 def own_cache() -> VerdictCache:
-    """That of this process, in the folder beside the built kernels."""
+    """The cache of this process, in the folder next to the built kernels."""
     folder = cache_folder()
     return VerdictCache(None if folder is None else folder.parent / "paths")
 
@@ -87,7 +87,7 @@ def _publish(folder: Path, name: str, text: str, outcome: RaceResult) -> None:
     """Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / name
-    if _read(path, text) is None:  # nobody's answer, or a broken one
+    if _read(path, text) is None:  # no answer yet, or a broken one
         path.unlink(missing_ok=True)
     content = {"key": text, "winner": outcome.winner, "seconds": outcome.seconds}
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
@@ -95,7 +95,7 @@ def _publish(folder: Path, name: str, text: str, outcome: RaceResult) -> None:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps(content, indent=1) + "\n")
         with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # whole at once, and only where there is none
+            os.link(temporary, path)  # complete at once, and only if there is none
     finally:
         os.unlink(temporary)
 
@@ -115,7 +115,7 @@ def _read(path: Path, text: str) -> RaceResult | None:
 
 
 def _own_text(path: Path) -> str | None:
-    """What stands in a plain file that only this user can have written; None otherwise."""
+    """The content of a plain file that only this user can have written; None otherwise."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
