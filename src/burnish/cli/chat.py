@@ -49,8 +49,8 @@ def chat(
     """Talk to a model or to a checkpoint of a run.
 
     With a chat template it is a conversation, which /new begins anew; without
-    one, or with --plain, each line is continued. What is piped in is one prompt.
-    Ctrl-D ends.
+    one, or with --plain, each line is continued. What is piped in is one
+    prompt. Ctrl-D ends.
 
     [bold]Examples[/bold]
     burnish chat runs/first@best

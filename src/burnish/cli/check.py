@@ -40,10 +40,11 @@ def check_rewards(
 ) -> None:
     """Score the gold answers of the data before training.
 
-    A reward that fails on them would teach the wrong thing. The command also shows
-    how each data file was read, and the scores of the gold answers for each reward.
-    No weights are loaded. Rewards that read tokens need the model's tokenizer.
-    The exit code is 1 if a gold answer does not reach the top score.
+    A reward that fails on them would teach the wrong thing. The command also
+    shows how each data file was read, and the scores of the gold answers for
+    each reward. No weights are loaded. Rewards that read tokens need the
+    model's tokenizer. The exit code is 1 if a gold answer does not reach the
+    top score.
 
     [bold]Examples[/bold]
     burnish check run.yaml

@@ -21,10 +21,10 @@ All = Annotated[bool, typer.Option("--all", help="List every value of the config
 def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = False) -> None:
     """Show what a run will do, without doing it.
 
-    Shows prompts, rollouts, minibatches, optimizer steps, models and memory, and
-    where each value comes from. Nothing is downloaded and no weights are loaded:
-    sizes come from the model's config.json. Local data and rewards are read, and
-    what burnish rl, sft or rm would refuse is refused here too.
+    Shows prompts, rollouts, minibatches, optimizer steps, models and memory,
+    and where each value comes from. Nothing is downloaded and no weights are
+    loaded: sizes come from the model's config.json. Local data and rewards
+    are read, and what burnish rl, sft or rm would refuse is refused here too.
 
     [bold]Examples[/bold]
     burnish plan run.yaml

@@ -21,8 +21,8 @@ Out = Annotated[
 def write_report(runs: Runs, out: Out = None) -> None:
     """Write one page with the curves and rollouts of a run, or of several runs overlaid.
 
-    The page is self-contained, so it can be sent to someone else. The run may still
-    be in progress.
+    The page is self-contained, so it can be sent to someone else. The run may
+    still be in progress.
 
     [bold]Examples[/bold]
     burnish report runs/first

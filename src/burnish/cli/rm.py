@@ -11,14 +11,15 @@ def train_reward(
 ) -> None:
     """Train a reward model on comparisons of responses.
 
-    Rows have chosen and rejected responses, several candidates with the best one
-    marked, or token ids (query, sample0 ..., best). How they are read is printed.
-    The result scores responses in `burnish rl` as rewards: model:PATH.
+    Rows have chosen and rejected responses, several candidates with the best
+    one marked, or token ids (query, sample0 ..., best). How they are read is
+    printed. The result scores responses in `burnish rl` as rewards:
+    model:PATH.
 
-    [bold]Sizes[/bold]
-    [bold]optimization.comparisons_per_batch[/bold]: comparisons per optimizer step.
-    [bold]optimization.epochs[/bold]: passes over the data; one is usual.
-    [bold]max_tokens[/bold]: limit on a prompt together with a response.
+    [bold]Sizes[/bold] [bold]optimization.comparisons_per_batch[/bold]:
+    comparisons per optimizer step. [bold]optimization.epochs[/bold]: passes
+    over the data; one is usual. [bold]max_tokens[/bold]: limit on a prompt
+    together with a response.
 
     [bold]Examples[/bold]
     burnish rm rm.yaml
