@@ -16,10 +16,10 @@ def train_reward(
     printed. The result scores responses in `burnish rl` as rewards:
     model:PATH.
 
-    [bold]Sizes[/bold] [bold]optimization.comparisons_per_batch[/bold]:
-    comparisons per optimizer step. [bold]optimization.epochs[/bold]: passes
-    over the data; one is usual. [bold]max_tokens[/bold]: limit on a prompt
-    together with a response.
+    [bold]Sizes[/bold]
+    [bold]optimization.comparisons_per_batch[/bold]: comparisons per optimizer step.
+    [bold]optimization.epochs[/bold]: passes over the data; one is usual.
+    [bold]max_tokens[/bold]: limit on a prompt together with a response.
 
     [bold]Examples[/bold]
     burnish rm rm.yaml

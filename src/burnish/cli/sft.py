@@ -14,10 +14,10 @@ def train_supervised(
     The data are prompts with completions, conversations (with the loss on the
     assistant's turns) or plain text. The layout is recognised and printed.
 
-    [bold]Sizes[/bold] [bold]optimization.tokens_per_batch[/bold]: tokens per
-    optimizer step. [bold]optimization.epochs[/bold]: passes over the data (or
-    [bold]steps[/bold] optimizer steps, if set). [bold]max_tokens[/bold]:
-    limit on the length of an example.
+    [bold]Sizes[/bold]
+    [bold]optimization.tokens_per_batch[/bold]: tokens per optimizer step.
+    [bold]optimization.epochs[/bold]: passes over the data (or [bold]steps[/bold] optimizer steps, if set).
+    [bold]max_tokens[/bold]: limit on the length of an example.
 
     [bold]Examples[/bold]
     burnish sft sft.yaml
