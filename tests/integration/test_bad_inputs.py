@@ -300,7 +300,7 @@ COMMANDS = [
          words="steps=3 optimization.warmup_steps=9", command=("sft", "run.yaml")),
     case("sft with queries", "data.query is set", "whole documents", base=SFT, words="data.query.end_text=.",
          command=("sft", "run.yaml")),
-    case("sft with minibatches", "optimization.minibatches is 2", base=SFT,
+    case("sft with minibatches", "optimization.minibatches is not read by runs of this kind", base=SFT,
          words="optimization.minibatches=2", command=("sft", "run.yaml")),
     case("output that is a file", "train.jsonl", words="output=train.jsonl"),
 ]  # fmt: skip
