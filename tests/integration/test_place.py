@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,23 @@ def lines(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def pause_between_writes(command: Any, run: Path) -> None:
+    """Stop the process at an instant at which no checkpoint is half-written."""
+    while True:
+        command.send(signal.SIGSTOP)
+        if not list(run.glob("checkpoints/*.writing")):
+            return
+        command.send(signal.SIGCONT)
+        time.sleep(0.001)
+
+
 def disturbed(commands: Any, words: tuple[str, ...], run: Path, disturb: Callable[[], Any]) -> Any:
     """The command, ended, after something was done to its folder behind its third step."""
     command = commands.start(*words)
     assert command.wait_for(lambda: lines(run) >= 3)
+    pause_between_writes(command, run)
     disturb()
+    command.send(signal.SIGCONT)
     command.wait()
     assert "Traceback" not in command.output
     return command
@@ -93,7 +106,7 @@ def test_files_removed_from_the_folder_are_made_anew_with_a_word(
     assert command.code == 0, command.output
     for name in ("metrics.jsonl", "config.yaml", "environment.json", "rollouts"):
         assert f"{run / name} was removed during the run" in command.output
-    assert "was removed while the run was going on; a new one is made now" in command.output
+    assert "was removed during the run; a new one is made now" in command.output
     assert commands.run(*words[:2], f"output={tmp_path}/calm").code == 0
     found, wanted = trace(run), trace(tmp_path / "calm")
     assert (found.metrics, found.state) == (wanted.metrics, wanted.state)

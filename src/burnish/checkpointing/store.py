@@ -153,6 +153,11 @@ class CheckpointStore:
             yield
         except Exception as error:  # boundary: safetensors and tokenizers have their own errors for a full disk
             number = _errno_in(str(error))  # Rust libraries only have it in the message
+            if step is not None and not path.parent.exists():
+                raise CheckpointError(
+                    f"{path.parent} was removed or moved away while the checkpoint of step {step} was being written",
+                    remedy="put it back if it was moved, then start again: it resumes from the newest checkpoint there",
+                ) from error
             if not (isinstance(error, (OSError, SafetensorError)) or number):
                 raise
             cause = error if isinstance(error, OSError) else OSError(number, str(error))

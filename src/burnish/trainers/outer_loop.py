@@ -147,7 +147,8 @@ def close_step(training: Training) -> None:
         row = row | training.evaluate()
     training.journal.write(progress.step, row)
     progress.pending = None
-    if settings.checkpoint.due(progress.step, last=last) or training.journal.lacks_checkpoint(progress.saved_step):
+    lacking = training.journal.lacks_checkpoint(progress.saved_step)  # asked at every step, because it also says so
+    if lacking or settings.checkpoint.due(progress.step, last=last):
         save(training)
 
 

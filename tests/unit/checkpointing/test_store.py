@@ -296,6 +296,16 @@ def test_a_full_disk_that_a_library_reports_in_its_own_way_is_named(tmp_path: Pa
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+def test_a_folder_that_is_moved_away_during_a_save_is_named(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+        (folder / "weights").write_bytes(b"1")
+
+    with pytest.raises(CheckpointError, match=r"checkpoints was removed .* while the checkpoint of step 1 was being"):
+        CheckpointStore(tmp_path).save(1, write)
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_every_checkpoint_holds_what_is_to_stand_beside_it(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, extra_files={"note.json": "{}"})
     saved = store.save(1, lambda folder: None)
