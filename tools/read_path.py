@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import os
 import sys
 import tempfile
@@ -162,26 +163,11 @@ def walk_one_step(folder: Path, *, plain: bool = True) -> Walk:
 
 def run_file(folder: Path, *, plain: bool) -> dict[str, object]:
     """A run of one step of GRPO with a reward from a file, two updates and no evaluation."""
-    from burnish.models.characters import character_tokenizer, tiny_llama
+    from burnish.demo import problem_rows, split_problems, write_model
 
-    tokenizer = character_tokenizer("0123456789+=", eos="<eos>", pad="<pad>", context_length=32)
-    model = tiny_llama(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=32,
-        context_length=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_embeddings=False,
-        initializer_range=0.5,  # far from 0, so that responses differ and a group has something to learn from
-        seed=0,
-    )
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    rows = "".join(f'{{"prompt": "{number}+1=", "answer": "{number + 1}"}}\n' for number in range(8))
-    (folder / "train.jsonl").write_text(rows)
+    write_model(folder / "model", seed=0)
+    rows = problem_rows(split_problems(seed=0)[0][:8])
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "reward.py").write_text("def digits(response: str) -> float:\n    return float(len(set(response)))\n")
     return {
         "output": str(folder / "run"),
