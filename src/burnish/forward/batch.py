@@ -159,6 +159,11 @@ class Batch:
         lengths: list[int] = (self.host.prompt_lengths + self.host.response_lengths).tolist()
         return lengths
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows, prompts and responses together, without padding."""
+        return int(self.host.prompt_lengths.sum() + self.host.response_lengths.sum())
+
     @staticmethod
     def cat(batches: Sequence[Batch], *, pad_token_id: int) -> Batch:
         """Rows of several batches under each other; a field must be set in all of them or in none."""

@@ -17,6 +17,7 @@ from burnish.forward.batch import Batch, Bools, HostRows, Ints
 from burnish.forward.embedding_gradient import embedding_gradient_in_place
 from burnish.forward.gathering import gather_rows
 from burnish.forward.heads import find_head_transform
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
 from burnish.forward.microbatches import (
     FULL_SPEED_TOKENS,
@@ -302,12 +303,22 @@ class ResponseScorer:
 
     @torch.no_grad()
     def score_in_microbatches(
-        self, batch: Batch, tokens_per_microbatch: int, *, entropy: bool = False, correct: bool = False
+        self,
+        batch: Batch,
+        tokens_per_microbatch: int,
+        *,
+        entropy: bool = False,
+        correct: bool = False,
+        lanes: Lanes = ONE_LANE,
     ) -> TokenScores:
         """Scores of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
-        parts = []
-        for rows, part in self.split(batch, tokens_per_microbatch):
-            parts.append((rows, self.score(part, entropy=entropy, correct=correct)))
+        cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
+        scored = lanes.map(
+            [part for _, part in cut],
+            [part.num_tokens for _, part in cut],
+            lambda part: self.score(part, entropy=entropy, correct=correct),
+        )
+        parts = [(rows, scores) for (rows, _), scores in zip(cut, scored, strict=True)]
         shape, device = tuple(batch.response_tokens.shape), batch.device
         return TokenScores(
             put_back([(rows, scores.logprobs_BT) for rows, scores in parts], shape, device),

@@ -37,11 +37,11 @@ class Accumulation:
         """Whether no micro-batch has been added."""
         return not self._losses
 
-    def add(self, value: ObjectiveValue, loss: Tensor) -> None:
-        """Add a micro-batch: what its objective reported, and the loss that its gradient is of."""
+    def add(self, value: ObjectiveValue) -> None:
+        """Add what a micro-batch came to."""
         self._metrics.merge(value.metrics)
         self.signals = self.signals.merge(value.signals)
-        self._losses.append(loss.detach())
+        self._losses.append(value.loss.detach())
 
     def odd_loss(self) -> float | None:
         """The first loss that is not finite, None where all of them are. Waits for the device, once for all losses."""

@@ -15,6 +15,7 @@ from burnish.errors import ModelError
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch
 from burnish.forward.kernel_layers import uses_layer_kernels
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
 from burnish.models.loading import LoadedModel
@@ -43,6 +44,7 @@ class SeparateCritic:
         settings: OptimizerSettings,
         *,
         tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
+        lanes: Lanes = ONE_LANE,
         gradient_checkpointing: bool = False,
         plain: bool = False,
     ) -> None:
@@ -51,15 +53,20 @@ class SeparateCritic:
         self._gradient_checkpointing = gradient_checkpointing
         self.head = head
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
         self._scorer = ValueScorer(trunk, head, plain=plain)
         self._optimizer = CriticOptimizer(_named(trunk, head), settings)
         self._steps = ValueSteps(
-            self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=True
+            self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=True, lanes=lanes
         )
 
     @staticmethod
     def copy_of(
-        loaded: LoadedModel, settings: OptimizerSettings, *, tokens_per_microbatch: int = TOKENS_PER_MICROBATCH
+        loaded: LoadedModel,
+        settings: OptimizerSettings,
+        *,
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
+        lanes: Lanes = ONE_LANE,
     ) -> SeparateCritic:
         """A critic that begins with the model's present trunk, copied, and values of 0.
 
@@ -72,6 +79,7 @@ class SeparateCritic:
             head,
             settings,
             tokens_per_microbatch=tokens_per_microbatch,
+            lanes=lanes,
             gradient_checkpointing=loaded.gradient_checkpointing,
             plain=loaded.plain,
         )
@@ -84,6 +92,7 @@ class SeparateCritic:
         *,
         field: str,
         tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
+        lanes: Lanes = ONE_LANE,
     ) -> SeparateCritic:
         """A critic that begins with the weights and the rewards of a reward model, its normalisation included.
 
@@ -111,6 +120,7 @@ class SeparateCritic:
             head,
             settings,
             tokens_per_microbatch=tokens_per_microbatch,
+            lanes=lanes,
             gradient_checkpointing=like.gradient_checkpointing,
             plain=like.plain,
         )
@@ -122,7 +132,7 @@ class SeparateCritic:
 
     def values(self, batch: Batch) -> Tensor:
         """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
 
     def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
         """Add the gradient of a part of a step to that of the parts before; see `roles.Critic`."""

@@ -15,6 +15,7 @@ from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import CheckpointError, DivergenceError, RolloutError
 from burnish.forward.batch import Batch
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.forward.token_scores import TokenScores
@@ -23,7 +24,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
-from burnish.models.roles import Denominators, Objective, Reference, TrainingState, Update
+from burnish.models.roles import Denominators, Objective, ObjectiveValue, Reference, TrainingState, Update
 from burnish.models.shared_critic import SharedCritic
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import Weights, load_folder, named_tensors
@@ -50,10 +51,12 @@ class LocalPolicy:
         tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         lora: LoraConfig | None = None,
         seed: int = 0,
+        lanes: Lanes = ONE_LANE,
     ) -> None:
         self.loaded = loaded
         self.settings = settings
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
         self._scorer = ResponseScorer(
             loaded.model, temperature=temperature, plain=loaded.plain, router_loss=loaded.router_aux_coef > 0
         )
@@ -84,8 +87,10 @@ class LocalPolicy:
         """
         budget = self._tokens_per_microbatch
         if self._adapter is not None:
-            return AdapterOffReference(self._adapter, self._scorer, tokens_per_microbatch=budget)
-        return FrozenReference.copy_of(self.loaded, temperature=self._scorer.temperature, tokens_per_microbatch=budget)
+            return AdapterOffReference(self._adapter, self._scorer, tokens_per_microbatch=budget, lanes=self._lanes)
+        return FrozenReference.copy_of(
+            self.loaded, temperature=self._scorer.temperature, tokens_per_microbatch=budget, lanes=self._lanes
+        )
 
     def add_value_head(self, settings: OptimizerSettings) -> SharedCritic:
         """Put a value head with an optimizer of its own on the trunk, and return the critic that it makes.
@@ -99,7 +104,9 @@ class LocalPolicy:
         self._value_head = head = ValueHead(hidden_size(trunk), device=trunk.device)
         self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings)
         scorer = ValueScorer(trunk, head, plain=self.loaded.plain)
-        return SharedCritic(scorer, self._head_optimizer, tokens_per_microbatch=self._tokens_per_microbatch)
+        return SharedCritic(
+            scorer, self._head_optimizer, tokens_per_microbatch=self._tokens_per_microbatch, lanes=self._lanes
+        )
 
     def publish(self) -> Weights:
         """The weights of this version for engines. Those of this process share the live module, others read copies."""
@@ -116,7 +123,9 @@ class LocalPolicy:
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         """Scores of every response token under the current weights, no gradient; (B, T) in the batch's order."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, entropy=entropy, correct=correct)
+        return self._scorer.score_in_microbatches(
+            batch, self._tokens_per_microbatch, entropy=entropy, correct=correct, lanes=self._lanes
+        )
 
     def update(
         self,
@@ -150,25 +159,43 @@ class LocalPolicy:
         if accumulation.denominators != denominators:
             raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
         try:
+            rows = trained_rows(batch)
+            budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
+            parts = [part for _, part in self._scorer.split(rows, budget)]
             with recomputing(self.model, on=self.loaded.gradient_checkpointing):
-                for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
-                    part = part.to(self.model.device)
-                    scores = self._scorer.score(
-                        part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
-                    )
-                    value = objective(scores, part, denominators)
-                    loss = value.loss
-                    if scores.router_loss is not None:
-                        share = part.loss_mask.sum() / denominators.num_tokens
-                        loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
-                        aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
-                        value = replace(value, metrics={**value.metrics, "policy/router_aux_loss": aux})
-                    if loss.requires_grad:
-                        loss.backward()
-                    accumulation.add(value, loss)
+                values = self._lanes.accumulate(
+                    parts,
+                    [part.num_tokens for part in parts],
+                    lambda part: self._backward(part, objective, denominators),
+                    self._summed_parameters(),
+                )
+            for value in values:
+                accumulation.add(value)
         except BaseException:
             self._drop()  # half a gradient must not become a step
             raise
+
+    def _backward(self, part: Batch, objective: Objective, denominators: Denominators) -> ObjectiveValue:
+        """Forward and backward over a micro-batch; its value without the graph."""
+        part = part.to(self.model.device)
+        scores = self._scorer.score(
+            part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
+        )
+        value = objective(scores, part, denominators)
+        loss = value.loss
+        if scores.router_loss is not None:
+            share = part.loss_mask.sum() / denominators.num_tokens
+            loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
+            aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
+            value = replace(value, metrics={**value.metrics, "policy/router_aux_loss": aux})
+        if loss.requires_grad:
+            loss.backward()
+        return replace(value, loss=loss.detach())
+
+    def _summed_parameters(self) -> list[nn.Parameter]:
+        """Everything that a backward pass of the policy reaches: its own weights, and those of a value head on them."""
+        own = [parameter for _, parameter in self.trainable_parameters()]
+        return own if self._value_head is None else [*own, *self._value_head.parameters()]
 
     def settle(self, planned_step: int | None = None) -> Update:
         """Step with the gradients there are, once losses and gradients have proved finite; see `roles.Policy`."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from burnish.forward.batch import Batch
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
@@ -16,33 +17,41 @@ from burnish.models.lora import Adapter
 class FrozenReference:
     """A separate model whose weights never change."""
 
-    def __init__(self, loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
+    ) -> None:
         """Takes the model over as it is; use `copy_of` to start from a model that goes on training."""
         loaded.model.requires_grad_(False)
         self.model = loaded.model
         self._scorer = ResponseScorer(loaded.model, temperature=temperature, plain=loaded.plain)
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
 
     @staticmethod
-    def copy_of(loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int) -> FrozenReference:
+    def copy_of(
+        loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
+    ) -> FrozenReference:
         """A reference with the model's present weights, copied."""
         twin = replace(loaded, model=copy.deepcopy(loaded.model))
-        return FrozenReference(twin, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch)
+        return FrozenReference(twin, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     def logprobs(self, batch: Batch) -> Tensor:
         """(B, T) log-probabilities of the response tokens, no gradient; 0 past a response's end."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch).logprobs_BT
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT
 
 
 class AdapterOffReference:
     """The base model under a LoRA policy: no second copy of the weights."""
 
-    def __init__(self, adapter: Adapter, scorer: ResponseScorer, *, tokens_per_microbatch: int) -> None:
+    def __init__(
+        self, adapter: Adapter, scorer: ResponseScorer, *, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
+    ) -> None:
         self._adapter = adapter
         self._scorer = scorer
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
 
     def logprobs(self, batch: Batch) -> Tensor:
         """(B, T) log-probabilities of the response tokens, no gradient; 0 past a response's end."""
         with self._adapter.off():
-            return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch).logprobs_BT
+            return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT

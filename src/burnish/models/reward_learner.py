@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from burnish.errors import CheckpointError, DivergenceError
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.recomputing import recomputing
+from burnish.models.accumulation import Accumulation
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, read_reward_file
-from burnish.models.roles import ObjectiveValue, TrainingState
-from burnish.observability.metrics import MetricStore
+from burnish.models.roles import Denominators, ObjectiveValue, TrainingState
 from burnish.types import Metric, Reduction
 
 
@@ -67,9 +68,11 @@ class RewardLearner:
         *,
         tokens_per_microbatch: int,
         gradient_checkpointing: bool = False,
+        lanes: Lanes = ONE_LANE,
     ) -> None:
         self.model = model
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
         self._gradient_checkpointing = gradient_checkpointing
         self._optimizer = WeightOptimizer(model.named_parameters(), settings)
         self._version = 0
@@ -79,25 +82,40 @@ class RewardLearner:
 
         Raises DivergenceError, the weights untouched, when loss or gradient is not finite.
         """
-        store = MetricStore()
+        accumulation = Accumulation(Denominators(num_tokens=0, num_sequences=len(comparisons)))
         self._optimizer.clear()
-        with recomputing(self.model.loaded.model, on=self._gradient_checkpointing):
-            for part in self._parts(comparisons):
-                value = objective(self._compared(part), len(comparisons))
-                self._check_finite("loss", float(value.loss.detach()))
-                value.loss.backward()
-                store.merge(value.metrics)
+        parts = self._parts(comparisons)
+        try:
+            with recomputing(self.model.loaded.model, on=self._gradient_checkpointing):
+                values = self._lanes.accumulate(
+                    parts,
+                    [sum(comparison.num_tokens() for comparison in part) for part in parts],
+                    lambda part: self._backward(part, objective, len(comparisons)),
+                    [parameter for _, parameter in self.model.named_parameters()],
+                )
+        except BaseException:
+            self._optimizer.clear()  # half a gradient must not become a step
+            raise
+        for value in values:
+            accumulation.add(value)
+        self._check_finite("loss", accumulation.odd_loss())
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
         self._version += 1  # before the weights move: with the old number they are certainly the old ones
         rate = self._optimizer.step(self._version - 1, grad_norm)
-        metrics = store.merged()
+        metrics = accumulation.metrics
         metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
         metrics["rm/learning_rate"] = Metric(Reduction.LAST, rate)
         if self.model.gain_bias is not None:
             metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.detach().clone())
             metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.detach().clone())
         return metrics
+
+    def _backward(self, part: Sequence[Comparison], objective: PreferenceObjective, comparisons: int) -> ObjectiveValue:
+        """Forward and backward over a micro-batch; its value without the graph."""
+        value = objective(self._compared(part), comparisons)
+        value.loss.backward()
+        return replace(value, loss=value.loss.detach())
 
     @property
     def version(self) -> int:
@@ -180,7 +198,7 @@ class RewardLearner:
 
     def _parts(self, comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
         lengths = [comparison.num_tokens() for comparison in comparisons]
-        parts = microbatches_by_tokens(lengths, self._tokens_per_microbatch)
+        parts = microbatches_by_tokens(lengths, self._lanes.budget(sum(lengths), self._tokens_per_microbatch))
         return [[comparisons[index] for index in part] for part in parts]
 
     def _compared(self, comparisons: Sequence[Comparison]) -> ComparedScores:
@@ -197,8 +215,8 @@ class RewardLearner:
             tie_B=torch.tensor([comparison.tie for comparison in comparisons], device=flat.device),
         )
 
-    def _check_finite(self, what: str, number: float) -> None:
-        if math.isfinite(number):
+    def _check_finite(self, what: str, number: float | None) -> None:
+        if number is None or math.isfinite(number):
             return
         self._optimizer.clear()
         raise DivergenceError(

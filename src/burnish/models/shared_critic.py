@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from burnish.forward.batch import Batch
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.models.roles import Denominators, TrainingState, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer
 from burnish.models.value_steps import ValueSteps
@@ -22,11 +23,21 @@ class SharedCritic:
 
     shares_trunk = True
 
-    def __init__(self, scorer: ValueScorer, optimizer: CriticOptimizer, *, tokens_per_microbatch: int) -> None:
+    def __init__(
+        self,
+        scorer: ValueScorer,
+        optimizer: CriticOptimizer,
+        *,
+        tokens_per_microbatch: int,
+        lanes: Lanes = ONE_LANE,
+    ) -> None:
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
         self._scorer = scorer
         self._optimizer = optimizer
-        self._steps = ValueSteps(scorer, optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=False)
+        self._steps = ValueSteps(
+            scorer, optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=False, lanes=lanes
+        )
 
     @property
     def head(self) -> ValueHead:
@@ -40,7 +51,7 @@ class SharedCritic:
 
     def values(self, batch: Batch) -> Tensor:
         """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch)
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
 
     def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
         """Add the gradient of a part of a step of the head alone; see `roles.Critic`."""

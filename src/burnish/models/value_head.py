@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from burnish.errors import CheckpointError, DivergenceError, ModelError
 from burnish.forward.batch import Batch
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, put_back
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.roles import TrainingState
@@ -105,10 +106,15 @@ class ValueScorer:
         return self._runner.split(batch, tokens_per_microbatch)
 
     @torch.no_grad()
-    def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int) -> Tensor:
+    def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int, *, lanes: Lanes = ONE_LANE) -> Tensor:
         """Values of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
-        parts = [(rows, self.score(part)) for rows, part in self.split(batch, tokens_per_microbatch)]
-        return put_back(parts, tuple(batch.response_tokens.shape), batch.device)
+        cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
+        values = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], self.score)
+        return put_back(
+            [(rows, value) for (rows, _), value in zip(cut, values, strict=True)],
+            tuple(batch.response_tokens.shape),
+            batch.device,
+        )
 
 
 def trunk_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -134,6 +140,7 @@ class CriticOptimizer:
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
         self._optimizer = WeightOptimizer(parameters, settings)
+        self.parameters = [parameter for _, parameter in parameters]
         self.version = 0
 
     def clear(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch
+from burnish.forward.lanes import Lanes
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
-from burnish.models.roles import Denominators, Update, ValueObjective
+from burnish.models.roles import Denominators, ObjectiveValue, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueScorer
 
 
@@ -13,11 +16,18 @@ class ValueSteps:
     """Accumulates gradients of a value loss and steps with them; with `train_trunk` False, those of the head alone."""
 
     def __init__(
-        self, scorer: ValueScorer, optimizer: CriticOptimizer, *, tokens_per_microbatch: int, train_trunk: bool
+        self,
+        scorer: ValueScorer,
+        optimizer: CriticOptimizer,
+        *,
+        tokens_per_microbatch: int,
+        train_trunk: bool,
+        lanes: Lanes,
     ) -> None:
         self._scorer = scorer
         self._optimizer = optimizer
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
         self._train_trunk = train_trunk
         self._accumulation: Accumulation | None = None
 
@@ -36,15 +46,28 @@ class ValueSteps:
         if accumulation.denominators != denominators:
             raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
         try:
-            for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
-                part = part.to(self._scorer.device)
-                values_BT = self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)
-                value = objective(values_BT, part, denominators)
-                value.loss.backward()
-                accumulation.add(value, value.loss)
+            rows = trained_rows(batch)
+            budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
+            parts = [part for _, part in self._scorer.split(rows, budget)]
+            values = self._lanes.accumulate(
+                parts,
+                [part.num_tokens for part in parts],
+                lambda part: self._backward(part, objective, denominators),
+                self._optimizer.parameters,
+            )
+            for value in values:
+                accumulation.add(value)
         except BaseException:
             self._drop()  # half a gradient must not become a step
             raise
+
+    def _backward(self, part: Batch, objective: ValueObjective, denominators: Denominators) -> ObjectiveValue:
+        """Forward and backward over a micro-batch; its value without the graph."""
+        part = part.to(self._scorer.device)
+        values_BT = self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)
+        value = objective(values_BT, part, denominators)
+        value.loss.backward()
+        return replace(value, loss=value.loss.detach())
 
     def settle(self, planned_step: int | None) -> Update:
         """See `roles.Critic`."""

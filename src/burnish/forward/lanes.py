@@ -1,0 +1,230 @@
+"""Lanes: the fixed order in which the gradients of micro-batches are added, on any number of processes.
+
+The micro-batches of a step are dealt to a fixed number of lanes. A lane adds up its own, one after the other; lanes are
+added in a fixed binary tree. Floating-point sums depend on their order, and this order depends on the number of lanes
+only, so processes that have a run of lanes each get the same bits as one process that has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+Span = tuple[int, int]
+"""Lanes from the first number up to, but not including, the second: a node of the tree."""
+
+Gradients = list[Tensor | None]
+"""The gradient of each parameter, None where a lane has not reached it."""
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
+def deal(costs: Sequence[int], lanes: int) -> list[list[int]]:
+    """The micro-batches of each lane, in ascending order: dearest first, each to the lane that has the least so far.
+
+    A function of the costs alone; equal ones go to the lower lane. Raises ValueError for fewer than one lane.
+    """
+    if lanes < 1:
+        raise ValueError(f"a step needs at least one lane, got {lanes}")
+    loads, dealt = [0] * lanes, [list[int]() for _ in range(lanes)]
+    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        lane = min(range(lanes), key=lambda lane: (loads[lane], lane))
+        loads[lane] += costs[index]
+        dealt[lane].append(index)
+    return [sorted(indices) for indices in dealt]
+
+
+def halves(span: Span) -> tuple[Span, Span]:
+    """The two children of a node with at least two lanes. The left one holds the largest power of two of them that
+    leaves something for the right one, so a count that grows keeps the sums that it has."""
+    first, end = span
+    left = 1 << ((end - first - 1).bit_length() - 1)
+    return (first, first + left), (first + left, end)
+
+
+def own_nodes(span: Span, own: Span) -> list[Span]:
+    """The largest nodes below `span` that lie within the lanes `own`, from left to right."""
+    first, end = span
+    if own[0] <= first and end <= own[1]:
+        return [span]
+    if end <= own[0] or own[1] <= first or end - first == 1:
+        return []
+    left, right = halves(span)
+    return own_nodes(left, own) + own_nodes(right, own)
+
+
+def tree_sum(span: Span, value_of: Callable[[Span], Result | None], add: Callable[[Result, Result], Result]) -> Result:
+    """The sum of the lanes of `span`, added as the tree says. `value_of` gives the sum of a node that is there already,
+    or None for one whose children have to be added; it is asked from left to right, and has to know single lanes."""
+    value = value_of(span)
+    if value is not None:
+        return value
+    left, right = halves(span)
+    return add(tree_sum(left, value_of, add), tree_sum(right, value_of, add))
+
+
+def lanes_of(rank: int, size: int, lanes: int) -> Span:
+    """The lanes of one of `size` processes. Raises ValueError unless `size` divides their number."""
+    if lanes % size:
+        raise ValueError(f"{lanes} lanes cannot be shared equally by {size} processes")
+    each = lanes // size
+    return rank * each, (rank + 1) * each
+
+
+class Team(Protocol):
+    """The processes that train one model together, each with lanes of its own."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def exchange(self, own: object) -> list[Any]:
+        """What each process has given, in their order. For small values; waits until all of them have given one."""
+        ...
+
+    def add_up(self, nodes: Mapping[Span, Gradients], present: Sequence[bool], like: Sequence[Tensor]) -> Gradients:
+        """The sum of all lanes from the nodes that each process has (`own_nodes`), added as the tree says.
+
+        `present`: which parameters have a gradient in any lane; the others' sums are None. `like`: tensors of the
+        gradients' shapes and types.
+        """
+        ...
+
+
+class PeerFailedError(Exception):
+    """Another process of the team has failed in the same work, so that this one cannot finish it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The number of lanes of a run, and the processes that share them: only this one where there is no team."""
+
+    count: int = 1
+    team: Team | None = None
+
+    @property
+    def own(self) -> Span:
+        """The lanes of this process."""
+        return (0, self.count) if self.team is None else lanes_of(self.team.rank, self.team.size, self.count)
+
+    def budget(self, tokens: int, tokens_per_microbatch: int) -> int:
+        """Tokens in a micro-batch: fewer where this gives every lane something to do. Depends on no process."""
+        if self.count == 1:
+            return tokens_per_microbatch
+        return max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
+
+    def map(self, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]) -> list[Result]:
+        """`work` done on every part, each by the process that has its lane; all results, in the order of the parts.
+
+        Every process of a team makes this call, and gets all results. Raises what `work` raises here, PeerFailedError
+        where it has raised elsewhere.
+        """
+        if self.team is None:
+            return [work(part) for part in parts]
+        first, end = self.own
+        dealt = deal(costs, self.count)
+        results: dict[int, Result] = {}
+        with self._together() as outcome:
+            outcome.value = {index: work(parts[index]) for lane in range(first, end) for index in dealt[lane]}
+        for given in outcome.everyones:
+            results.update(given)
+        return [results[index] for index in range(len(parts))]
+
+    def accumulate(
+        self,
+        parts: Sequence[Part],
+        costs: Sequence[int],
+        work: Callable[[Part], Result],
+        parameters: Sequence[nn.Parameter],
+    ) -> list[Result]:
+        """`work`, a forward and a backward pass, done on every part. The gradients of all of them are added to those
+        that the parameters have already; all results are returned, lane by lane.
+
+        Made by every process of a team, as `map` is, and raises what that raises.
+        """
+        if self.count == 1 and self.team is None:
+            return [work(part) for part in parts]
+        dealt, earlier = deal(costs, self.count), take_gradients(parameters)
+        results: dict[int, list[Result]] = {}
+
+        def lane_sum(span: Span) -> Gradients | None:
+            if span[1] - span[0] > 1:
+                return None
+            results[span[0]] = [work(parts[index]) for index in dealt[span[0]]]
+            return take_gradients(parameters)
+
+        with self._together() as outcome:
+            nodes = {node: tree_sum(node, lane_sum, add_gradients) for node in own_nodes((0, self.count), self.own)}
+            reached = [any(node[index] is not None for node in nodes.values()) for index in range(len(parameters))]
+            outcome.value = (results, reached)
+        for given, _ in outcome.everyones:
+            results.update(given)
+        if self.team is None:
+            ((_, total),) = nodes.items()
+        else:
+            present = [any(flags) for flags in zip(*(flags for _, flags in outcome.everyones), strict=True)]
+            total = self.team.add_up(nodes, present, parameters)
+        for parameter, gradient in zip(parameters, add_gradients(earlier, total), strict=True):
+            parameter.grad = gradient
+        return [result for lane in range(self.count) for result in results[lane]]
+
+    @contextmanager
+    def _together(self) -> Iterator[_Outcome]:
+        """Around the work of this process: tells the others how it ended, so that none waits for a sum that never
+        comes."""
+        outcome, failure = _Outcome(), None
+        try:
+            yield outcome
+        except Exception as error:  # noqa: BLE001  boundary: it is raised again once the others know
+            failure = error
+        told = _Failure(f"{type(failure).__name__}: {failure}") if failure is not None else outcome.value
+        everyones = [told] if self.team is None else self.team.exchange(told)
+        if failure is not None:
+            raise failure
+        for rank, given in enumerate(everyones):
+            if isinstance(given, _Failure):
+                raise PeerFailedError(f"trainer {rank} failed: {given.text}")
+        outcome.everyones = everyones
+
+
+ONE_LANE = Lanes()
+"""All micro-batches one after the other, in one process."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What this process has worked out, and, afterwards, what each has."""
+
+    value: Any = None
+    everyones: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    text: str
+
+
+def add_gradients(left: Gradients, right: Gradients) -> Gradients:
+    """The sum, in the memory of `left`."""
+    for index, more in enumerate(right):
+        into = left[index]
+        if into is None:
+            left[index] = more
+        elif more is not None:
+            into.add_(more)
+    return left
+
+
+def take_gradients(parameters: Sequence[nn.Parameter]) -> Gradients:
+    """The gradients that the parameters have, which they have no longer."""
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
