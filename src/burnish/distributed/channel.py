@@ -42,6 +42,29 @@ class Channel:
         length = int.from_bytes(self._read(_LENGTH_BYTES, deadline), "little")
         return pickle.loads(self._read(length, deadline))
 
+    def send_descriptor(self, descriptor: int, *, seconds: float | None) -> None:
+        """Give the other end a descriptor of its own of the same file or memory."""
+        self._socket.settimeout(seconds)
+        try:
+            socket.send_fds(self._socket, [b"d"], [descriptor])
+        except ConnectionError as error:
+            raise EOFError from error
+
+    def receive_descriptor(self, *, seconds: float | None = None) -> int:
+        """The descriptor that the other end gives. The caller closes it."""
+        self._socket.settimeout(seconds)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data or not descriptors:
+            raise EOFError
+        return descriptors[0]
+
+    def fileno(self) -> int:
+        """Of the socket, for `select`."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Close this end; the other one reads its end of file. Idempotent."""
         self._socket.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from burnish.distributed.handover import SharedWeights
 from burnish.distributed.processes import ProcessRole
-from burnish.distributed.server import buckets
+from burnish.distributed.server import Named, buckets
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, Objective, TrainingState, Update, ValueObjective
@@ -18,15 +20,35 @@ from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.types import Metric, Rollout, RolloutRequest
 
 
+class RoleHandle(Protocol):
+    """A role elsewhere: `ProcessRole` in one process, `burnish.distributed.trainers.TeamRole` in several at once."""
+
+    def ask(self, method: str, *arguments: object, **named: object) -> Any:
+        """Call the method, or read the property, of the role, of every one of them where there are several."""
+        ...
+
+    def ask_one(self, method: str, *arguments: object, **named: object) -> Any:
+        """The same, of one of them only: for what must happen once, such as writing a file."""
+        ...
+
+    def read(self, version: int) -> Iterator[Named]:
+        """The weights that the role, a policy, has published."""
+        ...
+
+    def share(self, version: int) -> SharedWeights:
+        """The same, in memory that other processes of this machine can read."""
+        ...
+
+
 class _RemoteLearner:
     """What a policy and a critic have in common. Folders have to be on a disk that both processes see."""
 
-    def __init__(self, role: ProcessRole) -> None:
+    def __init__(self, role: RoleHandle) -> None:
         self._role = role
 
     @property
     def version(self) -> int:
-        version: int = self._role.ask("version")
+        version: int = self._role.ask_one("version")
         return version
 
     def settle(self, planned_step: int | None = None) -> Update:
@@ -34,13 +56,13 @@ class _RemoteLearner:
         return update
 
     def save_weights(self, folder: Path) -> None:
-        self._role.ask("save_weights", folder.absolute())
+        self._role.ask_one("save_weights", folder.absolute())
 
     def load_weights(self, folder: Path) -> None:
         self._role.ask("load_weights", folder.absolute())
 
     def training_state(self) -> TrainingState:
-        state: TrainingState = self._role.ask("training_state")
+        state: TrainingState = self._role.ask_one("training_state")
         return state
 
     def load_training_state(self, state: TrainingState) -> None:
@@ -73,7 +95,22 @@ class RemotePolicy(_RemoteLearner):
     def publish(self) -> Weights:
         """The weights of this version, fetched a few tensors at a time by whoever reads them."""
         version = self.version
-        return Weights(version, partial(self._role.read, version))
+        return Weights(version, PublishedElsewhere(self._role, version))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedElsewhere:
+    """`Weights.tensors` of a policy in another process."""
+
+    role: RoleHandle
+    version: int
+
+    def __call__(self) -> Iterator[Named]:
+        return self.role.read(self.version)
+
+    def share(self) -> SharedWeights:
+        """The same in shared memory, written over there."""
+        return self.role.share(self.version)
 
 
 class RemoteCritic(_RemoteLearner):
@@ -81,7 +118,7 @@ class RemoteCritic(_RemoteLearner):
 
     @property
     def shares_trunk(self) -> bool:
-        shares: bool = self._role.ask("shares_trunk")
+        shares: bool = self._role.ask_one("shares_trunk")
         return shares
 
     def values(self, batch: Batch) -> Tensor:
@@ -99,7 +136,7 @@ class RemoteCritic(_RemoteLearner):
 class RemoteReference:
     """`roles.Reference` in another process."""
 
-    def __init__(self, role: ProcessRole) -> None:
+    def __init__(self, role: RoleHandle) -> None:
         self._role = role
 
     def logprobs(self, batch: Batch) -> Tensor:
@@ -122,8 +159,7 @@ class RemoteEngine:
         step: int,
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
-        rollouts: list[Rollout] = self._role.ask("generate", list(requests), sampling, seed=seed, step=step)
-        return rollouts
+        return self._role.generate(list(requests), sampling, seed=seed, step=step)
 
     def sync(self, weights: Weights) -> None:
         self._role.sync(weights.version, buckets(weights.tensors()))

@@ -1,15 +1,21 @@
 """The other end of `burnish.distributed.processes`: holds roles and does what they are asked for.
 
-    python -m burnish.distributed.server SOCKET PARENT
+    python -m burnish.distributed.server SOCKET PULSE PARENT [STACKS]
 
-SOCKET is the descriptor of a stream socket, PARENT the id of the process that asks. Messages are tuples, one at a time:
+SOCKET is the descriptor of a stream socket, PULSE that of a `burnish.distributed.pulse`, PARENT the id of the process
+that asks, STACKS the file in which a process that stalls says where its threads are. Messages are tuples, one
+at a time:
 
     (paths,)                               where modules are looked for; comes first
     (build, arguments, threads)            build(*arguments) is a context manager that gives the roles by name
     ("call", role, method, args, named)    a method of a role, or a property
     ("read", role, version)                begins to read the tensors of role.publish(), if they are of that version
     ("next",)                              the next of these tensors with their names; none at the end
-    ("sync", role, version)                role.sync(Weights(...)); tensors are asked for with ("want",), none ends them
+    ("generate", role, arguments, named)   role.generate(...), which counts as alive with every token
+    ("sync", role, version)                role.sync(Weights(...)); tensors are asked for by ("want",), none ends them
+    ("adopt", role, policy)                role.sync(policy.publish()), with the weights of this very process
+    ("load", role, layout)                 role.sync(Weights(...)) from memory whose descriptor follows
+    ("share", role, version)               role.publish() as memory: the answer is its layout, its descriptor follows
     ("end",)
 
 The answer is ("done", result) or ("raised", error, traceback).
@@ -17,6 +23,7 @@ The answer is ("done", result) or ("raised", error, traceback).
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import signal
@@ -25,23 +32,27 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from burnish.distributed.channel import Channel, pickled
+from burnish.distributed.handover import SharedWeights
+from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.errors import RolloutError
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights
 from burnish.plugins import STOP_SIGNALS
 from burnish.rollouts.engine import RolloutEngine
+from burnish.types import Rollout
 
 BUCKET_BYTES = 64 << 20
 """Weights in one message (a larger tensor travels alone)."""
 
-_LOOK_SECONDS = 0.5
+STACKS_SIGNAL = signal.SIGUSR1
+"""Asks a process to write where its threads are."""
 
 Named = tuple[str, Tensor]
 
@@ -49,8 +60,9 @@ Named = tuple[str, Tensor]
 class Server:
     """Roles by name, and what they are asked for."""
 
-    def __init__(self, channel: Channel, roles: Mapping[str, Any]) -> None:
+    def __init__(self, channel: Channel, roles: Mapping[str, Any], pulse: Pulse) -> None:
         self._channel = channel
+        self._pulse = pulse
         self._roles = roles
         self._reading: Iterator[list[Named]] = iter(())
 
@@ -62,17 +74,31 @@ class Server:
                 asked = getattr(self._roles[role], method)
                 return asked(*arguments, **named) if callable(asked) else asked
             case "read":
-                self._reading = buckets(self._published(*rest))
+                self._reading = buckets(self._published(*rest).tensors())
                 return None
             case "next":
                 return next(self._reading, [])
+            case "generate":
+                role, arguments, named = rest
+                return self._roles[role].generate(*arguments, **named, on_finished=self._count)
+            case "adopt":
+                role, policy = rest
+                return self._roles[role].sync(self._roles[policy].publish())
+            case "load":
+                role, layout = rest
+                return self._roles[role].sync(SharedWeights(layout, self._channel.receive_descriptor()).weights())
+            case "share":
+                shared = SharedWeights.write(self._published(*rest))
+                self._channel.send(pickled(("done", shared.layout)), seconds=None)
+                self._channel.send_descriptor(shared.descriptor, seconds=None)
+                return shared.close()
             case "sync":
                 role, version = rest
                 engine: RolloutEngine = self._roles[role]
                 return engine.sync(Weights(version, self._wanted))
         raise ValueError(f"no message is called {kind!r}")
 
-    def _published(self, role: str, version: int) -> Iterator[Named]:
+    def _published(self, role: str, version: int) -> Weights:
         policy: Policy = self._roles[role]
         weights = policy.publish()
         if weights.version != version:
@@ -80,7 +106,10 @@ class Server:
                 f"version {version} of the weights of {role!r} is asked for, which is at version {weights.version} now",
                 remedy="call sync() with the weights that publish() gives after every update",
             )
-        return weights.tensors()
+        return weights
+
+    def _count(self, finished: Sequence[Rollout]) -> None:
+        self._pulse.progress()
 
     def _wanted(self) -> Iterator[Named]:
         while True:
@@ -105,7 +134,7 @@ def buckets(tensors: Iterable[Named]) -> Iterator[list[Named]]:
         yield bucket
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: Channel, pulse: Pulse) -> None:
     """Build the roles, then answer until the other end says so or is gone."""
     try:
         (sys.path[:],) = channel.receive(seconds=None)
@@ -113,7 +142,7 @@ def serve(channel: Channel) -> None:
         torch.set_num_threads(threads)  # sums of floats depend on it
         with build(*arguments) as roles:
             channel.send(pickled(("done", list(roles))), seconds=None)
-            _answer_all(channel, Server(channel, roles))
+            _answer_all(channel, Server(channel, roles, pulse))
     except EOFError:  # nobody is left to answer
         return
     except BaseException as error:  # noqa: BLE001 - boundary: whatever ends the start is told to the one who asked
@@ -123,7 +152,10 @@ def serve(channel: Channel) -> None:
 def _answer_all(channel: Channel, server: Server) -> None:
     while (message := channel.receive(seconds=None)) != ("end",):
         try:
-            answer = pickled(("done", server.answer(*message)))
+            result = server.answer(*message)
+            if message[0] == "share":  # answered already, with a descriptor behind it
+                continue
+            answer = pickled(("done", result))
         except BaseException as error:  # noqa: BLE001 - boundary: whatever a role raises is raised again over there
             answer = _raised(error)
         channel.send(answer, seconds=None)
@@ -139,10 +171,11 @@ def _raised(error: BaseException) -> bytes:
     return message
 
 
-def _end_with(parent: int) -> None:
-    """Wait for the end of the parent, then end everything that was started here."""
+def _live_with(parent: int, pulse: Pulse) -> None:
+    """Give signs of life until the parent ends, then end everything that was started here."""
     while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
+        pulse.beat()
+        time.sleep(BEAT_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -151,9 +184,12 @@ def main() -> None:
     for number in STOP_SIGNALS:  # they are for the parent, which needs this process to finish its step
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    descriptor, parent = map(int, sys.argv[1:])
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    serve(Channel(socket.socket(fileno=descriptor)))
+    descriptor, shared, parent = map(int, sys.argv[1:4])
+    pulse = Pulse(shared)
+    threading.Thread(target=_live_with, args=(parent, pulse), daemon=True).start()
+    for stacks in sys.argv[4:]:
+        faulthandler.register(STACKS_SIGNAL, file=open(stacks, "a", encoding="utf-8"), all_threads=True)  # noqa: SIM115
+    serve(Channel(socket.socket(fileno=descriptor)), pulse)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""Requests in portions: which rows are sampled together, whoever samples them.
+
+A response has the same tokens whatever is sampled next to it, but the last bits of its log-probabilities depend on how
+many rows a matrix product has. Portions that follow from the requests alone make them the same on any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+from burnish.forward.lanes import deal
+from burnish.models.weights import Weights
+from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
+from burnish.types import Metric, Rollout, RolloutRequest
+
+
+@dataclass(slots=True)
+class Portion:
+    """Requests that are sampled in one go, and how many workers were lost over them."""
+
+    index: int
+    requests: list[RolloutRequest]
+    losses: int = 0
+
+
+def cut(requests: Sequence[RolloutRequest], lanes: int, max_response_tokens: int) -> list[Portion]:
+    """The requests in at most `lanes` portions of about equal work: a prompt is read once, and each of its samples may
+    become as long as it may."""
+    costs = [len(r.prompt_tokens) + len(r.sample_indices) * max_response_tokens for r in requests]
+    dealt = [indices for indices in deal(costs, lanes) if indices]
+    return [Portion(index, [requests[i] for i in indices]) for index, indices in enumerate(dealt)]
+
+
+def in_order(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """One rollout per request and sample index, in the order of the requests."""
+    by_sample = {(rollout.group_id, rollout.sample_index): rollout for rollout in rollouts}
+    return [by_sample[request.group_id, index] for request in requests for index in request.sample_indices]
+
+
+class PortionedEngine:
+    """An engine of this process that samples portion by portion, as a pool of workers would."""
+
+    def __init__(self, engine: RolloutEngine, lanes: int) -> None:
+        self._engine = engine
+        self._lanes = lanes
+        self._open = ExitStack()
+
+    def __enter__(self) -> PortionedEngine:
+        if isinstance(self._engine, AbstractContextManager):
+            self._open.enter_context(self._engine)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
+    ) -> list[Rollout]:
+        """See `RolloutEngine`."""
+        rollouts: list[Rollout] = []
+        for portion in cut(requests, self._lanes, sampling.max_response_tokens):
+            rollouts += self._engine.generate(portion.requests, sampling, seed=seed, step=step, on_finished=on_finished)
+        return in_order(requests, rollouts)
+
+    def sync(self, weights: Weights) -> None:
+        """See `RolloutEngine`."""
+        self._engine.sync(weights)
+
+    def take_metrics(self) -> Mapping[str, Metric]:
+        """See `RolloutEngine`."""
+        return self._engine.take_metrics()
