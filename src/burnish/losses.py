@@ -1,15 +1,15 @@
-"""Losses on plain tensors, for a training loop of your own: no configuration, no models, nothing but torch.
+"""Losses on plain tensors for your own training loop: no configuration, no models, only torch.
 
-Shapes are in the names of the arguments: B sequences, T response tokens (right-padded), K candidates. `mask_BT` is True
-where a token was sampled by the policy and is trained on. What stands in a masked slot never changes a result.
+Shapes are in the argument names: B sequences, T response tokens (right-padded), K candidates. `mask_BT` is True where a
+token was sampled by the policy and is trained on. The content of masked slots never changes a result.
 
-- policy losses (`ppo_clip`, `gspo`, `cispo` ...) take (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT) and their
-  own numbers by name. They return a `PolicyLoss`: `per_token_BT`, still to be aggregated, and metrics;
-- `token_mean` and the `sequence_mean_...` make one number of a loss per token. Give the counts of the whole optimizer
-  step to each when the step is cut into micro-batches;
-- `kl_loss` is the KL to a reference per token, `k1`, `k2` and `k3` are its estimators;
-- `clipped_value` is the loss of a critic per token;
-- `bradley_terry` and `best_of` are the losses of reward models per comparison.
+- Policy losses (`ppo_clip`, `gspo`, `cispo` ...) take (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT) and their
+  own parameters by name. They return a `PolicyLoss`: `per_token_BT`, which still has to be aggregated, and metrics.
+- `token_mean` and `sequence_mean_...` reduce a loss per token to one number. If the optimizer step is cut into
+  micro-batches, give each call the counts of the entire step.
+- `kl_loss` is the KL to a reference per token; `k1`, `k2` and `k3` are its estimators.
+- `clipped_value` is a critic's loss per token.
+- `bradley_terry` and `best_of` are reward-model losses per comparison.
 
 Advantages come from `burnish.algorithms.advantages`. docs/algorithms.md has every formula with its source.
 """

@@ -1,7 +1,7 @@
 """From one loss per token to one number per optimizer step.
 
-Denominators are those of the whole optimizer step: counted once before the first forward pass and handed in, they make
-the sum over micro-batches (or workers) equal the loss of the uncut minibatch, gradient included.
+Denominators belong to the entire optimizer step. They are counted once before the first forward pass and passed in, so
+that the sum over micro-batches (or workers) equals the loss of the uncut minibatch, including its gradient.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ def count_sequences(mask_BT: Tensor) -> Tensor:
 
 
 def token_mean(loss_BT: Tensor, mask_BT: Tensor, *, num_tokens: Count | None = None) -> Tensor:
-    """Every trained token of the step weighs the same, so long responses weigh more than short ones."""
+    """Every trained token of the step has the same weight, so long responses weigh more than short ones."""
     total = fill_masked(loss_BT, mask_BT).sum()
     return divide(total, count_tokens(mask_BT) if num_tokens is None else num_tokens, mask_BT)
 
 
 def sequence_mean_token_mean(loss_BT: Tensor, mask_BT: Tensor, *, num_sequences: Count | None = None) -> Tensor:
-    """Every sequence weighs the same; the tokens of a long one weigh less each."""
-    lengths_B = mask_BT.bool().sum(dim=1).clamp(min=1)
+    """Every sequence has the same weight, so each token of a long one weighs less."""
+    lengths_B = mask_BT.bool().sum(dim=1).clamp(min=1)  # a row without trained tokens: 0 / 1 instead of 0 / 0
     return _sequence_mean(fill_masked(loss_BT, mask_BT).sum(dim=1) / lengths_B, mask_BT, num_sequences)
 
 
 def sequence_mean_token_sum(loss_BT: Tensor, mask_BT: Tensor, *, num_sequences: Count | None = None) -> Tensor:
-    """The policy gradient of whole sequences: sum over tokens, mean over sequences."""
+    """The policy gradient at sequence level: sum over tokens, mean over sequences."""
     return _sequence_mean(fill_masked(loss_BT, mask_BT).sum(dim=1), mask_BT, num_sequences)
 
 
 def sequence_mean_token_sum_norm(
     loss_BT: Tensor, mask_BT: Tensor, *, length: float, num_sequences: Count | None = None
 ) -> Tensor:
-    """Sum over tokens divided by one constant `length` for all sequences (usually max_response_tokens)."""
+    """Sum over tokens divided by the same `length` for all sequences (usually max_response_tokens)."""
     if not length > 0:
-        raise ConfigError(f"length is {length}", remedy="set it to a number of tokens above 0, as max_response_tokens")
+        raise ConfigError(f"length is {length}", remedy="set it to a number above 0, usually max_response_tokens")
     return sequence_mean_token_sum(loss_BT, mask_BT, num_sequences=num_sequences) / length
 
 
@@ -59,7 +59,7 @@ class Aggregation(Row):
 
     @property
     def needs_length(self) -> bool:
-        """Whether the constant `length` has to be given."""
+        """Whether the constant `length` is required."""
         return "length" in self.required_options
 
 
@@ -67,28 +67,28 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "token_mean": Aggregation(
         "token_mean",
         token_mean,
-        "every token of the step weighs the same",
+        "every token of the step has the same weight",
         "https://arxiv.org/abs/2503.14476",
         "sum_bt loss / num_tokens",
     ),
     "sequence_mean_token_mean": Aggregation(
         "sequence_mean_token_mean",
         sequence_mean_token_mean,
-        "every sequence weighs the same",
+        "every sequence has the same weight",
         "https://arxiv.org/abs/2402.03300",
         "sum_b (sum_t loss / len_b) / num_sequences",
     ),
     "sequence_mean_token_sum": Aggregation(
         "sequence_mean_token_sum",
         sequence_mean_token_sum,
-        "policy gradient of whole sequences",
+        "policy gradient at sequence level",
         "https://arxiv.org/abs/2402.14740",
         "sum_bt loss / num_sequences",
     ),
     "sequence_mean_token_sum_norm": Aggregation(
         "sequence_mean_token_sum_norm",
         sequence_mean_token_sum_norm,
-        "sum over tokens on one constant scale, free of length bias",
+        "sum over tokens on one constant scale, without length bias",
         "https://arxiv.org/abs/2503.20783",
         "sum_bt loss / (num_sequences * length)",
     ),
@@ -96,7 +96,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
 
 
 def resolve_aggregation(name: str) -> Aggregation:
-    """The row of `AGGREGATIONS` called `name`; ConfigError with the nearest name otherwise."""
+    """The row of `AGGREGATIONS` called `name`. ConfigError with the nearest name if there is none."""
     return find_row(name, AGGREGATIONS, "aggregation")
 
 
@@ -109,20 +109,20 @@ def aggregate(
     num_sequences: Count | None = None,
     length: float | None = None,
 ) -> Tensor:
-    """`loss_BT` `[B, T]` as one number (0-d) by the named mode; masked slots never count.
+    """`loss_BT` `[B, T]` reduced to one number (0-d) as `mode` says. Masked slots never count.
 
     Args:
         mode: a key of `AGGREGATIONS`.
-        num_tokens, num_sequences: denominators of the whole optimizer step; those of this tensor when not given.
+        num_tokens, num_sequences: denominators of the entire optimizer step; by default those of this tensor.
             Sequences without a trained token are not counted.
         length: the constant of `sequence_mean_token_sum_norm`, in tokens.
 
-    Raises ConfigError for an unknown mode, or when the mode needs `length` and there is none.
+    Raises ConfigError for an unknown mode, or if the mode needs `length` and it is not given.
     """
     row = resolve_aggregation(mode)
     given: dict[str, Count | None] = {"num_tokens": num_tokens, "num_sequences": num_sequences, "length": length}
     if row.needs_length and length is None:
-        raise ConfigError(f"aggregation {mode!r} needs a constant length", remedy="give length, as max_response_tokens")
+        raise ConfigError(f"aggregation {mode!r} needs a constant length", remedy="set length to max_response_tokens")
     wanted = [*row.options, *row.required_options]
     return row.function(loss_BT, mask_BT, **{name: given[name] for name in wanted})
 

@@ -1,8 +1,8 @@
 """KL divergence to the reference policy: per-token estimators and the controllers of the coefficient.
 
 With d = logprob - ref_logprob on a token that the policy sampled, k1, k2 and k3 estimate KL(policy || reference) as in
-http://joschu.net/blog/kl-approx.html. All return the shape of their inputs, in nats. Hand the loss mask in
-as `mask` and masked slots are 0, whatever stood there; without it every slot is computed.
+http://joschu.net/blog/kl-approx.html. All return the shape of their inputs, in nats. With the loss mask as `mask`,
+masked slots are 0, whatever they contained; without it every slot is computed.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ SCHULMAN = "http://joschu.net/blog/kl-approx.html"
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """d. Unbiased as a value, high variance, may be negative. In a loss its gradient has mean 0: use it in rewards."""
+    """d. Unbiased value, high variance, may be negative. In a loss its gradient has mean 0, so use it in rewards."""
     return log_ratio(logprobs, ref_logprobs, mask)
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """d^2 / 2. Biased as a value; its gradient is that of the KL divergence when the tokens are on-policy."""
+    """d^2 / 2. Biased value, but its gradient is that of the KL divergence if the tokens are on-policy."""
     return log_ratio(logprobs, ref_logprobs, mask).square() / 2
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """exp(-d) + d - 1. Unbiased as a value, low variance, never negative; d is clamped to [-20, 20].
+    """exp(-d) + d - 1. Unbiased value, low variance, never negative. d is clamped to [-20, 20].
 
-    Beyond the clamp the value stands still and the gradient is exactly 0, so a token that has drifted that far is no
-    longer pulled back. `kl/clamped_fraction` says how many there are; k2, and k3+ in a loss, keep their gradient.
+    Beyond the clamp the value is constant and the gradient is exactly 0, so a token that has drifted that far is no
+    longer pulled back. `kl/clamped_fraction` is the fraction of such tokens. k2, and k3+ in a loss, keep a gradient.
     """
     d = clamp_log_ratio(log_ratio(logprobs, ref_logprobs, mask))
     return (-d).expm1() + d  # expm1 keeps the digits that exp(-d) - 1 loses near d = 0
 
 
 def absolute(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """|d|. A distance rather than an estimate of the KL divergence."""
+    """|d|. A distance, not an estimate of the KL divergence."""
     return log_ratio(logprobs, ref_logprobs, mask).abs()
 
 
@@ -53,7 +53,7 @@ def straight_through(estimator: KLFunction) -> KLFunction:
     def plus(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
         value = estimator(logprobs, ref_logprobs, mask=mask)
         gradient = k2(logprobs, ref_logprobs, mask=mask)
-        return value.detach() + (gradient - gradient.detach())
+        return value.detach() + (gradient - gradient.detach())  # the difference is 0, but has k2's gradient
 
     plus.__doc__ = f"Value of {estimator.__name__}, gradient of k2."
     return plus
@@ -65,7 +65,7 @@ class KLEstimator(Row):
 
 KL_ESTIMATORS: dict[str, KLEstimator] = {
     "k1": KLEstimator("k1", k1, "unbiased value; the usual choice inside rewards", SCHULMAN, "d"),
-    "k2": KLEstimator("k2", k2, "right gradient; the sound choice inside a loss", SCHULMAN, "d^2 / 2"),
+    "k2": KLEstimator("k2", k2, "correct gradient; the sound choice inside a loss", SCHULMAN, "d^2 / 2"),
     "k3": KLEstimator("k3", k3, "unbiased, non-negative, low variance value", SCHULMAN, "exp(-d) + d - 1"),
     "abs": KLEstimator("abs", absolute, "distance of the log-probabilities", SCHULMAN, "|d|"),
     "k1+": KLEstimator("k1+", straight_through(k1), "k1 as logged, k2 as trained", SCHULMAN, "sg(k1) + k2 - sg(k2)"),
@@ -78,7 +78,7 @@ KL_ESTIMATORS: dict[str, KLEstimator] = {
 
 
 def resolve_kl(name: str) -> KLEstimator:
-    """The row of `KL_ESTIMATORS` called `name`; ConfigError with the nearest name otherwise."""
+    """The row of `KL_ESTIMATORS` called `name`. ConfigError with the nearest name if there is none."""
     return find_row(name, KL_ESTIMATORS, "KL estimator")
 
 
@@ -90,10 +90,10 @@ def kl_loss(
     estimator: str = "k3",
     old_logprobs_BT: Tensor | None = None,
 ) -> Tensor:
-    """Per-token KL term of a loss `[B, T]`, 0 in masked slots; still to be aggregated and multiplied by its weight.
+    """KL term of a loss per token `[B, T]`, 0 in masked slots. It still has to be aggregated and weighted.
 
-    With `old_logprobs_BT` each token is weighted by rho = exp(logprob - old_logprob), gradient included, which makes
-    the estimate right on tokens of an older policy (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
+    With `old_logprobs_BT` each token is weighted by rho = exp(logprob - old_logprob), including its gradient, which
+    corrects the estimate on tokens from an older policy (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
     """
     penalty = resolve_kl(estimator).function(logprobs_BT, ref_logprobs_BT, mask=mask_BT)
     if old_logprobs_BT is None:
@@ -102,7 +102,7 @@ def kl_loss(
 
 
 class KLController(Protocol):
-    """Holds the coefficient of the KL penalty; `update` after the step that used it."""
+    """Holds the coefficient of the KL penalty. Call `update` after the step that used it."""
 
     @property
     def coef(self) -> float: ...
@@ -115,7 +115,7 @@ class KLController(Protocol):
 
 
 class FixedKL:
-    """A coefficient that never moves."""
+    """A coefficient that never changes."""
 
     def __init__(self, coef: float) -> None:
         self._coef = _not_negative("kl_coef", coef)
@@ -125,7 +125,7 @@ class FixedKL:
         return self._coef
 
     def update(self, kl: float | Tensor, num_sequences: int) -> float:
-        """Returns the coefficient. Arguments are there so that both controllers are called alike."""
+        """Returns the coefficient. It takes arguments so that both controllers are called in the same way."""
         return self._coef
 
     def state_dict(self) -> dict[str, float]:
@@ -136,13 +136,13 @@ class FixedKL:
 
 
 class AdaptiveKL:
-    """Steers the coefficient so that the measured KL comes to `target` (https://arxiv.org/abs/1909.08593).
+    """Adapts the coefficient so that the measured KL approaches `target` (https://arxiv.org/abs/1909.08593).
 
     After each step: error = clip(kl / target - 1, -0.2, 0.2); coef *= 1 + error * num_sequences / horizon.
 
     Args:
-        coef: first coefficient. target: KL in nats, measured the way that `update` is given it (a sum over the
-            response in the published recipe). horizon: in sequences; larger means slower.
+        coef: initial coefficient. target: KL in nats, measured in the same way as the one given to `update` (summed
+            over the response in the published recipe). horizon: in sequences; larger is slower.
     """
 
     ERROR_LIMIT = 0.2
@@ -157,9 +157,9 @@ class AdaptiveKL:
         return self._coef
 
     def update(self, kl: float | Tensor, num_sequences: int) -> float:
-        """Takes the KL of the step just done and returns the coefficient of the next one.
+        """Takes the KL of the step just made and returns the coefficient for the next one.
 
-        Raises DivergenceError when `kl` is not finite: a controller fed with NaN would never recover.
+        Raises DivergenceError if `kl` is not finite, because a controller that is given NaN never recovers.
         """
         measured = float(kl)
         if not math.isfinite(measured):

@@ -1,7 +1,7 @@
-"""Masked arithmetic. What stands in a masked slot never reaches a value or a gradient, be it NaN.
+"""Masked arithmetic. The content of a masked slot, even NaN, never reaches a value or a gradient.
 
 The rule behind every function here: masked slots are replaced (`torch.where`) *before* anything is computed with them.
-Multiplying by the mask afterwards is not enough, since 0 * NaN is NaN in the value and in the gradient.
+Multiplying by the mask afterwards is not enough, because 0 * NaN is NaN in both the value and the gradient.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ WHITEN_EPS = 1e-8  # inside the square root; far below any variance that carries
 
 
 def as_float(values: Tensor) -> Tensor:
-    """`values` in float32, or as they are when they are float64. Half precision is never used for arithmetic."""
+    """`values` in float32, or unchanged if they are float64. Half precision is never used for arithmetic."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def fill_masked(values: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
     """`values` as floats, with `value` in every slot where `mask` is False. The gradient there is exactly 0.
 
-    Raises ValueError when the shapes differ: a mask that broadcasts hides a mistake.
+    Raises ValueError if the shapes differ, because a mask that broadcasts hides a mistake.
     """
     if values.shape != mask.shape:
         raise ValueError(f"values have shape {tuple(values.shape)}, mask has shape {tuple(mask.shape)}")
@@ -29,18 +29,18 @@ def fill_masked(values: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
 
 
 def divide(total: Tensor, denominator: Tensor | float, mask: Tensor) -> Tensor:
-    """`total / denominator`, and 0 instead of 0/0 when nothing in `mask` is set."""
-    # A number is filled in on the device: to copy it there, as `torch.tensor` does, would wait for the device.
+    """`total / denominator`, and 0 instead of 0/0 if nothing in `mask` is set."""
+    # new_full fills the number in on the device; copying it there, as `torch.tensor` does, would wait for the device.
     count = denominator.to(total) if isinstance(denominator, Tensor) else total.new_full((), denominator)
     nothing = (count == 0) & ~mask.bool().any()
     return total / torch.where(nothing, torch.ones_like(count), count)
 
 
 def masked_mean(values: Tensor, mask: Tensor, *, denominator: Tensor | float | None = None) -> Tensor:
-    """Sum of the unmasked values over `denominator` (their count unless given). 0-d; 0 for an empty mask.
+    """Sum of the unmasked values divided by `denominator` (by default their count). 0-d; 0 for an empty mask.
 
-    Summed in float64, so that the mean of equal float32 values is that value, to the bit. Hand in the count of the
-    whole optimizer step as `denominator`, and the parts of a step add up to the mean of the step however it was cut.
+    The sum is float64, so that the mean of equal float32 values is exactly that value. With the count of the entire
+    optimizer step as `denominator`, the parts of a step add up to the mean of the step, however it was cut.
     """
     filled = fill_masked(values, mask)
     total = filled.sum(dtype=torch.float64)
@@ -48,8 +48,8 @@ def masked_mean(values: Tensor, mask: Tensor, *, denominator: Tensor | float | N
 
 
 def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = False) -> Tensor:
-    """Variance of the unmasked values. 0-d; 0 where it is undefined (nothing unmasked, or one value and `unbiased`),
-    and exactly 0 where they are all equal."""
+    """Variance of the unmasked values. 0-d; 0 if it is undefined (nothing unmasked, or one value and `unbiased`), and
+    exactly 0 if they are all equal."""
     filled = fill_masked(values, mask)
     count = (mask.bool().sum() - int(unbiased)).clamp(min=1)
     squares = _deviations(filled, mask).square().sum(dtype=torch.float64)
@@ -58,15 +58,15 @@ def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = False) -> Tenso
 
 
 def masked_constant(values: Tensor, mask: Tensor) -> Tensor:
-    """True (0-d) where all unmasked values are the same. Exact, unlike a variance of 0; False for an empty mask."""
+    """True (0-d) if all unmasked values are equal. Exact, unlike a variance of 0; False for an empty mask."""
     return fill_masked(values, mask, -torch.inf).max() == fill_masked(values, mask, torch.inf).min()
 
 
 def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, unbiased: bool = False) -> Tensor:
-    """Unmasked values scaled to variance 1, and moved to mean 0 unless `shift_mean` is False. Masked slots give 0.
+    """Unmasked values scaled to variance 1, and shifted to mean 0 unless `shift_mean` is False. Masked slots are 0.
 
-    Values that are all equal have no scale: they become exactly 0, or stay as they are without `shift_mean`. The
-    statistics are those of the tensor given, so give the whole step or minibatch, never a micro-batch.
+    Values that are all equal have no scale: they become exactly 0, or stay unchanged without `shift_mean`. Statistics
+    are computed on the given tensor, so pass the complete step or minibatch, never a micro-batch.
     """
     filled = fill_masked(values, mask)
     white = _deviations(filled, mask) * torch.rsqrt(masked_var(filled, mask, unbiased=unbiased) + WHITEN_EPS)
@@ -76,6 +76,7 @@ def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, unbiased: b
 
 
 def _deviations(filled: Tensor, mask: Tensor) -> Tensor:
-    """Distances from the mean, which is not rounded first: near-equal values are closer to each other than to that."""
+    """Distances from the unrounded float64 mean: nearly equal values can be closer together than the rounding error of
+    a float32 mean."""
     mean = divide(filled.sum(dtype=torch.float64), mask.bool().sum(), mask)
     return fill_masked((filled.double() - mean).to(filled.dtype), mask)

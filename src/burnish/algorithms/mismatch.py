@@ -1,7 +1,8 @@
-"""The sampler's log-probabilities against the trainer's on the same tokens and weights.
+"""Compares the sampler's log-probabilities with the trainer's on the same tokens and weights.
 
-They differ through kernels, precision and staleness, so rollouts are slightly off-policy even before the first update.
-Weights correct for it; each is bounded by construction, in masked slots too, and never carries a gradient.
+They differ because of kernels, precision and staleness, so rollouts are slightly off-policy even before the first
+update. Importance weights correct for this. They are bounded by construction, also in masked slots, and never carry a
+gradient.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ MODES = ("truncate", "mask")
 
 
 def mismatch_metrics(trainer_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
-    """Sampler against trainer on the same tokens, as sums, so that micro-batches merge into the numbers of the step.
+    """Differences between sampler and trainer, as sums that merge over micro-batches into the numbers of the step.
 
     `logprob_diff_mean` and `logprob_diff_max` are |trainer - rollout| in nats. `logprob_k3` estimates
-    KL(sampler || trainer), the tokens being the sampler's. `weight_mean` and `weight_square_mean` are moments of the
-    ratios trainer / sampler: `effective_sample_size` makes one number of them.
+    KL(sampler || trainer), because the sampler drew the tokens. `weight_mean` and `weight_square_mean` are moments of
+    the ratios trainer / sampler; `effective_sample_size` combines them into one number.
     """
     trainer, rollout = trainer_logprobs_BT.detach(), rollout_logprobs_BT.detach()
     distance = log_ratio(trainer, rollout, mask_BT)
@@ -45,15 +46,15 @@ def mismatch_metrics(trainer_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, m
 
 
 def effective_sample_size(weight_mean: float, weight_square_mean: float) -> float:
-    """(sum w)^2 / (n sum w^2) from the moments of the weights: the share of the tokens that carries the weight.
+    """(sum w)^2 / (n sum w^2) from the moments of the weights: the fraction of tokens that effectively count.
 
-    In (0, 1], and 1 when sampler and trainer agree.
+    In (0, 1], and 1 if sampler and trainer agree.
     """
     return weight_mean**2 / weight_square_mean
 
 
 def ratio_deviation(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Metric:
-    """Largest |rho - 1|. On the first minibatch of a synchronous step anything but about 0 is a defect."""
+    """Largest |rho - 1|. On the first minibatch of a synchronous step anything not close to 0 is a bug."""
     deviation = (policy_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach() - 1).abs()
     return Metric(Reduction.MAX, deviation.max(), mask_BT.bool().sum())
 
@@ -68,15 +69,15 @@ def correction_weights(
     low: float = 0.0,
     high: float = 2.0,
 ) -> Tensor:
-    """Importance weights exp(old - rollout) `[B, T]` to multiply the per-token loss with; 0 in masked slots.
+    """Importance weights exp(old - rollout) `[B, T]` by which to multiply the loss per token; 0 in masked slots.
 
     Args:
-        level: `token` weighs each token by its own ratio, `sequence` all tokens by the product over the response.
-        mode: `truncate` clamps a weight to [low, high] (https://fengyao.notion.site/off-policy-rl); `mask` sets a
-            weight outside of [low, high] to 0 and so drops the token or the sequence.
+        level: `token` weights each token by its own ratio, `sequence` all tokens by the product over the response.
+        mode: `truncate` clamps weights to [low, high] (https://fengyao.notion.site/off-policy-rl); `mask` sets weights
+            outside [low, high] to 0, which drops the token or the sequence.
         low, high: bounds as absolute ratios, low <= 1 <= high.
 
-    Raises ConfigError for an unknown level or mode and for bounds that do not hold 1 between them.
+    Raises ConfigError for an unknown level or mode, and for bounds without 1 between them.
     """
     _check_correction(level, mode, low, high)
     d = log_ratio(old_logprobs_BT.detach(), rollout_logprobs_BT.detach(), mask_BT)

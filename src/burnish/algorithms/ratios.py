@@ -1,4 +1,4 @@
-"""Log-ratios of two policies on the same tokens, kept where `exp` stays harmless."""
+"""Log-ratios of two policies on the same tokens, kept in a range where `exp` is harmless."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: far outside any trust region, far ins
 
 
 def log_ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`logprobs - other_logprobs`, not clamped; 0 in masked slots when a mask is given. Any shape, nats."""
+    """`logprobs - other_logprobs`, not clamped; 0 in masked slots if a mask is given. Any shape, in nats."""
     if logprobs.shape != other_logprobs.shape:
         raise ValueError(f"logprobs of shapes {tuple(logprobs.shape)} and {tuple(other_logprobs.shape)} do not pair up")
     if mask is None:
@@ -19,15 +19,15 @@ def log_ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = No
 
 
 def clamp_log_ratio(log_ratios: Tensor) -> Tensor:
-    """`log_ratios` inside [-20, 20]; beyond them the gradient is 0."""
+    """`log_ratios` clamped to [-20, 20]; outside this range the gradient is 0."""
     return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def beyond_limit(log_ratios: Tensor) -> Tensor:
-    """True where `clamp_log_ratio` changes the value and takes the gradient away."""
+    """True where `clamp_log_ratio` changes the value and removes the gradient."""
     return log_ratios.detach().abs() > LOG_RATIO_LIMIT
 
 
 def ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """exp of the clamped log-ratio; 1 in masked slots when a mask is given."""
+    """exp of the clamped log-ratio; 1 in masked slots if a mask is given."""
     return clamp_log_ratio(log_ratio(logprobs, other_logprobs, mask)).exp()

@@ -1,7 +1,7 @@
-"""Rows of the literal tables (estimators, losses, aggregations, KL estimators) and how a name in a run file finds one.
+"""Rows of the tables of estimators, losses, aggregations and KL estimators, and how a name in a run file finds one.
 
-A row holds a pure function and what there is to know about it. A name is either a key of a table or a
-function from outside, `package.module:function` or `path/to/file.py:function`; nothing registers itself on import.
+A row holds a pure function and its description. A name is either a key of a table or a plugin,
+`package.module:function` or `path/to/file.py:function`. Nothing registers itself on import.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from burnish.words import suggestion
 
 @dataclass(frozen=True)
 class Row:
-    """One named formula: its function, one line for people, where it comes from, and the formula itself."""
+    """One named formula: its function, a one-line summary, its source, and the formula itself."""
 
     name: str
     function: Callable[..., Any]
@@ -28,7 +28,7 @@ class Row:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the positional parameters, in order: the tensors that the function is handed."""
+        """Names of the positional parameters, in order: the tensors that the function takes."""
         return tuple(p.name for p in _parameters(self.function) if p.kind is not inspect.Parameter.KEYWORD_ONLY)
 
     @property
@@ -38,11 +38,11 @@ class Row:
 
     @property
     def required_options(self) -> tuple[str, ...]:
-        """Keyword-only numbers without a default: a run file has to set them."""
+        """Keyword-only numbers without a default, which a run file must set."""
         return tuple(p.name for p in _keywords(self.function) if p.default is inspect.Parameter.empty)
 
     def check_options(self, given: Iterable[str]) -> None:
-        """Raises ConfigError for an option that this function does not know or still lacks."""
+        """Raises ConfigError for an unknown option, and for a required one that is missing."""
         names = set(given)
         known = [*self.options, *self.required_options]
         for name in sorted(names.difference(known)):
@@ -56,7 +56,7 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:
-    """The row called `name`. Raises ConfigError with the nearest name when there is none."""
+    """The row called `name`. Raises ConfigError with the nearest name if there is none."""
     if name not in table:
         remedy = suggestion(name, table)
         raise ConfigError(f"unknown {kind} {name!r}", remedy=remedy)
@@ -64,8 +64,8 @@ def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:
 
 
 def load_function(name: str, kind: str) -> Callable[..., Any]:
-    """The function that `package.module:function` or `path/to/file.py:function` names. Raises ConfigError saying which
-    part cannot be found."""
+    """The function named by `package.module:function` or `path/to/file.py:function`. Raises a ConfigError that says
+    which part cannot be found."""
     module_name, _, function_name = name.rpartition(":")
     if not module_name or not function_name:
         remedy = "write it as path/to/file.py:function or package.module:function"
@@ -81,7 +81,7 @@ def load_function(name: str, kind: str) -> Callable[..., Any]:
 
 
 def first_line(function: Callable[..., object]) -> str:
-    """First line of the docstring, as the summary of a function from outside."""
+    """First line of the docstring, used as the summary of a plugin."""
     return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
@@ -91,7 +91,7 @@ def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     if variadic:
         name = f"{function.__module__}:{function.__qualname__}"
         raise ConfigError(
-            f"function {name!r} takes {variadic[0]}, so its needs cannot be read off",
+            f"function {name!r} takes {variadic[0]}, so its signature does not say what it needs",
             remedy="name every parameter: tensors first, numbers after a bare *",
         )
     return parameters

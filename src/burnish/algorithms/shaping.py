@@ -1,8 +1,8 @@
-"""What surrounds an estimator: rewards on their way in, advantages on their way out.
+"""What happens to rewards before the estimator, and to advantages after it.
 
-Order of application: clip the score, put it and the KL penalty on the tokens, whiten the rewards without mean shift,
-the estimator, spread over the tokens, whiten the advantages, clip the advantages. Keep the tensor before each step to
-log what the step changed.
+In order: clip the score, put it and the KL penalty on the tokens, whiten the rewards without shifting their mean, call
+the estimator, spread its advantages over the tokens, whiten the advantages, clip them. Keep the tensor before each step
+to log what the step changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from burnish.errors import ConfigError, ModelError
 
 
 def clip_scores(scores_B: Tensor, *, low: float | None = None, high: float | None = None) -> Tensor:
-    """Scores inside [low, high], before any baseline and only once."""
+    """Scores clamped to [low, high]. Apply it once, before any baseline."""
     if low is None and high is None:
         return as_float(scores_B)
     if low is not None and high is not None and low > high:
@@ -27,9 +27,9 @@ def clip_scores(scores_B: Tensor, *, low: float | None = None, high: float | Non
 
 
 def last_trained_BT(mask_BT: Tensor) -> Tensor:
-    """True at the last trained token of each row, nowhere in a row without any."""
+    """True at the last trained token of each row, and nowhere in a row without trained tokens."""
     mask = mask_BT.bool()
-    remaining = mask.flip(1).cumsum(dim=1).flip(1)
+    remaining = mask.flip(1).cumsum(dim=1).flip(1)  # trained tokens from this one to the end of the row
     return mask & (remaining == 1)
 
 
@@ -43,7 +43,7 @@ def token_rewards(
 ) -> Tensor:
     """Rewards per token `[B, T]`: the score on the last trained token, `-kl_coef * kl` on every trained one.
 
-    With `dense_rewards_BT` (whose rows sum up to the scores) those stand in place of the score on the last token.
+    If given, `dense_rewards_BT` (whose rows add up to the scores) replace the score on the last token.
     """
     if dense_rewards_BT is None:
         scores_BT = as_float(scores_B).unsqueeze(1).expand(mask_BT.shape)
@@ -54,43 +54,43 @@ def token_rewards(
 
 
 def sequence_scores(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Sum of the token rewards of each sequence `[B]`: what an outcome estimator sees when the KL is in the reward."""
+    """Sum of the token rewards of each sequence `[B]`, which an outcome estimator gets if the KL is in the reward."""
     return fill_masked(token_rewards_BT, mask_BT).sum(dim=1)
 
 
 def whiten_rewards(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Token rewards at variance 1 (biased), their mean kept (https://arxiv.org/abs/1909.08593).
+    """Token rewards scaled to variance 1 (biased) around the same mean (https://arxiv.org/abs/1909.08593).
 
-    Every token moves, those without a reward too, so a longer response gets a larger sum. For estimators that judge a
-    response by its score see `whiten_scores`.
+    Every token changes, even those without a reward, so longer responses get a larger sum. For estimators that judge a
+    response by its score use `whiten_scores`.
     """
     return whiten(token_rewards_BT, mask_BT, shift_mean=False)
 
 
 def whiten_scores(scores_B: Tensor) -> Tensor:
-    """Scores of responses at variance 1 (biased), their mean kept: equal scores stay equal, whatever their lengths."""
+    """Scores of responses scaled to variance 1 (biased) around the same mean. Equal scores stay equal at any length."""
     return whiten(scores_B, torch.ones_like(scores_B, dtype=torch.bool), shift_mean=False)
 
 
 def spread(advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """An outcome advantage on each trained token of its sequence `[B, T]`, 0 in masked slots."""
+    """Each sequence's advantage on all of its trained tokens `[B, T]`, 0 in masked slots."""
     return fill_masked(as_float(advantages_B).unsqueeze(1).expand(mask_BT.shape), mask_BT)
 
 
 def whiten_advantages(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Advantages of the whole step at mean 0 and variance 1 (biased) over the trained tokens."""
+    """Advantages of the step, shifted and scaled to mean 0 and variance 1 (biased) over the trained tokens."""
     return whiten(advantages_BT, mask_BT)
 
 
 def clip_advantages(advantages: Tensor, *, limit: float) -> Tensor:
-    """Advantages inside [-limit, limit]."""
+    """Advantages clamped to [-limit, limit]."""
     if not limit > 0:
         raise ConfigError(f"advantage clip is {limit}", remedy="set it to a number above 0, or leave it out")
     return as_float(advantages).clamp(-limit, limit)
 
 
 def overlong_penalty(lengths_B: Tensor, *, max_response_tokens: int, buffer_tokens: int) -> Tensor:
-    """0 up to max - buffer tokens, then down linearly to -1 at max (DAPO, https://arxiv.org/abs/2503.14476). `[B]`."""
+    """0 up to max - buffer tokens, then linearly down to -1 at max (DAPO, https://arxiv.org/abs/2503.14476). `[B]`."""
     if not 0 < buffer_tokens <= max_response_tokens:
         raise ConfigError(
             f"overlong buffer is {buffer_tokens} tokens with max_response_tokens {max_response_tokens}",
@@ -101,10 +101,10 @@ def overlong_penalty(lengths_B: Tensor, *, max_response_tokens: int, buffer_toke
 
 
 def reward_normalisation(rewards: Sequence[float], *, scale: bool = True) -> tuple[float, float]:
-    """`(gain, mean)` with which gain * (reward - mean) has mean 0 and, with `scale`, (biased) standard deviation 1
+    """`(gain, mean)` such that gain * (reward - mean) has mean 0 and, with `scale`, (biased) standard deviation 1
     (https://arxiv.org/abs/1909.08593). Without `scale` the gain is 1.
 
-    Raises ModelError when a scale is asked for and the rewards are all equal: there is nothing to scale by.
+    Raises ModelError with `scale` if all rewards are equal, because they have no scale.
     """
     mean = math.fsum(rewards) / len(rewards)
     spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))

@@ -1,4 +1,4 @@
-"""Losses of the critic, per token; aggregated like policy losses."""
+"""The critic's losses per token, which are aggregated like policy losses."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ def clipped_value(
 ) -> Tensor:
     """1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) per token `[B, T]` (https://arxiv.org/abs/1707.06347).
 
-    `clip` in units of the value; None leaves the plain squared error. Gradients reach `values_BT` only. Give the loss
-    mask as `mask_BT` and masked slots are 0 in value and gradient whatever stands there.
+    `clip` is in units of the value; None gives the plain squared error. Gradients reach only `values_BT`. With the loss
+    mask as `mask_BT`, masked slots are 0 in value and gradient, whatever they contain.
     """
     values, old_values, returns = (_filled(t, mask_BT) for t in (values_BT, old_values_BT, returns_BT))
     squared = (values - returns.detach()).square()
     if clip is None:
         return squared / 2
+    # The larger error counts, as in PPO's policy loss. If it is the clipped one, it is constant and has no gradient.
     return torch.maximum(squared, (_clip(values, old_values.detach(), clip) - returns.detach()).square()) / 2
 
 
 def value_metrics(
     values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, *, clip: float | None
 ) -> dict[str, Metric]:
-    """`clip_fraction` (tokens whose clipped error is the larger one) and `error_mean` (mean of V - R), over tokens."""
+    """`clip_fraction` (tokens whose clipped error is larger) and `error_mean` (mean of V - R), over trained tokens."""
     values, old_values, returns = (fill_masked(t, mask_BT).detach() for t in (values_BT, old_values_BT, returns_BT))
     count = mask_BT.bool().sum()
     error = values - returns

@@ -1,1 +1,1 @@
-"""Run files: sections and fields (`schema*`), contradictions in them (`checks*`), presets and loading. No torch."""
+"""Run files: sections and fields (`schema*`), checks for contradictions (`checks*`), presets and loading. No torch."""

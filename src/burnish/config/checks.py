@@ -1,5 +1,5 @@
-"""What contradicts itself in a run file, whatever its kind, found before anything is loaded. Pure functions of the
-values; `checks_rl` and `checks_rm` have those of their own kind."""
+"""Checks for contradictions in run files of any kind, made before anything is loaded. Pure functions of the values;
+`checks_rl` and `checks_rm` hold the checks for their own kinds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from burnish.words import suggestion
 
 
 def check_sft(config: SftFields) -> list[Problem]:
-    """Everything that contradicts itself in a run file of `burnish sft`."""
+    """All contradictions in a run file of `burnish sft`."""
     problems = [*held_out(config.data), *known_sinks(config)]
     if config.data.query is not None:
-        message = "is set, but supervised fine-tuning learns whole documents"
+        message = "is set, but supervised fine-tuning trains on entire documents"
         problems.append(Problem("data.query", message, "remove it"))
     steps, warmup = config.steps, config.optimization.warmup_steps
     if steps is not None and warmup > steps:
@@ -28,14 +28,15 @@ def check_sft(config: SftFields) -> list[Problem]:
 
 
 def check_complete(config: RunConfig, kind: str) -> list[Problem]:
-    """What a run of this kind cannot start without. Run files only: code may hand data and rewards over itself."""
+    """Missing fields that a run of this kind cannot start without. Only for run files: code may pass data and rewards
+    itself."""
     problems = []
     if not config.data.train:
         remedy = "add it, for example `data: {train: train.jsonl}`"
         problems.append(Problem("data.train", f"is empty, and {kind} needs training data", remedy))
     if isinstance(config, RlFields) and not config.rewards:
         remedy = "name at least one, for example `rewards: math` or `rewards: my_reward.py:score`"
-        problems.append(Problem("rewards", "is empty, so nothing says which response is better", remedy))
+        problems.append(Problem("rewards", "is empty, but responses need at least one reward", remedy))
     splits = isinstance(config, RmFields) and config.held_out_fraction > 0
     if not config.data.eval and not splits and "every_steps" in config.evaluation.model_fields_set:
         every = config.evaluation.every_steps
@@ -47,7 +48,7 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
 
 
 def warmup_too_long(warmup: int, total: int, product: str) -> Problem:
-    message = f"is {warmup}, but the whole run makes {total} optimizer steps ({product})"
+    message = f"is {warmup}, but the run makes {total} optimizer steps ({product})"
     return Problem("optimization.warmup_steps", message, f"set it to at most {total}")
 
 
@@ -56,11 +57,11 @@ def held_out(data: DataConfig) -> Iterator[Problem]:
     for index, source in enumerate(data.eval):
         if source.path in paths and source.split == "train" and source.subset is None and source.limit is None:
             message = f"{source.path!r} is also training data, so the evaluation would not be held out"
-            yield Problem(f"data.eval.{index}.path", message, "name another file or split, or set a limit on purpose")
+            yield Problem(f"data.eval.{index}.path", message, "name another file or split, or set a limit to allow it")
 
 
 def known_sinks(config: RunConfig) -> Iterator[Problem]:
-    """Sinks that are neither ours nor the name of a class."""
+    """Sinks that are neither built in nor the name of a class."""
     for index, name in enumerate(config.logging.sinks):
         if name in config.logging.sinks[:index]:
             yield Problem(f"logging.sinks.{index}", f"{name!r} is named twice", "keep one of the two")

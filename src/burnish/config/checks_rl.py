@@ -1,4 +1,4 @@
-"""Combinations of fields of an RL run file that cannot work; see `burnish.config.checks`."""
+"""Combinations of fields that cannot work in an RL run file; see `burnish.config.checks`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from burnish.words import suggestion
 
 
 def check_rl(config: RlFields) -> list[Problem]:
-    """Everything that contradicts itself in a run file of `burnish rl`."""
+    """All contradictions in a run file of `burnish rl`."""
     algorithm = config.algorithm
     return [
         *_names(algorithm),
@@ -53,7 +53,7 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
 
 
 def _options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Options of the estimator and the loss are numbers; which of them there are is known where these are looked up."""
+    """Options of the estimator and the loss must be numbers. Their names are checked when the function is looked up."""
     for field, options in (("estimator", algorithm.estimator_options), ("loss", algorithm.loss_options)):
         for name, value in options.items():
             if value is not None and not (isinstance(value, (bool, int, float)) and math.isfinite(value)):
@@ -65,7 +65,7 @@ def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     loss = algorithm.loss
     if loss not in names.LOSS_NAMES:
         return
-    own = PRESETS[loss].values if loss in PRESETS else {}  # a loss that its paper clips elsewhere than at 0.2
+    own = PRESETS[loss].values if loss in PRESETS else {}  # a loss whose paper does not clip at 0.2
     for field, takers in (("clip_low", names.CLIP_LOW_LOSSES), ("clip_high", names.CLIP_HIGH_LOSSES)):
         value, path = _of(algorithm, field), f"algorithm.{field}"
         if loss not in takers:
@@ -80,7 +80,7 @@ def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
 
 
 def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Numbers that were given but that nothing would read."""
+    """Numbers that are set but never used."""
     estimator = algorithm.estimator
     known = estimator in names.ESTIMATOR_NAMES
     for field, is_used, remedy in (
@@ -93,12 +93,12 @@ def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         ("mismatch_high", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
     ):
         if not is_used and _is_changed(algorithm, field):
-            message = f"is {_of(algorithm, field)}, but nothing would read it"
+            message = f"is {_of(algorithm, field)}, but it is not used"
             yield Problem(f"algorithm.{field}", message, f"{remedy}; or remove {field}")
 
 
 def _skipping(config: RlFields) -> Iterator[Problem]:
-    """What gives a response without an advantage a gradient all the same."""
+    """Settings that give a response a gradient even if its advantages are 0."""
     algorithm = config.algorithm
     if not algorithm.skip_zero_advantages:
         return
@@ -108,17 +108,17 @@ def _skipping(config: RlFields) -> Iterator[Problem]:
         ("critic.kind", algorithm.estimator in names.CRITIC_ESTIMATORS and config.critic.kind == "shared"),
     ):
         if has_gradient:
-            message = f"is true, but with this {field} responses without an advantage have a gradient as well"
+            message = f"is true, but with this {field} responses with zero advantage have a gradient too"
             yield Problem("algorithm.skip_zero_advantages", message, f"set it to false, or change {field}")
 
 
 def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Rewards in other units than the estimator takes them to be."""
+    """Rewards in different units from those that the estimator expects."""
     if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
-        message = f"is true, but {algorithm.estimator} subtracts the score of the greedy response as it is"
+        message = f"is true, but {algorithm.estimator} subtracts the greedy response's score, which is not whitened"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")
     if algorithm.whiten_rewards and algorithm.estimator == "reinforce_plus_plus":
-        message = "is true, but every whitened token would add to the return, so longer responses would get more"
+        message = "is true, but every whitened token would add to the return, so longer responses would score higher"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (the estimator whitens its returns itself)")
 
 
@@ -129,12 +129,12 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         yield Problem("algorithm.kl_coef", message, "set algorithm.kl_in to reward or loss, or kl_coef to 0")
     if kl_in != "none" and coef == 0:
         message = f"is 0, but algorithm.kl_in is {kl_in}"
-        yield Problem("algorithm.kl_coef", message, "set kl_coef, or algorithm.kl_in to none (loads no reference)")
+        yield Problem("algorithm.kl_coef", message, "set kl_coef, or set algorithm.kl_in to none (loads no reference)")
     if algorithm.kl_target is not None and kl_in == "none":
-        message = f"is {algorithm.kl_target:g} and steers kl_coef, but algorithm.kl_in is none"
+        message = f"is {algorithm.kl_target:g} and adapts kl_coef, but algorithm.kl_in is none"
         yield Problem("algorithm.kl_target", message, "set algorithm.kl_in to reward or loss, or remove kl_target")
     if kl_in == "reward" and algorithm.kl_function.endswith("+"):
-        message = f"is {algorithm.kl_estimator}, whose + only changes the gradient; a KL in the reward has none"
+        message = f"is {algorithm.kl_estimator}; its + only changes the gradient, and a KL in the reward has none"
         remedy = f"use {algorithm.kl_function.rstrip('+')}, or algorithm.kl_in: loss"
         yield Problem("algorithm.kl_estimator", message, remedy)
     if algorithm.kl_times_ratio and kl_in != "loss":
@@ -142,17 +142,17 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         yield Problem("algorithm.kl_times_ratio", message, "set it to false, or algorithm.kl_in: loss")
     if algorithm.mismatch_low >= algorithm.mismatch_high:
         message = f"is {algorithm.mismatch_low:g}, not below algorithm.mismatch_high {algorithm.mismatch_high:g}"
-        yield Problem("algorithm.mismatch_low", message, "a weight is kept between the two: set low < high")
+        yield Problem("algorithm.mismatch_low", message, "weights are kept between the two: set low < high")
 
 
 def _groups(config: RlFields) -> Iterator[Problem]:
     size, estimator = config.rollout.group_size, config.algorithm.estimator
     if size == 1 and estimator in names.GROUP_ESTIMATORS:
-        message = f"is 1, but the estimator {estimator!r} compares the responses to one prompt with each other"
+        message = f"is 1, but the estimator {estimator!r} compares the responses to each prompt with one another"
         remedy = "set it to 2 or more (8 is usual), or use an estimator without groups: reinforce_plus_plus, remax, raw"
         yield Problem("rollout.group_size", message, remedy)
     if size == 1 and config.algorithm.dynamic_sampling:
-        message = "is 1, and algorithm.dynamic_sampling refills groups whose scores are all equal: that is every group"
+        message = "is 1, and algorithm.dynamic_sampling replaces groups whose scores are all equal: here, every group"
         yield Problem("rollout.group_size", message, "set it to 2 or more, or dynamic_sampling to false")
 
 
@@ -164,13 +164,13 @@ def _sampling(config: RlFields) -> Iterator[Problem]:
     for field in (name for name, is_on in filters.items() if is_on):
         value = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}[field]
         off = {"top_k": "0", "top_p": "1", "min_p": "0"}[field]
-        message = f"is {value:g}: the sampled distribution is cut off, the trained one is not, so updates are biased"
+        message = f"is {value:g}: it truncates the sampled distribution but not the trained one, so updates are biased"
         remedy = f"set it to {off}, or set algorithm.mismatch_correction (token_truncate is a good start)"
         yield Problem(f"rollout.{field}", message, remedy)
 
 
 def _vllm(config: RlFields) -> Iterator[Problem]:
-    """What vLLM would read differently, and settings of it that nothing would read."""
+    """Settings that vLLM interprets differently, and vLLM settings that are not used."""
     rollout, settings = config.rollout, config.rollout.vllm
     if rollout.engine != "vllm":
         defaults = type(settings)()
@@ -183,10 +183,10 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
             message = f"is set, but {names.VLLM_RESERVED[option]}"
             yield Problem(f"rollout.vllm.options.{option}", message, "remove it")
     if rollout.top_p < 1 and rollout.min_p > 0:
-        message = f"is {rollout.min_p:g} beside top_p {rollout.top_p:g}: vLLM applies min_p first, others top_p"
+        message = f"is {rollout.min_p:g} with top_p {rollout.top_p:g}: vLLM applies min_p first, other engines top_p"
         yield Problem("rollout.min_p", message, "use one of the two, or rollout.engine: local")
     if config.model.trust_remote_code:
-        message = "is true, but vLLM builds the model from code of its own"
+        message = "is true, but vLLM builds the model from its own code"
         yield Problem("model.trust_remote_code", message, "set it to false, or rollout.engine: local")
 
 
@@ -203,7 +203,7 @@ def _arithmetic(config: RlFields) -> Iterator[Problem]:
     by_step = optimization.schedule_unit == "step"
     total = config.steps * (1 if by_step else per_step)
     if config.algorithm.max_epoch_kl is not None and optimization.epochs == 1:
-        message = f"is {config.algorithm.max_epoch_kl:g}, but nothing would read it: there is only one epoch to make"
+        message = f"is {config.algorithm.max_epoch_kl:g}, but it is not used: there is only one epoch"
         yield Problem("algorithm.max_epoch_kl", message, "set optimization.epochs to 2 or more, or remove it")
     if optimization.warmup_steps > total:
         product = "steps" if by_step else "steps x optimization.epochs x optimization.minibatches"
@@ -217,20 +217,20 @@ def _critic(config: RlFields) -> Iterator[Problem]:
     critic, estimator = config.critic, config.algorithm.estimator
     if not config.algorithm.may_use_critic:
         for field in (f for f in type(critic).model_fields if _is_changed(critic, f)):
-            message = f"is {_of(critic, field)}, but nothing would read it: the estimator {estimator!r} has no critic"
+            message = f"is {_of(critic, field)}, but it is not used: the estimator {estimator!r} has no critic"
             yield Problem(f"critic.{field}", message, f"set algorithm.estimator: gae, or remove critic.{field}")
         return
     if critic.kind == "shared" and critic.init != "policy":
-        message = f"is {critic.init!r}, but a shared critic is a head on the policy's own trunk"
+        message = f"is {critic.init!r}, but a shared critic is a head on the policy's own backbone"
         yield Problem("critic.init", message, "set critic.kind: separate, or critic.init: policy")
     if critic.init != "policy" and critic.head_init_std != 0:
-        message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} brings a head of its own"
+        message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} has its own head"
         yield Problem("critic.head_init_std", message, "set it to 0, or critic.init: policy")
     models = [reward for reward in config.rewards if reward.name.startswith(names.MODEL_REWARD)]
     if critic.init == "reward_model" and len(models) != 1 and config.rewards:
-        message = f"is reward_model, but {len(models)} of the rewards are reward models (model:PATH), where one is"
+        message = f"is reward_model, but {len(models)} of the rewards are reward models (model:PATH), not exactly one"
         yield Problem(
-            "critic.init", message, "let one reward be model:PATH, name the critic's own folder, or set init: policy"
+            "critic.init", message, "use one model:PATH reward, name the critic's own folder, or set init: policy"
         )
     if critic.warmup_steps >= config.steps:
         message = f"is {critic.warmup_steps}, but the run has {config.steps} steps: the policy would never be trained"
@@ -240,16 +240,14 @@ def _critic(config: RlFields) -> Iterator[Problem]:
 def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:
     if scoring.on_failure == "score" and scoring.failure_score is None:
         message = "is not set, but scoring.on_failure is score"
-        yield Problem(
-            "scoring.failure_score", message, "state the score of a failed reward, or set on_failure: exclude"
-        )
+        yield Problem("scoring.failure_score", message, "set the score of a failed reward, or set on_failure: exclude")
     if scoring.on_failure != "score" and scoring.failure_score is not None:
         message = f"is {scoring.failure_score:g}, but scoring.on_failure is {scoring.on_failure}"
         yield Problem("scoring.failure_score", message, "set scoring.on_failure to score, or remove failure_score")
 
 
 def _endings(config: RlFields) -> Iterator[Problem]:
-    """Responses of a fixed length, and where a response ends for its score."""
+    """Responses of a fixed length, and responses that are cut for scoring."""
     scoring, rollout, algorithm = config.scoring, config.rollout, config.algorithm
     if scoring.truncate_token is None and scoring.truncate_after:
         message = f"is {scoring.truncate_after}, but scoring.truncate_token is not set"
@@ -261,7 +259,7 @@ def _endings(config: RlFields) -> Iterator[Problem]:
         return
     stops = rollout.stop or rollout.stop_token_ids
     if scoring.incomplete_score is not None and scoring.truncate_token is None and not stops:
-        message = f"is {scoring.incomplete_score:g}, and with rollout.ignore_eos no response ends: all would get it"
+        message = f"is {scoring.incomplete_score:g}, but with rollout.ignore_eos no response ends, so all would get it"
         yield Problem("scoring.incomplete_score", message, "set scoring.truncate_token, or rollout.ignore_eos: false")
     for field, is_on in (
         ("mask_truncated", algorithm.mask_truncated),
@@ -277,17 +275,17 @@ def _labels(config: RlFields) -> Iterator[Problem]:
     for index, reward in enumerate(config.rewards):
         label = reward.log_label
         if label in seen:
-            message = f"{label!r} is also reward {seen[label]}, so the logs could not tell them apart"
+            message = f"{label!r} is also the label of reward {seen[label]}, so the logs could not tell them apart"
             yield Problem(f"rewards.{index}.label", message, "give each its own label")
         seen.setdefault(label, index)
     if config.rewards and all(reward.weight == 0 for reward in config.rewards):
-        yield Problem("rewards.0.weight", "is 0, as are all others: every score would be 0", "give one a weight")
+        yield Problem("rewards.0.weight", "is 0, like all others, so every score would be 0", "give one a weight")
 
 
 def _judging_reward(config: RlFields) -> Iterator[Problem]:
-    """The reward that says whether a response is solved."""
+    """The reward that decides whether a response is solved."""
     name = config.evaluation.success
-    if name is None or not config.rewards:  # code may hand rewards over itself
+    if name is None or not config.rewards:  # code may pass rewards itself
         return
     rewards = {reward.log_label: reward for reward in config.rewards}
     label = name if name in rewards else name.partition("/")[0]
@@ -297,7 +295,7 @@ def _judging_reward(config: RlFields) -> Iterator[Problem]:
         return
     is_model = name == label and rewards[label].name.startswith(names.MODEL_REWARD)
     if is_model and config.evaluation.success_score is None:
-        message = f"is not set, but evaluation.success is {name!r}, a reward model, whose scores have no best one"
+        message = f"is not set, but evaluation.success is {name!r}, a reward model, whose scores have no maximum"
         remedy = "set it to the score from which a response counts as solved"
         yield Problem("evaluation.success_score", message, remedy)
 
@@ -307,5 +305,5 @@ def _of(section: AlgorithmConfig | CriticConfig, field: str) -> object:
 
 
 def _is_changed(section: AlgorithmConfig | CriticConfig, field: str) -> bool:
-    """Given and different from the default. (A resolved run file gives every field, so being given is not enough.)"""
+    """Set and different from the default. Being set is not enough: a run's own config.yaml sets every field."""
     return field in section.model_fields_set and _of(section, field) != type(section).model_fields[field].default

@@ -1,4 +1,4 @@
-"""Combinations of fields of a reward model's run file that cannot work; see `burnish.config.checks`."""
+"""Combinations of fields that cannot work in a reward model's run file; see `burnish.config.checks`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.words import suggestion
 
 
 def check_rm(config: RmFields) -> list[Problem]:
-    """Everything that contradicts itself in a run file of `burnish rm`."""
+    """All contradictions in a run file of `burnish rm`."""
     problems = [
         *_preset(config),
         *held_out(config.data),
@@ -21,21 +21,21 @@ def check_rm(config: RmFields) -> list[Problem]:
         *known_sinks(config),
     ]
     if config.data.eval and config.held_out_fraction > 0:
-        message = f"is {config.held_out_fraction:g}, but data.eval names held-out data already"
+        message = f"is {config.held_out_fraction:g}, but data.eval already names held-out data"
         problems.append(Problem("held_out_fraction", message, "remove one of the two"))
     steps, warmup = config.steps, config.optimization.warmup_steps
     if steps is not None and warmup > steps:
         problems.append(warmup_too_long(warmup, steps, "steps"))
     normalization = config.normalization
     if config.data.query is not None and not normalization.prompts:
-        message = "is set, but nothing would read it: comparisons have their prompts"
-        problems.append(Problem("data.query", message, "remove it (it cuts documents in normalization.prompts)"))
+        message = "is set, but it is not used: comparisons have their own prompts"
+        problems.append(Problem("data.query", message, "remove it (it only cuts documents in normalization.prompts)"))
     if normalization.kind == "none":
         changed = [name for name in ("prompts", "references", "policy") if normalization.__dict__[name]]
         for name in changed:
             problems.append(Problem(f"normalization.{name}", "is set, but kind is none", "set normalization.kind"))
     elif not (normalization.before or normalization.after):
-        message = f"is {normalization.kind}, but it happens neither before nor after training"
+        message = f"is {normalization.kind}, but normalization.before and normalization.after are both false"
         problems.append(Problem("normalization.kind", message, "set normalization.after (or kind: none)"))
     return problems
 
@@ -48,7 +48,7 @@ def _preset(config: RmFields) -> Iterator[Problem]:
 def _pairs_only(config: RmFields) -> Iterator[Problem]:
     if config.loss == "bradley_terry":
         if config.candidates not in (None, 2):
-            message = f"is {config.candidates}, but the loss bradley_terry compares two"
+            message = f"is {config.candidates}, but the loss bradley_terry compares two responses"
             yield Problem("candidates", message, "set loss: best_of")
         return
     for field, default in (("margins", False), ("label_smoothing", 0.0), ("center_coef", 0.0)):
@@ -56,7 +56,7 @@ def _pairs_only(config: RmFields) -> Iterator[Problem]:
         if value != default:
             yield Problem(field, f"is {value}, but the loss best_of does not take it", "use loss: bradley_terry")
     if config.ties == "half":
-        yield Problem("ties", "is half, but the loss best_of needs one best", "set ties: drop, or loss: bradley_terry")
+        yield Problem("ties", "is half, but best_of needs a best response", "set ties: drop, or loss: bradley_terry")
 
 
 def _score_place(config: RmFields) -> Iterator[Problem]:

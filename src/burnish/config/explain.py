@@ -1,4 +1,4 @@
-"""What pydantic found, said in the words of the run file: field, value, what was expected, what to do."""
+"""Pydantic's errors in the words of the run file: the field, its value, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOWHERE = object()
 def explain(
     error: ValidationError, section: type[BaseModel], data: object, provenance: Mapping[str, str]
 ) -> list[Problem]:
-    """One problem per field, in the order of the run file's fields."""
+    """One problem per field, in the order of the fields."""
     problems: dict[str, Problem] = {}
     for item in error.errors():
         for problem in _problems(item, section, data, provenance):
@@ -41,7 +41,7 @@ def _problems(
 
 
 def _path(loc: tuple[int | str, ...], data: object, section: type[BaseModel]) -> str:
-    """The dotted path in the run file; pydantic's own marks for arms of a union are left out."""
+    """The dotted path in the run file, without the parts that pydantic adds for the members of a union."""
     parts: list[str] = []
     for number, part in enumerate(loc):
         inside = _inside(data, part)

@@ -1,6 +1,6 @@
-"""What the classes of a run file say about their fields: types in words, shorthand forms, dotted paths.
+"""What the classes of a run file declare about their fields: types in words, shorthand forms, dotted paths.
 
-Used to check scalars strictly, to word errors, and to generate the reference page; so all three agree.
+Strict checks of scalars, error messages and the reference page all use this module, so they agree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO = ("false", "no", "off")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a section: dotted path (list items as `N`), annotation with its limits, and what pydantic knows."""
+    """One field of a section: dotted path (list items as `N`), annotation with its limits, and pydantic's details."""
 
     path: str
     annotation: object
@@ -39,13 +39,13 @@ class Field:
 
 @functools.cache
 def field_annotations(section: type[BaseModel]) -> dict[str, object]:
-    """Field name to annotation, limits and shorthand validators included."""
+    """Field names and their annotations, including limits and shorthand validators."""
     hints = get_type_hints(section, include_extras=True)
     return {name: hints[name] for name in section.model_fields}
 
 
 def iter_fields(section: type[BaseModel], prefix: str = "") -> Iterator[Field]:
-    """All fields of a section and of the sections inside it, in the order in which they are written."""
+    """All fields of a section and of the sections inside it, in the order of their declaration."""
     for name, annotation in field_annotations(section).items():
         path = f"{prefix}{name}"
         yield Field(path, annotation, section.model_fields[name])
@@ -67,14 +67,14 @@ def inner_section(annotation: object) -> tuple[type[BaseModel] | None, bool]:
 
 
 def strip(annotation: object) -> object:
-    """The type without its Annotated wrapping."""
+    """The type without its `Annotated` wrapper."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
 
 
 def expand(annotation: object, value: Json) -> Json:
-    """Shorthand forms written out (`model: path`, `rewards: math`), so that layers can be merged key by key."""
+    """The value with shorthand forms (`model: path`, `rewards: math`) written out, so that layers merge key by key."""
     for wrapped in _metadata(annotation):
         if isinstance(wrapped, BeforeValidator):
             value = wrapped.func(value)  # type: ignore[call-arg]
@@ -89,7 +89,7 @@ def expand(annotation: object, value: Json) -> Json:
 
 
 def expand_section(section: type[BaseModel], data: dict[str, Json]) -> dict[str, Json]:
-    """`expand` for every known key of a section; unknown keys stay for the validation to report."""
+    """`expand` for every known key of a section. Unknown keys are kept, for validation to report."""
     known = field_annotations(section)
     return {key: expand(known[key], item) if key in known else item for key, item in data.items()}
 
@@ -150,7 +150,7 @@ def _is_union(bare: object) -> bool:
 
 
 def choices(annotation: object) -> list[str]:
-    """The words that a field of fixed words takes; empty for other fields."""
+    """The words that a field with a fixed set of words takes; empty for other fields."""
     bare = strip(annotation)
     if get_origin(bare) is Literal:
         return [str(a) for a in get_args(bare)]
@@ -158,10 +158,10 @@ def choices(annotation: object) -> list[str]:
 
 
 def plain_scalar(annotation: object, value: object) -> object:
-    """The value as the field's own type, strictly: text is no number and true is not 1.
+    """The value in the field's own type, strictly: text is not a number and true is not 1.
 
-    `yes`/`no`/`on`/`off` become booleans where only a boolean is taken, and `1e4` a whole number where the field
-    counts. Raises ValueError in words; what it does not judge is left to the validation of the types.
+    `yes`/`no`/`on`/`off` become booleans if the field takes only booleans, and `1e4` becomes a whole number if it takes
+    only those. Raises ValueError in words. Everything else is left to pydantic's validation.
     """
     bare = strip(annotation)
     if get_origin(bare) is tuple and isinstance(value, (list, tuple)):
@@ -187,7 +187,7 @@ def _as_bool(value: object) -> object:
 
 
 def annotation_at(section: type[BaseModel], path: str) -> object:
-    """Annotation of a dotted path (`data.train.0.limit`), or None when there is no such field."""
+    """Annotation of a dotted path (`data.train.0.limit`), or None if there is no such field."""
     annotation: object = section
     for part in path.split("."):
         inner, _ = inner_section(annotation)

@@ -1,4 +1,4 @@
-"""Which command a run file is for, read off its keys."""
+"""Which command a run file is for, judged by its keys."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _ONLY_RM = set(RmConfig.model_fields) - set(SftConfig.model_fields) - set(RlConf
 
 
 def kind_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Kind:
-    """`rl` when the file or an override has a key that only RL runs have (rewards, rollout, algorithm ...), `rm` when
-    it has one that only reward models have (loss, normalization, score_at ...), else `sft`. A file that cannot be
-    understood counts as `rl`: loading it then says what is wrong."""
+    """`rl` if the file or an override has a key that only RL runs have (rewards, rollout, algorithm ...), `rm` if it
+    has one that only reward models have (loss, normalization, score_at ...), else `sft`. A file that cannot be
+    understood counts as `rl`: loading it then reports what is wrong."""
     data = parse_yaml(read_run_text(Path(path))).data
     words = {word.partition("=")[0].partition(".")[0] for word in overrides}
     return kind_of_data(data, words)
 
 
 def kind_of_data(data: object, further_keys: Collection[str] = ()) -> Kind:
-    """The same for plain data."""
+    """Like `kind_of_file`, for plain data."""
     if not isinstance(data, dict):
         return "rl"
     keys = set(data) | set(further_keys)

@@ -1,7 +1,7 @@
-"""From a run file and overrides to a checked configuration, and where each of its values came from.
+"""From a run file and overrides to a checked configuration that knows where each of its values came from.
 
-Layers from weakest to strongest: defaults, preset, run file, command line. Relative paths in a run file and on the
-command line alike are relative to the folder in which the command is started; nothing here opens them.
+Layers from weakest to strongest: defaults, preset, run file, command line. Relative paths, both in a run file and on
+the command line, are relative to the folder in which the command is started. Nothing here opens them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ COMMAND_LINE = "command line"
 FILE = "file"
 DEFAULT = "default"
 _MAX_PARTS = 50
-"""Most words between the dots of a key."""
+"""Most parts in a dotted key."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A checked configuration; `provenance` maps the dotted path of every value to `default`, `preset NAME`, `file` or
-    `command line`; `source` is what messages call the run file."""
+    """A checked configuration. `provenance` maps the dotted path of every value to `default`, `preset NAME`, `file` or
+    `command line`. `source` is the name of the run file in messages."""
 
     config: RunConfig
     provenance: Mapping[str, str]
@@ -44,21 +44,21 @@ class LoadedConfig:
 
     @property
     def rl(self) -> RlConfig:
-        """The configuration as that of an RL run. ConfigError when it is another kind."""
+        """The configuration of an RL run. ConfigError if it is of another kind."""
         if not isinstance(self.config, RlConfig):
             raise self._other_kind("rl")
         return self.config
 
     @property
     def sft(self) -> SftConfig:
-        """The configuration as that of a supervised run. ConfigError when it is another kind."""
+        """The configuration of a supervised run. ConfigError if it is of another kind."""
         if not isinstance(self.config, SftConfig):
             raise self._other_kind("sft")
         return self.config
 
     @property
     def rm(self) -> RmConfig:
-        """The configuration as that of a reward model's run. ConfigError when it is another kind."""
+        """The configuration of a reward model's run. ConfigError if it is of another kind."""
         if not isinstance(self.config, RmConfig):
             raise self._other_kind("rm")
         return self.config
@@ -70,7 +70,7 @@ class LoadedConfig:
 
 @dataclass(slots=True)
 class _Layers:
-    """The merged data so far, who set each leaf, and where to point for each key."""
+    """The data merged so far, which layer set each leaf, and the place of each key for error messages."""
 
     kind: Kind
     data: dict[str, Json] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Layers:
         self.set_by(origin, _leaves(data))
 
     def set_by(self, origin: str, paths: Iterable[str]) -> None:
-        """Note who set these leaves; what was inside of them is gone."""
+        """Record which layer set these leaves. Whatever was inside them is gone."""
         for path in paths:
             for inside in [known for known in self.provenance if known.startswith(f"{path}.")]:
                 del self.provenance[inside]
@@ -95,9 +95,9 @@ class _Layers:
 
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: Kind = "rl") -> LoadedConfig:
-    """Read, merge and check a run file. Overrides are `key.path=value`, the value as YAML reads it.
+    """Read, merge and check a run file. Overrides are `key.path=value`, with the value in YAML.
 
-    Raises ConfigError that shows every problem with its line (or the override), value and remedy.
+    Raises a ConfigError that lists every problem with its line (or override), value and remedy.
     """
     parsed = parse_yaml(read_run_text(Path(path)))
     with reading(f"{path}: reading the run file", ConfigError, remedy="look for odd keys and values in it"):
@@ -107,7 +107,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: Kind = 
 def load_run_data(
     data: Mapping[str, Json], overrides: Sequence[str] = (), kind: Kind = "rl", *, source: str = "run file"
 ) -> LoadedConfig:
-    """The same from plain data instead of a file: presets apply, shorthand forms and overrides work."""
+    """Like `load_run_file`, from plain data instead of a file. Presets, shorthand forms and overrides work too."""
     return _load(ParsedYaml(copy.deepcopy(dict(data))), overrides, kind, source=source)
 
 
@@ -116,7 +116,7 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: s
     layers.places = {key: f"{source}:{line}" for key, line in parsed.lines.items()}
     raise_problems(parsed.problems, source=source, where=layers.places)
     if not isinstance(parsed.data, dict):
-        found = "is empty" if parsed.data is None else f"holds {parsed.data!r:.80}, not keys with values"
+        found = "is empty" if parsed.data is None else f"contains {parsed.data!r:.80}, not keys with values"
         raise ConfigError(f"{source} {found}", remedy="write at least `model:` and `data:`; see docs/configuration.md")
     given = _Layers(kind)
     given.add(fields.expand_section(layers.section, parsed.data), FILE)
@@ -133,7 +133,7 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: s
 def _add_preset(layers: _Layers, given: Mapping[str, Json]) -> None:
     preset = preset_of(layers.kind, given)
     if preset is None:
-        return  # there is none, or the checks report it with the nearest name
+        return  # no preset, or an unknown one, which the checks report with the nearest name
     nested: dict[str, Json] = {}
     for key, value in preset_values(preset, given).items():
         _put(nested, key.split("."), copy.deepcopy(value))
@@ -177,8 +177,8 @@ def _apply_override(given: _Layers, places: dict[str, str], override: str) -> No
 
 
 def _put(target: dict[str, Json] | list[Json], parts: Sequence[str], value: Json, path: str = "") -> str | None:
-    """Put a value at a dotted path, where sections of both are merged. Returns what is wrong with a list index in the
-    path, if anything; `path` is that of `target`."""
+    """Put a value at a dotted path, merging it with a section that is already there. `path` is the path of `target`.
+    Returns what is wrong with a list index in the path, if anything."""
     part, rest = parts[0], parts[1:]
     inside: Json
     if isinstance(target, list):
@@ -202,7 +202,7 @@ def _put(target: dict[str, Json] | list[Json], parts: Sequence[str], value: Json
 def _index_problem(items: list[Json], part: str, path: str) -> str | None:
     if not (part.isascii() and part.isdigit()) or int(part) >= len(items):
         numbers = f"0 to {len(items) - 1}" if items else "none"
-        return f"{path} has {len(items)} entries (index {numbers}), {part!r} is not one of them"
+        return f"{path} has {len(items)} entries (index {numbers}), and {part!r} is not one of them"
     return None
 
 
@@ -223,12 +223,12 @@ def _validate(layers: _Layers, problems: list[Problem], source: str) -> RunConfi
 
 
 def _masked_value(place: str) -> Problem:
-    message = "was masked when this file was written, because it looks like a secret"
+    message = "was masked when this file was written because it looks like a secret"
     return Problem(place, message, f"give the value again, for example on the command line: {place}=VALUE")
 
 
 def _named(problems: list[Problem]) -> list[Problem]:
-    """Messages that begin with their field; places are put before them."""
+    """The problems with each field's name at the start of its message; places are added in front of it."""
     return [replace(p, message=f"{p.field} {p.message}") if p.field else p for p in problems]
 
 
@@ -251,7 +251,7 @@ def _merge(base: dict[str, Json], top: Mapping[str, Json]) -> None:
 
 
 def _leaves(value: Json, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of everything that holds no further values (an empty list or section counts as one)."""
+    """Dotted paths of all values that contain no other values (including empty lists and sections)."""
     items: list[tuple[str, Json]] = []
     if isinstance(value, dict):
         items = [(str(key), item) for key, item in value.items()]

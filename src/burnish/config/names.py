@@ -1,6 +1,6 @@
-"""Words that a run file may use for algorithms, spelt out here so that a run file is checked without loading torch.
+"""Names of algorithms that a run file may use, listed here so that a run file can be checked without loading torch.
 
-A test holds the two tables equal to the tables and signatures of `burnish.algorithms`; nothing else here repeats them.
+A test checks that the first two tables agree with the tables and signatures of `burnish.algorithms`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "grpo_batch_std": ("group",),
     "raw": (),
 }
-"""What each built-in estimator asks for: values of a critic, the other samples of its group, a greedy response; and
-which numbers of `algorithm` it takes."""
+"""What each built-in estimator needs (a critic's values, the other samples of its group, a greedy response), and which
+numbers of `algorithm` it uses."""
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high"),
     "reinforce": (),
@@ -37,7 +37,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     "clip_cov": ("clip_low", "clip_high"),
     "kimi": (),
 }
-"""Which clips each built-in loss takes."""
+"""Which clips each built-in loss uses."""
 
 
 def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -47,20 +47,20 @@ def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 ESTIMATOR_NAMES, LOSS_NAMES = tuple(_ESTIMATORS), tuple(_LOSSES)
 CRITIC_ESTIMATORS = _with("critic", _ESTIMATORS)
 GROUP_ESTIMATORS = _with("group", _ESTIMATORS)
-"""Estimators whose baseline is the other samples of the prompt: a group of one leaves them nothing."""
+"""Estimators whose baseline comes from the other samples of the prompt, so a group of one has none."""
 GREEDY_ESTIMATORS = _with("greedy", _ESTIMATORS)
-"""Estimators that ask for one greedy response per prompt as well as the samples."""
+"""Estimators that need one greedy response per prompt in addition to the samples."""
 GAMMA_ESTIMATORS, LAM_ESTIMATORS = _with("gamma", _ESTIMATORS), _with("lam", _ESTIMATORS)
 CLIP_LOW_LOSSES, CLIP_HIGH_LOSSES = _with("clip_low", _LOSSES), _with("clip_high", _LOSSES)
 
 SINK_NAMES = ("tensorboard", "wandb", "mlflow")
-"""Sinks other than metrics.jsonl that need no class from outside."""
+"""Built-in sinks other than metrics.jsonl."""
 
 MODEL_REWARD = "model:"
-"""Beginning of the name of a reward that is a trained reward model: `model:PATH`."""
+"""Prefix of the name of a reward that is a trained reward model: `model:PATH`."""
 
 IN_MEMORY = "python:"
-"""Beginning of the name of a reward that is a function of the program that trains (`burnish.train`): `python:NAME`."""
+"""Prefix of the name of a reward that is a function in the training program (`burnish.train`): `python:NAME`."""
 
 WORDS_ELSEWHERE = {
     "num_generations": "rollout.group_size",
@@ -129,7 +129,7 @@ WORDS_ELSEWHERE = {
     "query_length": "rollout.max_prompt_tokens",
     "whiten_rewards": "algorithm.whiten_rewards",
 }
-"""Words of other systems and the field that means the same here (only for the hint after an unknown key)."""
+"""Field names of other systems and what they are called here, only for the hint after an unknown key."""
 
 
 VLLM_RESERVED = {
@@ -140,14 +140,14 @@ VLLM_RESERVED = {
     "generation_config": "sampling is what `rollout` says",
     "logprobs_mode": "log-probabilities must be those of the distribution that was sampled from",
     "logits_processors": "log-probabilities must be those of the distribution that was sampled from",
-    "max_model_len": "it is rollout.max_prompt_tokens + rollout.max_response_tokens, within the model's context",
+    "max_model_len": "it is rollout.max_prompt_tokens + rollout.max_response_tokens, up to the model's context",
     "max_num_seqs": "it is rollout.max_batch_rows",
-    "seed": "every response has a seed of its own",
-    "quantization": "weights are pushed as they are",
-    "trust_remote_code": "vLLM builds the model from code of its own",
+    "seed": "every response has its own seed",
+    "quantization": "weights are sent as they are",
+    "trust_remote_code": "vLLM builds the model from its own code",
     "tensor_parallel_size": "the worker is one process",
     "pipeline_parallel_size": "the worker is one process",
     "data_parallel_size": "the worker is one process",
     "distributed_executor_backend": "the worker is one process",
 }
-"""Arguments of `vllm.LLM` that a run file cannot set, with the reason."""
+"""Arguments of `vllm.LLM` that a run file cannot set, and why."""

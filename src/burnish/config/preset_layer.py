@@ -1,4 +1,4 @@
-"""What a preset sets beneath a run file: all its values but those of a part that the file turns off in one word."""
+"""The values that a preset sets beneath a run file: all of them except those of a feature that the file turns off."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _KNOWN: Mapping[Kind, Mapping[str, Preset]] = {"rl": PRESETS, "rm": RM_PRESETS, 
 
 
 def preset_of(kind: Kind, given: Mapping[str, Json]) -> Preset | None:
-    """The preset that a run file of this kind names, or the default one; None for an unknown name."""
+    """The preset that a run file of this kind names, or the default one. None for an unknown name."""
     default = AlgorithmConfig.model_fields["preset"].default
     name = _section(given, "algorithm").get("preset", default) if kind == "rl" else given.get("preset")
     return _KNOWN[kind].get(name) if isinstance(name, str) else None
 
 
 def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
-    """The values by dotted path. `given` is what the run file and the command line say, shorthand forms written out."""
+    """The preset's values by dotted path. `given` is what the run file and command line set, shorthand written out."""
     dropped = {*_kl(given), *_whitening(given, preset), *_incomplete_responses(given, preset)}
     return {key: value for key, value in preset.values.items() if key not in dropped}
 
 
 def _kl(given: Mapping[str, Json]) -> tuple[str, ...]:
-    """The KL of a preset is one thing: a run file that turns it off in one word need not unset the others."""
+    """KL settings to drop: a run file that turns the preset's KL off with one field need not unset the others."""
     said = _section(given, "algorithm")
     steering = ("algorithm.kl_estimator", "algorithm.kl_target", "algorithm.kl_horizon")
     if said.get("kl_in") == "none" and "kl_coef" not in said:
@@ -39,14 +39,14 @@ def _kl(given: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def _whitening(given: Mapping[str, Json], preset: Preset) -> tuple[str, ...]:
-    """Where nothing is whitened, it is not whitened over anything."""
+    """`whiten_over` is dropped if nothing is whitened."""
     said, switches = _section(given, "algorithm"), ("whiten_rewards", "whiten_advantages")
     is_on = any(said.get(switch, preset.values.get(f"algorithm.{switch}", False)) is not False for switch in switches)
     return () if is_on else ("algorithm.whiten_over",)
 
 
 def _incomplete_responses(given: Mapping[str, Json], preset: Preset) -> tuple[str, ...]:
-    """Without a token to cut at there is no position to look for it from, and no response that lacks it."""
+    """Without a `truncate_token`, the position to look for it and the score of responses without it are dropped."""
     if preset.values.get("scoring.truncate_token") is None:
         return ()
     is_off = _section(given, "scoring").get("truncate_token", "") is None

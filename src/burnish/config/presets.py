@@ -1,7 +1,7 @@
-"""Algorithms by name: each preset is a plain list of what it sets over the defaults of the run file.
+"""Algorithms by name: each preset lists the defaults of the run file that it changes.
 
-Keys are dotted paths into `RlConfig` (`RmConfig` for RM_PRESETS). The two lineage presets also state values that are
-defaults today, since what was done in 2019 does not change with them; docs/lineage.md tells the source of each.
+Keys are dotted paths into `RlConfig` (`RmConfig` for RM_PRESETS). The two lineage presets also list values that equal
+today's defaults, so that a changed default does not change them; docs/lineage.md gives the source of each.
 Layers from weakest to strongest: defaults, preset, run file, command line. Printed by `burnish algorithms NAME`.
 """
 
@@ -15,7 +15,7 @@ from burnish.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One row of the table: what it is, where it comes from, what it sets."""
+    """One row of the table: what the preset is, where it comes from, what it sets."""
 
     name: str
     summary: str
@@ -56,7 +56,7 @@ _LINEAGE_PPO: Mapping[str, Json] = {
     "optimization__epochs": 4,
     "optimization__minibatches": 1,
 }
-"""What the codes of 2019 and 2020 have in common; a million episodes of 512 responses a step are 1953 steps."""
+"""What the code of 2019 and 2020 has in common. A million episodes at 512 responses per step are 1953 steps."""
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
@@ -74,7 +74,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "ppo",
-            "Advantages from a critic, clipped ratio, clipped values, KL in the reward; no groups needed.",
+            "Advantages from a critic, clipped ratio and values, KL in the reward; needs no groups.",
             "https://arxiv.org/abs/1707.06347",
             algorithm__estimator="gae",
             algorithm__whiten_advantages=True,
@@ -86,14 +86,14 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "dr_grpo",
-            "GRPO without the two biases: no division by the group's spread, none by the response's length.",
+            "GRPO without its two biases: it divides neither by the group's spread nor by the response's length.",
             "https://arxiv.org/abs/2503.20783",
             algorithm__estimator="dr_grpo",
             algorithm__aggregation="sequence_mean_token_sum_norm",
         ),
         _preset(
             "dapo",
-            "GRPO with a higher upper clip, token mean, refilled constant groups and a soft over-long penalty.",
+            "GRPO with a higher upper clip, token mean, replacement of constant groups and a soft over-long penalty.",
             "https://arxiv.org/abs/2503.14476",
             algorithm__estimator="grpo",
             algorithm__clip_high=0.28,
@@ -116,7 +116,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "reinforce_plus_plus",
-            "Return-to-go with the KL inside, whitened over the step; no groups needed.",
+            "Return-to-go including the KL, whitened over the step; needs no groups.",
             "https://arxiv.org/abs/2501.03262",
             algorithm__estimator="reinforce_plus_plus",
             algorithm__kl_in="reward",
@@ -190,7 +190,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "gpg",
-            "Plain policy gradient with the group mean, rescaled for groups without signal.",
+            "Plain policy gradient with the group mean as baseline, rescaled to make up for groups without a signal.",
             "https://arxiv.org/abs/2504.02546",
             algorithm__estimator="gpg",
             algorithm__loss="reinforce",
@@ -198,19 +198,19 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "passk",
-            "Only the best sample of a group is rewarded, by its lead over the second.",
+            "Rewards only the best sample of a group, by its lead over the second.",
             "https://arxiv.org/abs/2503.19595",
             algorithm__estimator="passk",
         ),
         _preset(
             "gdpo",
-            "Each reward component normalised inside its group, then summed and whitened.",
+            "Each reward component is normalised within its group, then they are summed and whitened.",
             "https://arxiv.org/abs/2601.05242",
             algorithm__estimator="gdpo",
         ),
         _preset(
             "grpo_batch_std",
-            "Group mean, standard deviation of the whole step.",
+            "Group mean, standard deviation of the entire step.",
             "https://arxiv.org/abs/2508.08221",
             algorithm__estimator="grpo_batch_std",
         ),
@@ -224,7 +224,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "kl_cov",
-            "GRPO with a KL penalty on the tokens whose log-probability and advantage move together most.",
+            "GRPO with a KL penalty on the tokens with the highest covariance of log-probability and advantage.",
             "https://arxiv.org/abs/2505.22617",
             algorithm__loss="kl_cov",
             **_NO_CLIP,
@@ -254,7 +254,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "oai_2019",
-            "PPO of the 2019 RLHF code: fixed-length responses judged up to a full stop, adaptive KL, shared trunk.",
+            "PPO of the 2019 RLHF code: fixed-length responses scored up to a full stop, adaptive KL, shared backbone.",
             "https://arxiv.org/abs/1909.08593",
             **_LINEAGE_PPO,
             data__query={"start_text": ".", "end_text": "."},
@@ -326,7 +326,7 @@ RM_PRESETS: Mapping[str, Preset] = {
         ),
         _preset(
             "tldr_2020",
-            "Pairs with a logistic loss, score at the end of the response, zero at the reference responses.",
+            "Logistic loss on pairs, score at the end of the response, mean 0 on the reference responses.",
             "https://arxiv.org/abs/2403.17031",
             max_tokens=638,
             loss="bradley_terry",
@@ -347,4 +347,4 @@ RM_PRESETS: Mapping[str, Preset] = {
         ),
     )
 }
-"""What `preset: NAME` sets in a run file of `burnish rm`: the reward models of the two lineage presets."""
+"""The values that `preset: NAME` sets in a run file of `burnish rm`: the reward models of the two lineage presets."""

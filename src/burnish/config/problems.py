@@ -1,4 +1,4 @@
-"""What is wrong in a run file, gathered, so that all of it is shown at once."""
+"""The problems in a run file, collected so that all of them are shown at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from burnish.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to change: the field it is about (dotted; "" for the whole file), what is wrong, and what to do.
+    """One thing to change: its field (a dotted path; "" for the whole file), what is wrong, and what to do.
 
-    `place` says where, when that is not where the field stands in the run file.
+    `place` says where it is, if that is not where the field is in the run file.
     """
 
     field: str
@@ -22,9 +22,9 @@ class Problem:
 
 
 def raise_problems(problems: Sequence[Problem], *, source: str, where: dict[str, str] | None = None) -> None:
-    """Raise one ConfigError that shows all problems, or return when there is none.
+    """Raise one ConfigError that shows all problems, or return if there are none.
 
-    `where` gives the place of a field (`run.yaml:7`, `command line`); fields without one are placed in `source`.
+    `where` gives the place of each field (`run.yaml:7`, `command line`). Fields without one are placed in `source`.
     """
     if not problems:
         return

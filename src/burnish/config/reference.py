@@ -1,6 +1,6 @@
-"""The configuration page of the documentation, written from the classes themselves.
+"""The configuration page of the documentation, generated from the classes.
 
-`python -m burnish.config.reference docs/configuration.md` writes it; a test holds the committed page equal to this.
+`python -m burnish.config.reference docs/configuration.md` writes it; a test compares the committed page with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INTRODUCTION = """# Configuration
 
 <!-- Written by `make docs` from src/burnish/config/schema*.py. Change the docstrings there, not this page. -->
 
-A run is one YAML file. Only `model`, `data` and (for `burnish rl`) `rewards` must be given:
+A run is one YAML file. Only `model`, `data` and (for `burnish rl`) `rewards` are required:
 
 ```yaml
 output: runs/first
@@ -34,22 +34,22 @@ algorithm: grpo                 # short for  algorithm: {preset: grpo}
 rollout: {prompts_per_step: 16, group_size: 8, max_response_tokens: 256}
 ```
 
-**Layers.** Defaults, then the preset named by `algorithm.preset` (in a file of `burnish rm` by `preset`), then the
-file, then `key.path=value` words on the command line; the later one wins. `burnish plan FILE` prints every value and
-which layer it came from. Lists are replaced as a whole; one entry is reached by its number (`rewards.0.weight=2`). A
-preset's KL is dropped as a whole when the file says `kl_in: none` or `kl_coef: 0`, its rule about truncated responses
-when the file says `truncate_token: null`.
+**Layers.** Values come from the defaults, then the preset named by `algorithm.preset` (in a file of `burnish rm`:
+`preset`), then the file, then `key.path=value` on the command line; later layers win. `burnish plan FILE` prints every
+value and its layer. A list replaces the whole earlier list; change one entry by its number (`rewards.0.weight=2`).
+`kl_in: none` or `kl_coef: 0` in the file drops all of the preset's KL settings, and `truncate_token: null` drops all
+of its rules about truncated responses.
 
-**Paths.** Relative paths, in the file and on the command line alike, start at the folder in which the command is run.
+**Paths.** Relative paths, both in the file and on the command line, start at the folder where you run the command.
 
-**Values.** `1e-6` is a number; `yes`/`no`/`on`/`off` count as booleans where a boolean is expected and stay text
-elsewhere. Text is never taken for a number. A key that is unknown or stands twice is an error that names the nearest
-known one.
+**Values.** `1e-6` is a number. `yes`/`no`/`on`/`off` are booleans where a boolean is expected, and text elsewhere.
+Text is never converted to a number. An unknown key is an error that names the nearest known one; a repeated key is an
+error too.
 
-**Sizes.** One step draws `prompts_per_step` prompts and samples `group_size` responses to each. These
-`prompts_per_step x group_size` responses are trained on in `epochs` passes of `minibatches` optimizer steps each,
-the responses to one prompt in the same minibatch where they fit (`optimization.shuffle`).
-`tokens_per_microbatch` only says how much is computed at once; it never changes a result.
+**Sizes.** One step draws `prompts_per_step` prompts and samples `group_size` responses to each. It trains on these
+`prompts_per_step x group_size` responses in `epochs` passes of `minibatches` optimizer steps each. The responses to one
+prompt are in the same minibatch if they fit (`optimization.shuffle`). `tokens_per_microbatch` only sets how much is
+computed at once; it never changes a result.
 """
 
 
@@ -68,7 +68,7 @@ def reference_page() -> str:
 
 
 def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The section and all inside it, with their dotted paths; each class once."""
+    """The section and all sections inside it, with their dotted paths; each class once."""
     found = [(path, section)]
     for field in fields.iter_fields(section):
         inner, repeated = fields.inner_section(field.annotation)
@@ -126,9 +126,9 @@ def _plain(value: object) -> str:
 
 
 def _presets() -> str:
-    lines = ["## Presets", "", "What `algorithm: NAME` sets; everything else keeps its default.", ""]
+    lines = ["## Presets", "", "The values that `algorithm: NAME` sets. Everything else keeps its default.", ""]
     lines += _preset_table(PRESETS)
-    lines += ["", "What `preset: NAME` sets in a run file of `burnish rm`:", "", *_preset_table(RM_PRESETS)]
+    lines += ["", "The values that `preset: NAME` sets in a run file of `burnish rm`:", "", *_preset_table(RM_PRESETS)]
     return "\n".join(lines)
 
 

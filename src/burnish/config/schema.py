@@ -1,8 +1,8 @@
-"""The run file as types: one class a section, one docstring a field (the reference page is generated from them).
+"""The run file as types: one class per section, one docstring per field (the reference page is generated from them).
 
-Sections are in `schema_*`; here are the files made of them, whose fields have to agree (`checks*`).
-Validators look only at values: they read no file, load no model and change no value. What a preset sets is applied
-before validation (`burnish.config.loading`), so a field seen here is final.
+The sections are in `schema_*`; the classes here combine them into run files and check that their fields agree
+(`checks*`). Validators look only at values: they read no file, load no model and change no value. Presets are applied
+before validation (`burnish.config.loading`), so the values seen here are final.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SftConfig(SftFields):
 
 
 class RmConfig(RmFields):
-    """Run file of `burnish rm`: a reward model from comparisons of responses."""
+    """Run file of `burnish rm`, which trains a reward model on comparisons of responses."""
 
     @model_validator(mode="after")
     def _consistent(self) -> RmConfig:

@@ -1,4 +1,4 @@
-"""Model and data of a run file as types; see `burnish.config.schema`."""
+"""The model and data sections of a run file; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -11,63 +11,63 @@ from burnish.types import UseKernels
 
 
 class LoraConfig(Section):
-    """Train low-rank adapters instead of all weights; the reference is then the base with the adapter off."""
+    """Train low-rank adapters instead of all weights. The reference is then the base model with the adapter off."""
 
     rank: Annotated[int, Field(ge=1, le=65_536)] = 16
     """Rank of each adapter."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
-    """Scale of the adapter; its output is multiplied by alpha / rank."""
+    """Scale of each adapter: its output is multiplied by alpha / rank."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Names of the layers to adapt, or `all-linear` for every linear layer but the head."""
+    """Names of the layers to adapt, or `all-linear` for every linear layer except the head."""
 
 
 class ModelConfig(Section):
-    """Which model is trained, and how its weights are held."""
+    """The model to train, and how its weights are stored."""
 
     path: PathText
     """Local folder in the Hugging Face layout (safetensors), a hub name, or a run: `runs/sft` is its newest checkpoint,
-    `runs/sft@500` that of step 500, `runs/sft@best` and `runs/sft@best:eval/loss` the best one that it has kept."""
+    `runs/sft@500` the one from step 500, `runs/sft@best` and `runs/sft@best:eval/loss` the best one kept."""
     tokenizer: PathText | None = None
-    """Folder, hub name or run of the tokenizer, when it is not in the same place as the weights."""
+    """Folder, hub name or run of the tokenizer, if it is not in the same place as the weights."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of the weights while training."""
+    """Number type of the weights during training."""
     device: str = "auto"
-    """`auto` (a GPU when there is one), `cpu`, `cuda`, `cuda:1` ..."""
+    """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ..."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you ask."""
+    """Run Python code that comes with the model."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more arithmetic."""
+    """Recompute activations in the backward pass: less memory, about a third more computation."""
     kernels: UseKernels = "auto"
-    """Kernels in C for CPUs (docs/speed.md), built once with the machine's compiler. `auto` uses them where they can be
-    built and are faster, `required` refuses to run without them, `off` never uses them."""
+    """C kernels for CPUs (docs/speed.md), built once with the machine's compiler. `auto` uses them if they can be built
+    and are faster, `required` refuses to run without them, `off` never uses them."""
     router_aux_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the load-balancing loss of a mixture model's router, added to the loss of `rl` and `sft`; 0 leaves it
-    out, whatever the model's own config says."""
+    """Weight of the router's load-balancing loss in a mixture-of-experts model, added to the loss of `rl` and `sft`. 0
+    leaves it out, even if the model's own config has one."""
     lora: LoraConfig | None = None
-    """Low-rank adapters; none trains all weights."""
+    """Low-rank adapters; `null` trains all weights."""
     chat_template: str | None = None
-    """Jinja chat template (inline text or a path to a file) that replaces the tokenizer's."""
+    """Jinja chat template (inline text or path to a file) that replaces the tokenizer's."""
     pad_token: str | None = None
-    """Token to pad with, for a tokenizer that has none (it must not end a response)."""
+    """Padding token for a tokenizer without one. It must not be a token that ends a response."""
     from_scratch: bool = False
-    """Ignore the weights in the folder and start from a random initialisation of its `config.json`."""
+    """Ignore the weights in the folder and initialise the model of its `config.json` at random."""
 
 
 class DataSource(Section):
     """One data set."""
 
     path: PathText
-    """File (.jsonl, .json, .csv, .parquet, .txt; .gz too), folder of a saved data set, or hub name."""
+    """File (.jsonl, .json, .csv, .parquet, .txt, also with .gz), folder of a saved data set, or hub name."""
     split: str = "train"
     """Split of a hub or saved data set."""
     subset: str | None = None
     """Configuration name of a hub data set."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Role to column name, roles: prompt, messages, completion, text, answer, domain, id, tools; of comparisons chosen,
-    rejected, responses, best, margin, tie.
-    What is not named is recognised from the columns; dots reach into nested values (`reward_model.ground_truth`)."""
+    """Which column has which role. Roles: prompt, messages, completion, text, answer, domain, id, tools; for
+    comparisons also chosen, rejected, responses, best, margin, tie. Roles not listed are recognised from the column
+    names. Dots reach into nested values (`reward_model.ground_truth`)."""
     schema_name: Literal[
         "auto",
         "prompt",
@@ -80,23 +80,23 @@ class DataSource(Section):
         "candidates",
         "token_labels",
     ] = "auto"
-    """Layout of the rows; `auto` recognises it and prints what it understood."""
+    """Layout of the rows. `auto` recognises it and prints the result."""
     prompt_template: str | None = None
-    """Text around the prompt, with column names in braces: `"Question: {question}\\nAnswer:"`."""
+    """Template for the prompt, with column names in braces: `"Question: {question}\\nAnswer:"`."""
     system_prompt: str | None = None
-    """System message put before every conversation that has none (turns text prompts into conversations)."""
+    """System message added to every conversation without one (turns text prompts into conversations)."""
     domain: str | None = None
-    """Domain of all rows, for logging by domain; default: the domain column, else the name of the file."""
+    """Domain of all rows, for logging by domain. Default: the domain column, else the file name."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of this source among several; after any number of draws each source is within one of its share."""
+    """Share of this source among several. After any number of draws, each source is within one draw of its share."""
     limit: PositiveInt | None = None
-    """Use only the first so many rows."""
+    """Use only this many rows, from the start."""
     max_bytes: PositiveInt = 1_000_000_000
-    """Refuse a file that holds more bytes than this, counted after a .gz is unpacked: files are read whole, and a few
-    packed kilobytes can stand for more than the memory has."""
+    """Refuse a file with more bytes than this, counted after unpacking a .gz. Files are read into memory completely,
+    and a few compressed kilobytes can unpack to more than fits."""
     document_separator: str | None = None
-    """Text files: regular expression between two documents (`"\\n\\n(?=Once upon a time)"`); default: `<|endoftext|>`
-    where the file has it, else two blank lines, else one blank line, else the end of each line."""
+    """Text files: regular expression that separates documents (`"\\n\\n(?=Once upon a time)"`). Default:
+    `<|endoftext|>` if the file contains it, else two blank lines, else one blank line, else the end of each line."""
 
 
 Source = Annotated[DataSource, BeforeValidator(path_shorthand)]
@@ -107,27 +107,31 @@ class QueryConfig(Section):
     """The part of a document that becomes a prompt."""
 
     start_text: str | None = None
-    """The query begins after the first such text (white space left out); none begins with the document."""
+    """The query begins after the first occurrence of this text (white space is skipped). `null`: at the start of the
+    document."""
     end_text: Annotated[str, Field(min_length=1)]
-    """The query ends with the last such text that still fits into `rollout.max_prompt_tokens`."""
+    """The query ends with the last occurrence of this text that fits into `rollout.max_prompt_tokens`."""
 
 
 class DataConfig(Section):
-    """What is trained and evaluated on."""
+    """Training and evaluation data."""
 
     train: Sources = ()
     """Training data: a path, a source, or a list of them."""
     eval: Sources = ()
     """Held-out data: a path, a source, or a list of them."""
     over_long: Literal["drop", "truncate", "error"] = "drop"
-    """What to do with prompts above `max_prompt_tokens` (truncation keeps the end); always counted and printed."""
+    """What to do with prompts longer than `max_prompt_tokens` (truncation keeps the end). They are always counted and
+    printed."""
     query: QueryConfig | None = None
-    """Documents (layout `text`) as prompts: cut a query from each, one that begins after `start_text` and ends at
-    `end_text` (2019 style: both `.`, https://arxiv.org/abs/1909.08593). Documents without one are left out and counted;
-    rows of other layouts are prompts already and stay as they are. None takes whole documents."""
+    """Documents (layout `text`) as prompts: cut from each a query that begins after `start_text` and ends at `end_text`
+    (2019 style: both `.`, https://arxiv.org/abs/1909.08593). Documents without a query are left out and counted. Rows
+    of other layouts are already prompts and stay as they are. `null` takes entire documents."""
     chat: Literal["auto", "always", "never"] = "auto"
-    """Apply the chat template: to messages only (`auto`), to plain prompts as well (`always`), or never."""
+    """Apply the chat template to messages only (`auto`), to plain prompts as well (`always`), or not at all
+    (`never`)."""
     template_options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the chat template, such as `{enable_thinking: false}`; one that it does not read is refused."""
+    """Arguments of the chat template, such as `{enable_thinking: false}`. An argument that it does not read is
+    refused."""
     shuffle: bool = True
-    """A fresh order each pass over the data, a pure function of the seed."""
+    """Use a new order in each pass over the data. It depends only on the seed and the pass."""

@@ -1,4 +1,4 @@
-"""Held-out evaluation in a run file as types; see `burnish.config.schema`."""
+"""The held-out evaluation section of a run file; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class EvaluationConfig(Section):
     }
 
     every_steps: PositiveInt | None = 10
-    """Evaluate after every so many steps (and after the last); none is never."""
+    """Steps between two evaluations. The last step is always evaluated. `null`: never evaluate."""
     at_start: bool | None = None
-    """Evaluate the untrained model first, so that a curve has its beginning; none is whenever `every_steps` is set."""
+    """Evaluate the untrained model first, so that the curve has a starting point. `null`: if `every_steps` is set."""
     max_prompts: PositiveInt | None = 256
-    """Evaluate at most so many prompts, always the same ones; none takes all."""
+    """Evaluate at most this many prompts, always the same ones. `null`: all."""
 
     @property
     def begins(self) -> bool:
@@ -40,7 +40,7 @@ class EvaluationConfig(Section):
         return self.begins or self.every_steps is not None
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether to evaluate after this step, where `last` says that it is the run's last one."""
+        """Whether to evaluate after this step; `last` says whether it is the run's last."""
         return self.every_steps is not None and (last or step % self.every_steps == 0)
 
 
@@ -48,13 +48,13 @@ class RlEvaluationConfig(EvaluationConfig):
     """Held-out evaluation."""
 
     samples: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Samples per prompt, as well as the greedy response (for pass@k and maj@k)."""
+    """Samples per prompt (for pass@k and maj@k), in addition to the greedy response."""
     temperature: Temperature = 1.0
     """Temperature of those samples."""
     success: str | None = None
-    """Label of the reward that says whether a response is solved (accuracy, pass@k, maj@k), or `label/part` for one of
-    its parts. None judges by every reward that compares with the answer, as `burnish check` does; without such a reward
-    these metrics are not measured."""
+    """Label of the reward that decides whether a response is solved (for accuracy, pass@k, maj@k), or `label/part` for
+    one of its parts. `null` uses every reward that compares with the answer, as `burnish check` does; without such a
+    reward these metrics are not measured."""
     success_score: float | None = None
-    """Score of the judging reward, before its weight, from which a response counts as solved. None is its best: that of
-    a built-in (`burnish check --list`), 1 for one of your own; for a reward model it must be set."""
+    """Score of that reward, before its weight, from which a response counts as solved. `null`: its best score, which
+    built-in rewards declare (`burnish check --list`) and is 1 for your own. It must be set for a reward model."""

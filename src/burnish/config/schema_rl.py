@@ -1,4 +1,4 @@
-"""The sections of a run file of `burnish rl` as types; see `burnish.config.schema`."""
+"""The sections of a run file of `burnish rl`; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
 
 
 class RewardConfig(Section):
-    """One reward; several are summed with their weights."""
+    """One reward. Several rewards are added up with their weights."""
 
     name: PathText
     """Built-in name (`burnish check --list`), `path/to/file.py:function`, `package.module:function`, or `model:PATH`
-    for a reward model, a folder or a run (`model:runs/rm@best`; options: device, dtype, tokens_per_microbatch)."""
+    for a reward model, where PATH is a folder or a run (`model:runs/rm@best`; its options are device, dtype and
+    tokens_per_microbatch)."""
     weight: float = 1.0
-    """Factor of this reward in the sum."""
+    """Weight of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the reward; a misspelt one is an error."""
     timeout_seconds: Seconds = 10.0
-    """Time for one response (for a batched reward: for one call); past it the worker is killed."""
+    """Time limit for one response (for a batched reward: for one call), after which the worker is killed."""
     label: str | None = None
-    """Name in the logs, when the same reward is used twice."""
+    """Name in the logs, needed when the same reward is used twice."""
     environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
-    """Names of environment variables that this reward sees as well as the harmless ones that all rewards see, for
-    example `[JUDGE_API_KEY]` (docs/rewards.md describes the others). Their values are written nowhere."""
+    """Environment variables that this reward can read, for example `[JUDGE_API_KEY]`, in addition to the harmless ones
+    that all rewards can read (see docs/rewards.md). Their values are never written anywhere."""
 
     @property
     def log_label(self) -> str:
-        """The `label`, or else a name that suits the logs: `model` for a reward model, the function's name, the
-        built-in's name."""
+        """The `label`. Without one: `model` for a reward model, else the name of the function or built-in."""
         if self.label:
             return self.label
         return "model" if self.name.startswith(names.MODEL_REWARD) else self.name.rpartition(":")[2]
 
     def weighted(self, weight: float) -> RewardConfig:
-        """The same reward with another weight in the sum."""
+        """The same reward with another weight."""
         return RewardConfig.model_validate({**self.model_dump(), "weight": weight})
 
 
@@ -68,93 +68,98 @@ class ScoringConfig(Section):
     workers: Annotated[int, Field(ge=1, le=1_024)] = 2
     """Worker processes for rewards."""
     start_timeout_seconds: Seconds = 60.0
-    """Longest wait for a worker to import the rewards' files and construct their classes; raise it for a reward that
+    """Time limit for a worker to import the rewards' files and construct their classes. Raise it for a reward that
     loads a model."""
     on_failure: Literal["exclude", "score"] = "exclude"
-    """A response whose reward failed: leave it out of its group, or give it `failure_score`."""
+    """What happens to a response whose reward failed: it is left out of its group, or gets `failure_score`."""
     failure_score: float | None = None
-    """The stated score of a failed reward (needs `on_failure: score`)."""
+    """Score of a response whose reward failed (needs `on_failure: score`)."""
     max_failure_fraction: Fraction = 0.1
-    """Stop the run when more than this fraction of a step's responses could not be scored."""
+    """Stop the run if more than this fraction of a step's responses could not be scored."""
     truncate_token: str | None = None
-    """Score each response cut after the first such token at or after position `truncate_after`; the token stays, and
-    the loss still covers all of the response (2019 style: `.` and 16, https://arxiv.org/abs/1909.08593). A token as
-    the vocabulary spells it, or a text that is one token; none scores responses as they are."""
+    """Cut each response for scoring after the first such token at or after position `truncate_after`. The token is
+    kept, and the loss still covers the complete response (2019 style: `.` and 16, https://arxiv.org/abs/1909.08593).
+    Give the token as the vocabulary spells it, or a text that is one token. `null` scores responses as they are."""
     truncate_after: NonNegativeInt = 0
-    """First position, counted from 0, at which `truncate_token` is looked for."""
+    """First position, counted from 0, at which to look for `truncate_token`."""
     incomplete_score: float | None = None
-    """Score that replaces that of an incomplete response: one without such a `truncate_token`, or, when none is set,
-    one cut at max_response_tokens before its end. -1 in both styles (https://arxiv.org/abs/1909.08593, section 3.1.1;
-    the EOS trick of https://arxiv.org/abs/2403.17031). None scores incomplete responses as the others."""
+    """Score of an incomplete response, instead of the reward's: one without such a `truncate_token` or, if no
+    `truncate_token` is set, one cut off at max_response_tokens. It is -1 in both lineage styles
+    (https://arxiv.org/abs/1909.08593, section 3.1.1; the EOS trick of https://arxiv.org/abs/2403.17031). `null` scores
+    incomplete responses like all others."""
 
 
 class AlgorithmConfig(Section):
-    """How rewards become a gradient. `preset` sets the other fields; what the run file says wins over the preset."""
+    """How rewards become a gradient. `preset` sets the other fields; values in the run file override it."""
 
     preset: str = "grpo"
     """Name of the algorithm (`burnish algorithms` lists them)."""
     estimator: str = "grpo"
     """Advantage estimator: built-in name, `package.module:function` or `path/to/file.py:function`."""
     estimator_options: dict[str, Any] = Field(default_factory=dict)
-    """Further numbers of the estimator, by parameter name."""
+    """Further parameters of the estimator, by name."""
     loss: str = "ppo_clip"
     """Policy loss: built-in name, `package.module:function` or `path/to/file.py:function`."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Further numbers of the loss, by parameter name (for example `dual_clip: 3.0`)."""
+    """Further parameters of the loss, by name (for example `dual_clip: 3.0`)."""
     clip_low: Annotated[float, Field(gt=0)] | None = 0.2
-    """Lower clip: ratios below 1 - clip_low stop the gradient. None for a loss that does not clip."""
+    """Lower clip: the gradient stops at ratios below 1 - clip_low. `null` for a loss that does not clip."""
     clip_high: Annotated[float, Field(gt=0)] | None = 0.2
-    """Upper clip: ratios above 1 + clip_high stop the gradient. None for a loss that does not clip."""
+    """Upper clip: the gradient stops at ratios above 1 + clip_high. `null` for a loss that does not clip."""
     aggregation: Literal[
         "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
     ] = "token_mean"
-    """How per-token losses become one number."""
+    """How the losses of all tokens become one number."""
     gamma: Fraction = 1.0
     """Discount per token."""
     lam: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
     kl_in: Literal["none", "reward", "loss"] = "none"
-    """Where the KL to the reference enters. `none` loads no reference model."""
+    """Where the KL to the reference is used. `none` loads no reference model."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the reference."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"] | None = None
-    """Per-token estimator; `+` keeps the value and takes k2's gradient. None is k1 in the reward and k3 in the loss."""
+    """KL estimator per token; `+` keeps the value but takes k2's gradient. `null`: k1 in the reward, k3 in the loss."""
     kl_times_ratio: bool = False
-    """KL in the loss: weight each token by its ratio, which makes the estimate right on tokens of an older policy."""
+    """KL in the loss: weight each token by its ratio, which corrects the estimate on tokens from an older policy."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
-    """Adaptive KL: the summed KL per response that the coefficient steers to. None keeps the coefficient fixed."""
+    """Adaptive KL: target for the KL summed over a response; `kl_coef` is adapted to reach it. `null`: `kl_coef` stays
+    fixed."""
     kl_horizon: PositiveInt = 10_000
-    """Adaptive KL: responses over which the coefficient reacts."""
+    """Adaptive KL: number of responses over which the coefficient reacts."""
     reward_clip: Annotated[float, Field(gt=0)] | None = None
-    """Clip scores to +- this, before anything else."""
+    """Clip scores to plus or minus this, before anything else."""
     whiten_rewards: bool = False
-    """Scale rewards to unit standard deviation, without shifting their mean: token rewards for an estimator that reads
-    them (`gae`), one score a response for the others, so that equal scores stay equal."""
+    """Scale rewards to standard deviation 1 without shifting their mean: token rewards for an estimator that reads
+    them (`gae`), one score per response for the others, so that equal scores stay equal."""
     whiten_advantages: bool = False
-    """Move advantages to mean 0 and standard deviation 1 over the trained tokens."""
+    """Shift and scale advantages to mean 0 and standard deviation 1 over the trained tokens."""
     whiten_over: Literal["step", "minibatch"] = "step"
-    """Whose mean and standard deviation `whiten_rewards` and `whiten_advantages` use: those of the whole step, or those
-    of each minibatch by itself (2019 style, https://arxiv.org/abs/1909.08593). Micro-batches never change them."""
+    """Where `whiten_rewards` and `whiten_advantages` take their mean and standard deviation from: the step, or each
+    minibatch separately (2019 style, https://arxiv.org/abs/1909.08593). Micro-batches never change them."""
     advantage_clip: Annotated[float, Field(gt=0)] | None = None
-    """Clip advantages to +- this, last."""
+    """Clip advantages to plus or minus this, after everything else."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of an entropy bonus."""
     max_epoch_kl: Annotated[float, Field(gt=0)] | None = None
-    """Skip a step's remaining epochs after one in which the mean KL (k3, nats per token) between the policy at sampling
-    time and the one being updated was above this. None makes all epochs."""
+    """Skip the remaining epochs of a step after an epoch in which the mean KL (k3, nats per token) between the policy
+    at sampling time and the updated one was above this. `null`: never skip."""
     dynamic_sampling: bool = False
-    """Refill groups whose scores are all equal with fresh prompts (DAPO)."""
+    """Replace groups whose scores are all equal by groups of new prompts (DAPO)."""
     skip_zero_advantages: bool = False
-    """Leave responses whose advantages are all 0 (those of groups with equal scores) out of the update: they have no
-    gradient, and the step is the same without them. The policy's metrics are then means over the others alone."""
+    """Leave responses whose advantages are all 0 (from groups with equal scores) out of the update. They have no
+    gradient, so the step is the same without them, but the policy's metrics are then means over the others only."""
     max_refills: NonNegativeInt = 4
-    """Dynamic sampling: generation rounds after the first; past them the step goes on with what it has, and says so."""
+    """Dynamic sampling: most generation rounds after the first. After that the step continues with what it has, and
+    says so."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Soft over-long penalty: this last fraction of max_response_tokens costs from 0 to -1 linearly (DAPO)."""
+    """Soft over-long penalty: over this last fraction of max_response_tokens the penalty goes linearly from 0 to -1
+    (DAPO)."""
     mask_truncated: bool = False
-    """Leave responses cut at max_response_tokens out of the loss (they still count in their group's baseline)."""
+    """Leave responses cut off at max_response_tokens out of the loss (they still count in their group's baseline)."""
     mismatch_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "none"
-    """Importance weight trainer/sampler: clamped to the bounds (truncate) or zero outside of them (mask)."""
+    """Importance weight trainer/sampler, by token or by sequence: clamped to the bounds (truncate), or 0 outside them
+    (mask)."""
     mismatch_low: Annotated[float, Field(ge=0)] = 0.5
     """Lower bound of the importance weight."""
     mismatch_high: Annotated[float, Field(gt=0)] = 2.0
@@ -162,32 +167,32 @@ class AlgorithmConfig(Section):
 
     @property
     def whitens(self) -> bool:
-        """Whether anything is whitened around the estimator."""
+        """Whether anything is whitened before or after the estimator."""
         return self.whiten_rewards or self.whiten_advantages
 
     @property
     def kl_function(self) -> str:
-        """Name of the KL estimator that is used: the one set, or the one that suits the place."""
+        """Name of the KL estimator to use: the one that is set, or the default for where the KL is used."""
         return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
 
     @property
     def may_use_critic(self) -> bool:
-        """Whether the estimator asks for values; True for one from outside, which only loading it can tell."""
+        """Whether the estimator asks for values. True for a plugin, because only loading it can tell."""
         return self.estimator in names.CRITIC_ESTIMATORS or self.estimator not in names.ESTIMATOR_NAMES
 
 
 class VllmConfig(Section):
-    """The process that `rollout.engine: vllm` samples in."""
+    """The process in which `rollout.engine: vllm` samples."""
 
     python: PathText | None = None
-    """Interpreter that has vLLM, for example `envs/vllm/bin/python`; none is the one that runs Burnish."""
+    """Python interpreter that has vLLM, for example `envs/vllm/bin/python`. `null`: the one that runs Burnish."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of `vllm.LLM` other than those that Burnish sets, for example `{gpu_memory_utilization: 0.4}` where
-    training needs the same GPU's memory, `{enforce_eager: true}`, or a `dtype` other than the model's."""
+    """Arguments of `vllm.LLM` that Burnish does not set itself, for example `{gpu_memory_utilization: 0.4}` if training
+    needs memory of the same GPU, `{enforce_eager: true}`, or a `dtype` other than the model's."""
     start_timeout_seconds: Seconds = 600.0
-    """Longest wait for vLLM to set itself up, and for it to take a piece of the weights."""
+    """Time limit for vLLM to start, and for it to take each piece of the weights."""
     call_timeout_seconds: Seconds = 1800.0
-    """Longest wait for the responses of one call; then the process is taken for dead and started again."""
+    """Time limit for the responses of one call. After that the process is considered dead and started again."""
 
     @property
     def interpreter(self) -> str:
@@ -198,68 +203,71 @@ class RolloutConfig(Section):
     """What is sampled in one step."""
 
     prompts_per_step: Count = 32
-    """Prompts (not responses) in one step, over all workers."""
+    """Prompts (not responses) in one step, all workers together."""
     group_size: Count = 8
-    """Responses per prompt. A step has prompts_per_step x group_size responses."""
+    """Responses per prompt; a step has prompts_per_step x group_size responses."""
     max_prompt_tokens: PositiveInt = 512
-    """Longest prompt; see `data.over_long`."""
+    """Longest prompt, in tokens; see `data.over_long`."""
     max_response_tokens: PositiveInt = 512
-    """Longest response."""
+    """Longest response, in tokens."""
     temperature: Temperature = 1.0
-    """Sampling temperature; the trainer's log-probabilities use the same."""
+    """Sampling temperature. The trainer's log-probabilities use the same."""
     top_k: NonNegativeInt = 0
-    """Sample among the k likeliest tokens; 0 is off."""
+    """Sample only from the k most likely tokens. 0 is off."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of tokens with this mass; 1 is off."""
+    """Sample only from the smallest set of tokens with at least this probability in total. 1 is off."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Drop tokens below this fraction of the likeliest one; 0 is off."""
+    """Drop tokens with less than this fraction of the most likely token's probability. 0 is off."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end a response (the text stays in the response)."""
+    """Texts that end a response (they stay in it)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """Token ids that end a response, as well as the model's own end-of-sequence ids."""
+    """Token ids that end a response, in addition to the model's own end-of-sequence ids."""
     ignore_eos: bool = False
-    """Go on through the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
-    (2019 style, https://arxiv.org/abs/1909.08593); only `stop` and `stop_token_ids` still end one."""
+    """Continue past the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
+    (2019 style, https://arxiv.org/abs/1909.08593). Only `stop` and `stop_token_ids` can then end one earlier."""
     engine: str = "local"
-    """`local` (the training weights themselves), `vllm` (a process of its own, see docs/engines.md) or
-    `package.module:Class` (or `path/to/file.py:Class`)."""
+    """`local` (samples with the training weights themselves), `vllm` (a separate process, see docs/engines.md),
+    `package.module:Class` or `path/to/file.py:Class`."""
     max_batch_rows: PositiveInt = 256
-    """Responses decoded side by side; more wait their turn."""
+    """Most responses decoded at the same time; the others wait."""
     vllm: VllmConfig = VllmConfig()
-    """Read with `engine: vllm` only."""
+    """Used only with `engine: vllm`."""
 
 
 class CriticConfig(Section):
-    """The critic of estimators that ask for values (`gae`); for all others none is built.
+    """The critic, built only for estimators that ask for values (`gae`).
 
-    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`; its rate follows all
-    planned steps of the run, those of `warmup_steps` among them.
+    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`. The critic's learning rate
+    follows all planned steps of the run, including those of `warmup_steps`.
     The value loss is aggregated like the policy loss (`algorithm.aggregation`).
     """
 
     kind: Literal["separate", "shared"] = "separate"
-    """A model of its own, all of whose weights train, or a value head on the policy's trunk (one backward for both)."""
+    """A separate model, all of whose weights are trained, or a value head on the policy's backbone (one backward pass
+    for both)."""
     init: PathText = "policy"
-    """Start of a separate critic: `policy` (a copy of its trunk and a new head), the folder of a sequence classifier
-    with `num_labels` 1 (a reward model), whose trunk and read-out it takes over, a run (`runs/rm`, `runs/ppo@500`: its
-    reward model, or the separate critic that it trained), or `reward_model`, the folder of the run's one `model:PATH`
-    reward (2020 style, https://arxiv.org/abs/2009.01325)."""
+    """Where a separate critic starts from: `policy` (a copy of the policy's backbone and a new head); the folder of a
+    sequence classifier with `num_labels` 1 (a reward model), whose backbone and head it takes over; a run (`runs/rm`,
+    `runs/ppo@500`: its reward model, or the separate critic it trained); or `reward_model`, the folder of the run's
+    only `model:PATH` reward (2020 style, https://arxiv.org/abs/2009.01325)."""
     head_init_std: Annotated[float, Field(ge=0)] = 0.0
-    """Standard deviation of a new head's weights. 0 makes all first values 0 (2019 style)."""
+    """Standard deviation of a new head's weights. With 0 all values are 0 at first (2019 style)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = 1e-5
-    """Peak learning rate of a separate critic, or of the head on a shared trunk. None takes that of `optimization`:
-    without gradient clipping policy and critic are then stepped as by one optimizer over both (2019 and 2020 style)."""
+    """Peak learning rate of a separate critic, or of the head on a shared backbone. `null` takes the one of
+    `optimization`: without gradient clipping this is the same as one optimizer for policy and critic (2019 and 2020
+    style)."""
     clip: Annotated[float, Field(gt=0)] | None = 0.2
-    """Value clipping: a value further than this from the one at sampling time earns no gradient. None does not clip."""
+    """Value clipping: moving a value further than this from the one at sampling time gains nothing. `null`: no
+    clipping."""
     coef: Annotated[float, Field(gt=0)] | None = None
-    """Weight of the value loss. None is 0.1 on a trunk shared with the policy and 1 for a separate critic (whose
-    Adam steps a constant factor changes only through `eps` and gradient clipping)."""
+    """Weight of the value loss. `null`: 0.1 on a backbone shared with the policy, 1 for a separate critic (where a
+    constant factor changes Adam's steps only through `eps` and gradient clipping)."""
     warmup_steps: NonNegativeInt = 0
-    """First steps of the run in which the critic alone is trained and the policy stays as it is."""
+    """Number of steps at the start of the run in which only the critic is trained."""
 
     @property
     def loss_weight(self) -> float:
-        """The `coef` that is used."""
+        """The `coef` to use."""
         return self.coef if self.coef is not None else {"shared": 0.1, "separate": 1.0}[self.kind]
 
 
@@ -267,11 +275,11 @@ class RlFields(RunConfig):
     """Fields of a run file of `burnish rl`."""
 
     steps: PositiveInt = 100
-    """Steps of the loop: each samples, scores and updates."""
+    """Steps of the loop, each of which samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
-    """Optimizer steps by which rollouts may lag behind the policy; 0 is synchronous (the only value yet)."""
+    """Optimizer steps by which rollouts may lag behind the policy. 0 is synchronous, the only value supported yet."""
     rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
-    """Rewards; a name, a section or a list of them."""
+    """Rewards: a name, a section, or a list of them."""
     scoring: ScoringConfig = ScoringConfig()
     algorithm: Annotated[AlgorithmConfig, BeforeValidator(preset_shorthand)] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -282,18 +290,18 @@ class RlFields(RunConfig):
 
     @property
     def whitens_minibatches(self) -> bool:
-        """Whether whitening waits for the minibatches. A single one is the step."""
+        """Whether whitening uses the statistics of minibatches. A single minibatch is the step."""
         return (
             self.algorithm.whiten_over == "minibatch" and self.algorithm.whitens and self.optimization.minibatches > 1
         )
 
     @property
     def planned_updates(self) -> int:
-        """Optimizer steps of the whole run, when no epoch is skipped (`algorithm.max_epoch_kl`)."""
+        """Optimizer steps of the run if no epoch is skipped (`algorithm.max_epoch_kl`)."""
         return self.steps * self.optimization.epochs * self.optimization.minibatches
 
     @property
     def policy_updates(self) -> int:
-        """Those of them that move the policy: all but the ones in which a critic warms up."""
+        """The planned updates that change the policy: all except those in which the critic warms up."""
         warmup_steps = self.critic.warmup_steps if self.algorithm.may_use_critic else 0
         return self.planned_updates - warmup_steps * self.optimization.epochs * self.optimization.minibatches

@@ -1,4 +1,4 @@
-"""The run file of `burnish rm` as types; see `burnish.config.schema`."""
+"""The sections of a run file of `burnish rm`; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from burnish.config.section import (
 
 
 class RmOptimizationConfig(BatchOptimizationConfig):
-    """How the weights of a reward model move."""
+    """How the weights of a reward model are updated."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Course of the learning rate after the warm-up, down to `final_learning_rate_fraction`."""
+    """Learning rate after the warm-up; `linear` and `cosine` fall to `final_learning_rate_fraction` of the peak."""
     comparisons_per_batch: Count = 32
-    """Comparisons (not responses) of one optimizer step."""
+    """Comparisons (not responses) in one optimizer step."""
     epochs: Passes = 1
-    """Passes over the data. Reward models overfit on the second one."""
+    """Passes over the data. Reward models overfit in the second pass."""
 
 
 class RmEvaluationConfig(EvaluationConfig):
     """Held-out evaluation of a reward model."""
 
     every_steps: PositiveInt | None = 50
-    """Evaluate after every so many steps (and after the last); none is only at the start and the end."""
+    """Steps between two evaluations. The last step is always evaluated. `null`: only at the start and the end."""
     at_start: bool | None = None
-    """Evaluate the untrained model first, so that a curve has its beginning; none is yes."""
+    """Evaluate the untrained model first, so that the curve has a starting point. `null`: yes."""
     max_prompts: PositiveInt | None = None
-    """Evaluate at most so many comparisons, always the same ones; none takes all."""
+    """Evaluate at most this many comparisons, always the same ones. `null`: all."""
 
     @property
     def begins(self) -> bool:
@@ -50,78 +50,80 @@ class RmEvaluationConfig(EvaluationConfig):
         return self.at_start is not False
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether to evaluate after this step: always after the last one."""
+        """Whether to evaluate after this step; always after the last one."""
         return last or super().due(step, last=last)
 
 
 class NormalizationConfig(Section):
-    """Where the scores of a reward model have their zero and their unit."""
+    """Zero point and scale of a reward model's scores."""
 
     kind: Literal["none", "gain_bias", "bias"] = "none"
     """`gain_bias`: mean 0 and standard deviation 1 (2019 style); `bias`: mean 0 only (2020 style)."""
     on: Literal["policy", "references"] = "policy"
-    """Measured on responses of the untrained policy, or on reference responses (`references`)."""
+    """Measure scores on responses of the untrained policy, or on reference responses (`references`)."""
     before: bool = True
     """Normalise before training."""
     after: bool = True
     """Normalise after training."""
     policy: PathText | None = None
-    """Folder of the policy that responds; none is the untrained model of this run."""
+    """Folder of the policy that responds. `null`: the untrained model of this run."""
     prompts: Sources = ()
-    """What it responds to; none takes the prompts of the training comparisons."""
+    """Prompts it responds to. Empty: the prompts of the training comparisons."""
     references: Sources = ()
-    """Prompts with completions; none takes the best responses of the training comparisons."""
+    """Prompts with completions. Empty: the best responses of the training comparisons."""
     responses: Count = 256
-    """Responses measured."""
+    """Number of responses to measure."""
     max_response_tokens: PositiveInt = 128
-    """Longest response of the policy."""
+    """Longest response of the policy, in tokens."""
     temperature: Temperature = 1.0
     """Sampling temperature of the policy."""
     ignore_eos: bool = False
-    """The policy samples exactly max_response_tokens tokens, through its end-of-sequence tokens (2019 style)."""
+    """The policy samples exactly max_response_tokens tokens, past its end-of-sequence tokens (2019 style)."""
     trainable: bool = False
-    """Keep gain and bias apart from the head, and train them as well (2019 style, https://arxiv.org/abs/1909.08593).
-    Off, the gain is part of the head's weights, and the bias stays where the normalisation put it."""
+    """Keep gain and bias separate from the head and train them as well (2019 style, https://arxiv.org/abs/1909.08593).
+    If false, the gain becomes part of the head's weights, and the bias stays as the normalisation set it."""
 
 
 class RmFields(RunConfig):
     """Fields of a run file of `burnish rm`."""
 
     preset: str | None = None
-    """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); what the run file says wins over it."""
+    """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); values in the run file override it."""
 
     steps: PositiveInt | None = None
-    """Optimizer steps; none makes `optimization.epochs` passes over the data."""
+    """Optimizer steps. `null`: `optimization.epochs` passes over the data."""
     max_tokens: PositiveInt = 2048
-    """Longest prompt and response together; see `data.over_long` (truncation cuts the beginning of the prompt)."""
+    """Longest prompt and response together, in tokens; see `data.over_long` (truncation cuts the start of the
+    prompt)."""
     loss: Literal["bradley_terry", "best_of"] = "bradley_terry"
-    """Pairwise logistic loss, or cross-entropy of a softmax over the candidates (any number of them)."""
+    """Pairwise logistic loss, or cross-entropy of a softmax over any number of candidates."""
     candidates: Annotated[int, Field(ge=2)] | None = None
-    """Responses that each row must have; none takes what the first row has."""
+    """Number of responses that each row must have. `null`: as many as the first row."""
     margins: bool = False
-    """Pairs: the score of the better one must lead by the row's `margin`."""
+    """Pairs: the better response must score higher by the row's `margin`."""
     ties: Literal["error", "drop", "half"] = "error"
-    """Rows whose `tie` is true: refused, left out, or trained on as half a win for each (pairs only)."""
+    """What happens to rows whose `tie` is true: refused, left out, or trained on as half a win for each (pairs
+    only)."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Pairs: probability that a label is the wrong way round."""
+    """Pairs: assumed probability that a label is the wrong way round."""
     center_coef: Annotated[float, Field(ge=0)] = 0.0
     """Pairs: weight of (sum of both scores)^2, which keeps scores near 0."""
     bad_rows: Literal["error", "drop"] = "error"
-    """Rows with equal or empty responses: refused with file and line, or left out and counted."""
+    """What happens to rows with equal or empty responses: refused with file and line, or left out and counted."""
     append_eos: bool = True
-    """End text responses with the end-of-sequence token, as finished rollouts end."""
+    """End text responses with the end-of-sequence token, as finished rollouts do."""
     score_at: Literal["last", "eos", "last_position"] = "last"
-    """Token whose state is scored: the last one; the first end-of-sequence token of the response (without one the
-    last token); or the last of `response_length` positions, padding or not (2019 style)."""
+    """The token whose hidden state is scored: the last one; the first end-of-sequence token of the response (the last
+    token if it has none); or the last of `response_length` positions, padding or not (2019 style)."""
     head_init_std: Annotated[float, Field(ge=0)] | None = None
-    """Standard deviation of a new head's weights; none is 1 / sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593)."""
+    """Standard deviation of a new head's weights. `null`: 1 / sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593)."""
     response_length: PositiveInt | None = None
     """Fixed length of responses for `score_at: last_position`."""
     label_pad_token_id: NonNegativeInt | None = None
-    """Token-id label files: the id that stands for padding in them; it is removed."""
+    """Label files with token ids: the id that they use for padding, which is removed."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Without data.eval: this part of the conversations of data.train is held out (all rows of a conversation on one
-    side)."""
+    """Without data.eval: fraction of the conversations of data.train to hold out (all rows of a conversation stay on
+    one side)."""
     normalization: NormalizationConfig = NormalizationConfig()
     optimization: RmOptimizationConfig = RmOptimizationConfig()
     evaluation: RmEvaluationConfig = RmEvaluationConfig()

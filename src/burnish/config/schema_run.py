@@ -1,4 +1,4 @@
-"""Sections and fields that every run file has; see `burnish.config.schema`."""
+"""Sections and fields common to all run files; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from burnish.config.section import NonNegativeInt, NotHere, OutputPath, Positive
 
 
 class CheckpointConfig(Section):
-    """What is saved."""
+    """When checkpoints are saved, and how many are kept."""
 
     every_steps: PositiveInt | None = 50
-    """Save after every so many steps (and after the last); none saves only at the end."""
+    """Steps between two checkpoints. The last step is always saved. `null`: save only at the end."""
     keep: PositiveInt = 2
-    """Checkpoints kept; older ones are removed after a newer one is safe on disk."""
+    """Number of checkpoints to keep. Older ones are removed once a newer one is safely on disk."""
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether to save after this step, where `last` says that it is the run's last one."""
+        """Whether to save after this step; `last` says whether it is the run's last."""
         return last or (self.every_steps is not None and step % self.every_steps == 0)
 
 
 class LoggingConfig(Section):
-    """What is shown and written (metrics.jsonl is always written)."""
+    """Where metrics and rollouts are written (metrics.jsonl is always written)."""
 
     not_here: ClassVar[Mapping[str, NotHere]] = {"record_rollouts": NotHere("only `burnish rl` has rollouts", was=True)}
 
     sinks: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("tensorboard",)
-    """Further sinks for the metrics: `tensorboard`, `wandb`, `mlflow`, `package.module:Class` or
+    """Sinks for the metrics in addition to metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `package.module:Class` or
     `path/to/file.py:Class`."""
     project: str = "burnish"
     """Project name for wandb and mlflow."""
 
 
 class RlLoggingConfig(LoggingConfig):
-    """What is shown and written (metrics.jsonl is always written)."""
+    """Where metrics and rollouts are written (metrics.jsonl is always written)."""
 
     record_rollouts: bool = True
-    """Write every rollout, before any filter, to rollouts/step-*.jsonl."""
+    """Write every rollout, before any filtering, to rollouts/step-*.jsonl."""
 
 
 class DebugConfig(Section):
-    """Switches for looking into a doubt."""
+    """Switches for debugging."""
 
     plain: bool = False
-    """Take the plain path everywhere: each row by itself, padded, its prompt read once a row; all logits at once, and
-    PyTorch's own gradients. The same numbers, slower; when they differ, a fast path is wrong."""
+    """Use only plain paths: rows are separate and padded, each reads its prompt again, all logits are computed at once,
+    and gradients are PyTorch's own. The numbers are the same, only slower; if they differ, a fast path is wrong."""
 
 
 class RunConfig(Section):
-    """Fields that every run has."""
+    """Fields of every run."""
 
     output: OutputPath = "runs/burnish"
-    """Folder of the run; starting again in it resumes."""
+    """Folder of the run. Starting again in the same folder resumes the run."""
     seed: NonNegativeInt = 0
-    """Seed of everything random in the run."""
+    """Seed for everything random in the run."""
     model: Annotated[ModelConfig, BeforeValidator(path_shorthand)]
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

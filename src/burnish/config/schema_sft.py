@@ -1,4 +1,4 @@
-"""The sections of a run file of `burnish sft` as types; see `burnish.config.schema`."""
+"""The sections of a run file of `burnish sft`; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class SftFields(RunConfig):
     """Fields of a run file of `burnish sft`."""
 
     steps: PositiveInt | None = None
-    """Optimizer steps; none makes `optimization.epochs` passes over the data."""
+    """Optimizer steps. `null`: `optimization.epochs` passes over the data."""
     max_tokens: PositiveInt = 2048
-    """Longest example (prompt and completion); see `data.over_long`."""
+    """Longest example (prompt and completion), in tokens; see `data.over_long`."""
     optimization: SftOptimizationConfig = SftOptimizationConfig()

@@ -1,8 +1,8 @@
-"""Values that look like keys, tokens and passwords, and what is written in their place.
+"""Finds values that look like keys, tokens and passwords, and masks them wherever they would be written.
 
-Two things give a secret away: the name that it stands under (only where names are free: in `options` of all kinds and
-on the command line) and its own form (`hf_...`, `sk-...`, an address with a password; everywhere). A masked value keeps
-a salted, slow hash of the real one, so that a resumed run can tell whether it was given the same one again.
+A secret is recognised in two ways: by its name (only where users choose names: in all kinds of `options` and on the
+command line) and by its form (`hf_...`, `sk-...`, an address with a password; everywhere). A masked value includes a
+salted, slow hash of the real one, so that a resumed run can tell whether it was given the same one again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pad bos eos unk sep cls mask begin end start stop truncate special image audio v
 assistant response prompt column columns row rows field fields sort primary foreign label index max min num
 """
 _OF_TEXT = frozenset(_TEXT_WORDS.split())
-"""Words that tell tokens of a text and keys of a table from those that open doors: `pad_token`, `answer_key`."""
+"""Words that mark a token of text or a key of a table, as opposed to a credential: `pad_token`, `answer_key`."""
 _SPECIAL = re.compile(r"\s*(<[^>]*>|\[[A-Z_]+\]|\W*)\s*")  # `</s>`, `[PAD]`, a full stop
 
 _SURE = re.compile(
@@ -43,9 +43,9 @@ _SURE = re.compile(
     r"|[?&](?:api_?key|key|token|access_token|password|secret|sig|signature)=[^&\s]{6,}"
     r"|\b[Bb]earer [\w.~+/-]{8,}"
 )
-"""Forms that nothing else has, wherever they stand in a value."""
+"""Forms that only secrets have, anywhere in a value."""
 _LIKELY = re.compile(r"(?:hf_|sk-|gh[opusr]_|AKIA|ASIA)(?=[\w-]*[0-9])[\w-]{6,}")
-"""Whole values that are most likely secrets, where names are free."""
+"""Forms of complete values that are very likely secrets, used only where users choose names."""
 
 
 @overload
@@ -53,8 +53,8 @@ def masked(data: dict[str, Json], *, place: str = "", hashed: bool = False) -> d
 @overload
 def masked(data: Json, *, place: str = "", hashed: bool = False) -> Json: ...
 def masked(data: Json, *, place: str = "", hashed: bool = False) -> Json:
-    """Plain data with `(masked)` in place of what looks like a secret; with `hashed`, the form that `same_secret` can
-    compare. `place` is the dotted path at which the data stands in a run file."""
+    """Plain data with `(masked)` in place of anything that looks like a secret; with `hashed`, in the form that
+    `same_secret` can compare. `place` is the data's dotted path in a run file."""
     return _masked(data, tuple(place.split(".")), hashed=hashed)
 
 
@@ -69,8 +69,8 @@ def masked_command(words: Sequence[str]) -> list[str]:
 
 
 def masked_yaml(text: str) -> str:
-    """The text of a YAML or JSON file for others to read: no secret, and no hash of one."""
-    from burnish.config.yaml_text import dump_yaml  # here: workers read this module and need no YAML
+    """The text of a YAML or JSON file in a form that can be shared: without secrets and without their hashes."""
+    from burnish.config.yaml_text import dump_yaml  # imported here because workers need this module but not YAML
 
     data = _parsed(text)
     if data is None:
@@ -81,7 +81,7 @@ def masked_yaml(text: str) -> str:
 
 
 def masked_places(data: object, path: str = "") -> Iterator[str]:
-    """Dotted paths of the values that were masked when this data was written."""
+    """Dotted paths of the values that were masked when the data was written."""
     if isinstance(data, str) and is_masked(data):
         yield path
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, (list, tuple)) else ()
@@ -90,7 +90,7 @@ def masked_places(data: object, path: str = "") -> Iterator[str]:
 
 
 def is_masked(value: str) -> bool:
-    """Whether this text stands in the place of a secret."""
+    """Whether this text is a mask in place of a secret."""
     return value == MASK or _MASKED.fullmatch(value) is not None
 
 
@@ -101,7 +101,7 @@ def same_secret(mask: str, value: object) -> bool:
 
 
 def restored(before: Json, now: Json) -> Json:
-    """`before`, with the values of `now` where it holds a mask that was written for them."""
+    """`before`, with each mask replaced by the value in `now` if the mask was written for that value."""
     if isinstance(before, str):
         return now if same_secret(before, now) else before
     if isinstance(before, dict) and isinstance(now, dict):
@@ -135,7 +135,7 @@ def _is_secret(value: object, path: tuple[str, ...]) -> bool:
 
 
 def _named_secret(name: str, value: object) -> bool:
-    """Whether a value under this name is a secret, as far as the name tells."""
+    """Whether a value with this name is a secret, judging by the name."""
     if value is None or isinstance(value, bool) or value == "":
         return False
     words = [word.lower() for word in _NAME_WORD.findall(name)]
@@ -161,7 +161,7 @@ def _masked_word(word: str) -> str:
 
 
 def _parsed(text: str) -> Json:
-    """The value as a run file would have it; None for what is none."""
+    """The value as a run file would read it; None if it is not valid YAML."""
     import yaml
 
     from burnish.config.yaml_text import parse_value

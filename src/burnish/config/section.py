@@ -1,4 +1,4 @@
-"""What all sections of a run file are made of: their base class, number types and shorthand forms."""
+"""What all sections of a run file have in common: their base class, number types and shorthand forms."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from burnish.config.problems import Problem
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-"""What is held or drawn at once: past a million no machine would come to the first step."""
+"""How much is held or drawn at once. Above a million no machine would reach the first step."""
 Passes = Annotated[int, Field(ge=1, le=10_000)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Seconds = Annotated[float, Field(ge=0.001, le=1_000_000)]
-"""A time limit. The upper bound (11 days) is what timers of operating systems still take."""
+"""A time limit. The upper bound (11 days) is one that timers of operating systems still accept."""
 Temperature = Annotated[float, Field(ge=0.001)]
-"""Lower ones divide logits into infinity."""
+"""Dividing logits by a lower one overflows to infinity."""
 
 _MAX_WHOLE_NUMBER = 2**63 - 1
 _FLOAT32 = (1e-30, 1e30)
@@ -36,8 +36,8 @@ _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4_096, 255
 class NotHere:
     """Why this section lacks a field that run files of another command have.
 
-    Earlier versions had the field and wrote `was` for it into every config.yaml. That value never meant anything, and
-    is passed over so that their runs can still be read.
+    Earlier versions had the field and wrote its value `was` into every config.yaml. That value had no effect, and is
+    ignored so that their runs can still be read.
     """
 
     reason: str
@@ -68,13 +68,13 @@ class Section(BaseModel):
     @classmethod
     def _plain_scalars(cls, value: object, info: ValidationInfo) -> object:
         annotation = fields.field_annotations(cls)[str(info.field_name)]
-        if fields.inner_section(annotation)[0] is None:  # a section looks at its own fields
+        if fields.inner_section(annotation)[0] is None:  # a section checks its own fields
             _refuse_unusable(value)
         return fields.plain_scalar(annotation, value)
 
 
 def _refuse_unusable(value: object) -> None:
-    """Text and numbers that no file, no tensor and no timer could hold, whatever the field is."""
+    """Refuse text and numbers that no file, tensor or timer could hold, in any field."""
     match value:
         case dict():
             _refuse_unusable([*value, *value.values()])
@@ -86,24 +86,24 @@ def _refuse_unusable(value: object) -> None:
         case int() if abs(value) > _MAX_WHOLE_NUMBER:
             raise _unusable(f"whole numbers are at most {_MAX_WHOLE_NUMBER:,}")
         case float() if math.isfinite(value) and value != 0 and not _FLOAT32[0] <= abs(value) <= _FLOAT32[1]:
-            raise _unusable("float32 has room for {:g} to {:g} (and 0)".format(*_FLOAT32))
+            raise _unusable("float32 numbers must be between {:g} and {:g} (or 0)".format(*_FLOAT32))
         case str() if "\0" in value:
-            raise _unusable("it holds a NUL character")
+            raise _unusable("it contains a NUL character")
         case str() if any("\ud800" <= character <= "\udfff" for character in value):
-            raise _unusable("it holds a lone surrogate (half a character), which no file can hold")
+            raise _unusable("it contains a lone surrogate (half a character), which cannot be written to a file")
 
 
 def _usable_path(path: str) -> str:
-    """The path as it is. Opens nothing: whether something is there is found out where it is read."""
+    """The path, unchanged. Opens nothing: whether the path exists is checked where it is read."""
     if not path.strip():
         raise _unusable("it is empty")
     if path != path.strip():
         raise _unusable("it begins or ends with a space")
     if any(character < " " for character in path):
-        raise _unusable("it holds a line break or another control character")
+        raise _unusable("it contains a line break or another control character")
     encoded = os.fsencode(path)
     if len(encoded) > _MAX_PATH_BYTES or any(len(part) > _MAX_NAME_BYTES for part in encoded.split(b"/")):
-        raise _unusable("it is too long for any path")
+        raise _unusable("it is too long for a path")
     if path.startswith("~"):
         _home_path(path)
     return path
@@ -112,14 +112,14 @@ def _usable_path(path: str) -> str:
 def _home_path(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # what expanduser raises for a user that is not there
-        raise _unusable(f"nobody here has the home folder {path.partition('/')[0]}") from None
+    except RuntimeError:  # what expanduser raises for an unknown user
+        raise _unusable(f"no user on this machine has the home folder {path.partition('/')[0]}") from None
 
 
 def _written_in_full(path: str) -> str:
-    """An output path is shown, compared and kept as it is written, so `~` does not stand for a folder in it."""
+    """An output path without `~`: it is shown, compared and stored as written, so `~` cannot be expanded in it."""
     if path.startswith("~"):
-        raise _unusable(f"~ does not stand for a home folder here: write {_home_path(path)}")
+        raise _unusable(f"~ is not expanded to a home folder here: write {_home_path(path)}")
     return path
 
 
@@ -132,7 +132,7 @@ OutputPath = Annotated[PathText, AfterValidator(_written_in_full)]
 
 
 def refuse(problems: Sequence[Problem]) -> None:
-    """Hand several problems of fields together through pydantic, which knows only one message."""
+    """Raise all problems together through pydantic, which allows only one message per error."""
     if problems:
         text = "; ".join(f"{p.field}: {p.message} ({p.remedy})" for p in problems)
         raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})

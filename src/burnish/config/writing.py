@@ -7,7 +7,7 @@ from burnish.types import Json
 
 
 def to_dict(config: RunConfig) -> dict[str, Json]:
-    """Plain JSON-able data: every field, lists for tuples."""
+    """Every field as plain data for JSON, with lists instead of tuples."""
     return config.model_dump(mode="json")
 
 

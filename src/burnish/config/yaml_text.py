@@ -1,7 +1,7 @@
-"""Run files as text: YAML read safely, with the line of every key, and without YAML's old surprises.
+"""Reads run files as YAML: safely, with the line of every key, and without the surprises of YAML 1.1.
 
-Only plain data comes out. `1e-6` is a number, `on`/`off`/`yes`/`no` and dates stay text (a field of type bool still
-takes them), a repeated key is an error, anchors and aliases work, tags do not.
+The result is plain data. `1e-6` is a number, `on`/`off`/`yes`/`no` and dates stay text (fields of type bool still
+accept the words), a repeated key is an error, anchors and aliases work, tags do not.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes whatever text `_Loader` would read as something else."""
+    """SafeDumper that quotes any text that `_Loader` would read as something else."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Line breaks of Unicode come back as spaces unless they are escaped, which only double quotes can."""
+        """Unicode line breaks would be read back as spaces unless escaped, which needs double quotes."""
         style = '"' if _UNICODE_BREAK.search(text) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -62,15 +62,15 @@ _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value.
 _MERGE = "<<"
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null"))
 _MAX_BYTES = 250_000
-"""A run file has a few thousand; PyYAML needs a second for so many."""
+"""A run file has a few thousand. PyYAML needs a second for this many."""
 _MAX_VALUES = 20_000
-"""Aliases of aliases can stand for billions of values; a run file has a few dozen."""
+"""Aliases of aliases can expand to billions of values. A run file has a few dozen."""
 _MAX_DEPTH = 50
 _TOO_DEEP = f"lists or sections are nested more than {_MAX_DEPTH} deep"
 
 
 def read_run_text(path: Path) -> str:
-    """Text of a run file. ConfigError when there is none, or when it is no text."""
+    """Text of a run file. ConfigError if the file does not exist or is not text."""
     problem = file_problem(path)
     if problem == "does not exist":
         raise ConfigError(f"run file {path} does not exist (looked in {Path.cwd()})", remedy="check the path")
@@ -96,7 +96,7 @@ def read_run_text(path: Path) -> str:
 
 
 def parse_yaml(text: str) -> ParsedYaml:
-    """Parse the text of a run file. Errors of syntax, tags and repeated keys come back as problems with their line."""
+    """Parse the text of a run file. Syntax errors, tags and repeated keys are returned as problems with their line."""
     parsed = ParsedYaml()
     try:
         loader = _Loader(text)
@@ -128,12 +128,12 @@ def parse_value(text: str) -> Json:
 
 
 def dump_yaml(data: object) -> str:
-    """Plain data as text that `parse_yaml` reads back to the same data, keys in their order."""
+    """Plain data as text that `parse_yaml` reads back as the same data, with keys in the same order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
 def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> Json:
-    """The plain data of a node that stands under the keys `parents`."""
+    """The plain data of a node whose path is `parents`."""
     _check_size(node, parents, parsed)
     if parents:
         parsed.lines.setdefault(".".join(parents), node.start_mark.line + 1)
@@ -145,16 +145,16 @@ def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: P
         return [_build(loader, item, (*parents, str(i)), parsed) for i, item in enumerate(node.value)]
     try:
         return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a number with thousands of digits
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
 
 
 def _check_size(node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> None:
     parsed.num_values += 1
     if parsed.num_values > _MAX_VALUES:
-        raise _refused(f"aliases (&, *) stand for more than {_MAX_VALUES:,} values", node)
+        raise _refused(f"aliases (&, *) expand to more than {_MAX_VALUES:,} values", node)
     if len(parents) > _MAX_DEPTH:
-        raise _refused(f"{_TOO_DEEP}, or aliases (*) stand inside of themselves", node)
+        raise _refused(f"{_TOO_DEEP}, or aliases (*) refer to themselves", node)
 
 
 def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
@@ -174,7 +174,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], 
         key = key_node.value
         field = ".".join((*parents, key))
         if key in seen:
-            message = f"{field}: the key stands twice, first on line {seen[key]}"
+            message = f"{field}: the key is given twice, first on line {seen[key]}"
             parsed.lines[field] = line
             parsed.problems.append(Problem(field, message, "keep one of the two"))
             continue
@@ -187,7 +187,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], 
 
 
 def _merged(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Json]:
-    """The sections behind `<<`, the first of them strongest."""
+    """The sections named after `<<`; earlier ones take precedence."""
     value = _build(loader, node, parents, parsed)
     parts = value if isinstance(value, list) else [value]
     sections = [part for part in parts if isinstance(part, dict)]

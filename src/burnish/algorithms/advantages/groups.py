@@ -1,4 +1,4 @@
-"""Statistics inside groups: the sequences that share a `group_id`, in any order and with any integers as ids."""
+"""Statistics within groups: the sequences that share a `group_id`, in any order and with any integers as ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from burnish.errors import ConfigError
 
 @dataclass(frozen=True)
 class Groups:
-    """Each method returns one number per row: the statistic of the group that the row belongs to."""
+    """Each method returns one number per row: the statistic of the row's group."""
 
     index_B: Tensor  # rows -> 0 .. num_groups - 1
     num_groups: int
@@ -44,18 +44,18 @@ class Groups:
         return (squares_B / (self.size(values_B) - int(unbiased)).clamp(min=1)).sqrt()
 
     def constant(self, values_B: Tensor) -> Tensor:
-        """True where all values of the group are the same, as in a group of one. Exact, unlike std == 0."""
+        """True where all values of the group are equal, as in a group of one. Exact, unlike std == 0."""
         return self.max(values_B) == self.min(values_B)
 
     def zero_constant(self, advantages_B: Tensor, values_B: Tensor) -> Tensor:
-        """`advantages_B` with exactly 0 (not rounding noise over an epsilon) where the group's values are constant."""
+        """`advantages_B`, but exactly 0 (not rounding noise divided by an epsilon) where a group's values are equal."""
         return torch.where(self.constant(values_B), torch.zeros_like(advantages_B), advantages_B)
 
 
 def form_groups(name: str, scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool) -> Groups:
-    """The groups of a step, checked: ConfigError for a group of one unless `allow_single`."""
+    """The groups of a step. ConfigError for a group of one unless `allow_single`."""
     if scores_B.shape[:1] != group_ids_B.shape:
-        raise ValueError(f"{scores_B.shape[0]} rows of scores against group_ids of shape {tuple(group_ids_B.shape)}")
+        raise ValueError(f"{scores_B.shape[0]} rows of scores, but group_ids of shape {tuple(group_ids_B.shape)}")
     groups = Groups.of(group_ids_B)
     if not allow_single:
         _refuse_single(name, groups, group_ids_B)
@@ -67,7 +67,7 @@ def _refuse_single(name: str, groups: Groups, group_ids_B: Tensor) -> None:
     if bool(single_B.any()):
         ids = group_ids_B[single_B].tolist()
         raise ConfigError(
-            f"estimator {name!r} compares the responses to one prompt, but {len(ids)} group(s) have a single response"
+            f"estimator {name!r} compares the responses to each prompt, but {len(ids)} group(s) have only one response"
             f" (group_id {ids[0]})",
             remedy="set group_size to at least 2, or choose an estimator without groups, such as reinforce_plus_plus",
         )

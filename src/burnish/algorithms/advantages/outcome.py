@@ -1,13 +1,13 @@
-"""Estimators that compare the scores of responses to the same prompt, or with a baseline. No critic.
+"""Estimators without a critic: they compare a score with those of other responses to its prompt, or with a baseline.
 
-Each takes one score per sequence `[B]` and returns one advantage per sequence `[B]`, which belongs on every trained
-token of that sequence (`shaping.spread`). Give the whole optimizer step, all workers together.
+Each takes one score per sequence `[B]` and returns one advantage per sequence `[B]`, which applies to every trained
+token of that sequence (`shaping.spread`). Pass the rollouts of the entire step, all workers together.
 
 Group estimators: `group_ids_B` are any integers. A group whose scores are all equal gets exactly 0. A group of one
-raises ConfigError unless `allow_single` (its siblings failed and were left out), and then gets 0.
+raises ConfigError unless `allow_single` (the others failed and were left out); it then gets 0.
 
-Statistics of a group are float64: a float32 sum over a large group of large scores is off by more than the scores
-differ. The advantages come back as float32 (float64 for float64 scores).
+Group statistics are float64, because the error of a float32 sum over a large group of large scores can exceed the
+differences between them. Advantages are returned as float32 (float64 for float64 scores).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def grpo(
 
 
 def dr_grpo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
-    """r - mean_G `[B]`, Liu 2025 (https://arxiv.org/abs/2503.20783): no bias towards too easy and too hard prompts."""
+    """r - mean_G `[B]`, Liu 2025 (https://arxiv.org/abs/2503.20783): no bias towards too easy or too hard prompts."""
     scores = scores_B.double()
     groups = form_groups("dr_grpo", scores, group_ids_B, allow_single=allow_single)
     return _narrow(_centre(scores, groups), scores_B)
@@ -39,15 +39,15 @@ def rloo(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -
     """r - mean of the other members of the group `[B]`, Ahmadian 2024 (https://arxiv.org/abs/2402.14740)."""
     scores = scores_B.double()
     groups = form_groups("rloo", scores, group_ids_B, allow_single=allow_single)
-    others_B = (groups.sum(scores) - scores) / (groups.size(scores) - 1).clamp(min=1)
+    others_B = (groups.sum(scores) - scores) / (groups.size(scores) - 1).clamp(min=1)  # a group of one gets 0 below
     return _narrow(groups.zero_constant(scores - others_B, scores), scores_B)
 
 
 def opo(scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor, *, allow_single: bool = False) -> Tensor:
     """r - sum_G(length r) / sum_G(length) `[B]`, Hao 2025 (https://arxiv.org/abs/2505.23585).
 
-    `lengths_B` are trained tokens. The length-weighted mean is the baseline of least variance when the squared norm of
-    a sequence's gradient grows with its length.
+    `lengths_B` counts trained tokens. The length-weighted mean is the baseline with the least variance if the squared
+    norm of a sequence's gradient is proportional to its length.
     """
     scores, lengths = scores_B.double(), lengths_B.double()
     groups = form_groups("opo", scores, group_ids_B, allow_single=allow_single)
@@ -59,7 +59,7 @@ def opo(scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor, *, allow_singl
 def gpg(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
     """(r - mean_G) * B / (sequences in non-constant groups) `[B]`, Chu 2025 (https://arxiv.org/abs/2504.02546).
 
-    The factor makes up for groups without a signal, so that they do not shrink the step.
+    The factor makes up for groups without a signal, which would otherwise shrink the step.
     """
     scores = scores_B.double()
     groups = form_groups("gpg", scores, group_ids_B, allow_single=allow_single)
@@ -70,17 +70,17 @@ def gpg(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) ->
 def passk(
     scores_B: Tensor, group_ids_B: Tensor, *, normalise: bool = False, eps: float = 1e-6, allow_single: bool = False
 ) -> Tensor:
-    """Best of its group: r_max - r_second, all others 0 `[B]`, Tang 2025 (https://arxiv.org/abs/2503.19595).
+    """r_max - r_second for the best of its group, 0 for all others `[B]`, Tang 2025 (https://arxiv.org/abs/2503.19595).
 
-    Leave-one-out gradient of the expected maximum over the group, with `normalise` divided by (std_G + eps). Two
-    equal best scores leave nothing to gain and give 0.
+    The leave-one-out gradient of the expected maximum over the group, divided by (std_G + eps) with `normalise`. If two
+    share the best score, neither adds to the maximum, and the group gets 0.
     """
     scores = scores_B.double()
     groups = form_groups("passk", scores, group_ids_B, allow_single=allow_single)
     best_B = scores == groups.max(scores)
     second_B = groups.max(torch.where(best_B, torch.full_like(scores, -torch.inf), scores))
     alone_B = best_B & (groups.sum(best_B.to(scores.dtype)) == 1) & ~groups.constant(scores)
-    gap_B = scores - torch.where(torch.isinf(second_B), scores, second_B)
+    gap_B = scores - torch.where(torch.isinf(second_B), scores, second_B)  # no second score if all are equal
     if normalise:
         gap_B = gap_B / (groups.std(scores, unbiased=True) + eps)
     return _narrow(torch.where(alone_B, gap_B, torch.zeros_like(gap_B)), scores_B)
@@ -98,8 +98,8 @@ def grpo_batch_std(scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, 
 def reinforce_plus_plus_baseline(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:
     """r - mean_G, then whitened over the step `[B]`, Hu 2025 (https://arxiv.org/abs/2501.03262).
 
-    Whitened over sequences, not tokens: centred scores already have mean 0 over the step, so the scale is all that
-    changes, a constant group stays at exactly 0, and long responses do not set the scale of short ones.
+    Whitened over sequences, not tokens. Centred scores already have mean 0 over the step, so only the scale changes: a
+    constant group stays at exactly 0, and long responses do not set the scale for short ones.
     """
     scores = scores_B.double()
     groups = form_groups("reinforce_plus_plus_baseline", scores, group_ids_B, allow_single=allow_single)
@@ -115,15 +115,15 @@ def gdpo(
     unbiased: bool = True,
     allow_single: bool = False,
 ) -> Tensor:
-    """Each reward component normalised inside its group, weighted sum, whitened over the step `[B]`.
+    """Each reward component normalised within its group, then their weighted sum, whitened over the step `[B]`.
 
     Liu 2026 (https://arxiv.org/abs/2601.05242). `parts_BC` are the unweighted components, `weights_C` their weights.
-    Normalising before adding keeps combinations of components apart that have the same sum. Whitened over sequences,
-    as in `reinforce_plus_plus_baseline`; a component that is constant in a group adds exactly 0 there.
+    Normalising before adding distinguishes combinations of components that have the same sum. Whitened over sequences,
+    as in `reinforce_plus_plus_baseline`. A component that is constant within a group adds exactly 0 there.
     """
     parts, weights = parts_BC.double(), weights_C.double()
     if parts.ndim != 2 or weights.shape != parts.shape[1:]:
-        raise ValueError(f"parts of shape {tuple(parts.shape)} against weights of shape {tuple(weights.shape)}")
+        raise ValueError(f"parts of shape {tuple(parts.shape)}, but weights of shape {tuple(weights.shape)}")
     groups = form_groups("gdpo", parts, group_ids_B, allow_single=allow_single)
     columns = [_standardise(column_B, groups, eps=eps, unbiased=unbiased) for column_B in parts.unbind(dim=1)]
     return _narrow(_unit_scale((torch.stack(columns, dim=1) * weights).sum(dim=1)), parts_BC)
@@ -132,10 +132,10 @@ def gdpo(
 def remax(scores_B: Tensor, greedy_scores_B: Tensor) -> Tensor:
     """r - score of the greedy response to the same prompt `[B]`, Li 2023 (https://arxiv.org/abs/2310.10505).
 
-    For rewards by token, a KL among them, see `returns.remax_per_token`, which is what the estimator `remax` uses.
+    For rewards per token, such as a KL, see `returns.remax_per_token`, which the estimator `remax` uses.
     """
     if scores_B.shape != greedy_scores_B.shape:
-        raise ValueError(f"{tuple(scores_B.shape)} scores against {tuple(greedy_scores_B.shape)} greedy ones")
+        raise ValueError(f"{tuple(scores_B.shape)} scores, but {tuple(greedy_scores_B.shape)} greedy ones")
     return as_float(scores_B) - as_float(greedy_scores_B)
 
 
@@ -157,5 +157,5 @@ def _standardise(scores_B: Tensor, groups: Groups, *, eps: float, unbiased: bool
 
 
 def _unit_scale(centred_B: Tensor) -> Tensor:
-    """Whitening of values whose mean is 0 by construction: no shift, so exact zeros stay."""
+    """Whitens values whose mean is 0 by construction: without a shift, so that exact zeros stay."""
     return centred_B * torch.rsqrt(centred_B.square().mean() + WHITEN_EPS)

@@ -1,7 +1,7 @@
-"""Estimators on token rewards: they walk backwards in time and return `(advantages_BT, returns_BT)`, 0 in masked slots.
+"""Estimators on token rewards: they go backwards in time and return `(advantages_BT, returns_BT)`, 0 in masked slots.
 
-Time passes only at trained tokens. Across a masked span inside a response (the output of a tool, say) values and
-advantages are carried unchanged, and past the end they are 0, so neither padding nor its width means anything.
+Time passes only at trained tokens. Across a masked span inside a response (such as the output of a tool) values and
+advantages are carried unchanged. Past the end they are 0, so padding and its width have no effect.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def gae(
     columns: list[Tensor] = []
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
+        # A masked slot passes both on unchanged, so a tool's output neither discounts nor needs a value.
         next_advantage = torch.where(mask[:, t], delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         columns.append(next_advantage)
@@ -33,26 +34,26 @@ def gae(
 
 
 def discounted_returns(token_rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """Return-to-go r_t + gamma R' at each trained token `[B, T]`: GAE with a critic that always says 0 and lam 1."""
+    """Return-to-go r_t + gamma R' at each trained token `[B, T]`: GAE with a critic that always gives 0, and lam 1."""
     no_values = torch.zeros_like(token_rewards_BT)
     return gae(token_rewards_BT, no_values, mask_BT, gamma=gamma, lam=1.0)[0]
 
 
 def reinforce_plus_plus(token_rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return-to-go of the token rewards (KL inside), whitened over the step, Hu 2025 (https://arxiv.org/abs/2501.03262).
+    """Return-to-go of the token rewards and KL, whitened over the step, Hu 2025 (https://arxiv.org/abs/2501.03262).
 
-    Whitened over trained tokens to mean 0 and variance 1 (biased); the returns come back as they were before.
+    Whitened over trained tokens to mean 0 and variance 1 (biased). The returns are those before whitening.
     """
     returns_BT = discounted_returns(token_rewards_BT, mask_BT, gamma=gamma)
     return whiten(returns_BT, mask_BT), returns_BT
 
 
 def remax_per_token(token_rewards_BT: Tensor, greedy_scores_B: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return-to-go of the token rewards (KL inside) minus the greedy response's score, Li 2023
+    """Return-to-go of the token rewards (with the KL) minus the greedy response's score, Li 2023
     (https://arxiv.org/abs/2310.10505).
 
-    A token answers for the KL from itself onwards, not for that of the tokens before it. Where the whole reward stands
-    on the last token this is `remax` of the scores, spread over the tokens. The returns come back without the baseline.
+    A token is charged for the KL from itself onwards, not for that of earlier tokens. If all of the reward is on the
+    last token, this is `remax` of the scores, spread over the tokens. The returns do not include the baseline.
     """
     returns_BT = discounted_returns(token_rewards_BT, mask_BT)
     advantages_BT = remax(returns_BT, greedy_scores_B.unsqueeze(1).expand(returns_BT.shape))

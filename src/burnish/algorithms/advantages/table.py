@@ -1,4 +1,4 @@
-"""The table of advantage estimators, and how a run file's word finds one."""
+"""The table of advantage estimators, and how a name in a run file finds one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ESTIMATOR_INPUTS = (
 
 @dataclass(frozen=True)
 class Estimator(Row):
-    """A row of `ESTIMATORS`. What it needs is read from the signature of its function; roles are planned from that."""
+    """A row of `ESTIMATORS`. Its function's signature says what it needs, and the run's roles are planned from that."""
 
     @property
     def needs_groups(self) -> bool:
@@ -51,10 +51,10 @@ class Estimator(Row):
         return "token_rewards_BT" in self.inputs
 
     def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> object:
-        """Calls the function with those of `tensors` that it asks for by name, and with `options`."""
+        """Calls the function with the `tensors` that its parameters name, and with `options`."""
         missing = [name for name in self.inputs if name not in tensors]
         if missing:
-            raise ConfigError(f"estimator {self.name!r} needs {missing[0]}", remedy="hand it in, or choose another one")
+            raise ConfigError(f"estimator {self.name!r} needs {missing[0]}", remedy="pass it, or choose another one")
         self.check_options(options)
         return self.function(*(tensors[name] for name in self.inputs), **options)
 
@@ -70,14 +70,14 @@ ESTIMATORS: dict[str, Estimator] = {
     "grpo": Estimator(
         "grpo",
         outcome.grpo,
-        "standardised inside the group",
+        "standardised within the group",
         "https://arxiv.org/abs/2402.03300",
         "(r - mean_G) / (std_G + eps)",
     ),
     "dr_grpo": Estimator(
         "dr_grpo",
         outcome.dr_grpo,
-        "centred inside the group, scale untouched",
+        "centred within the group, scale unchanged",
         "https://arxiv.org/abs/2503.20783",
         "r - mean_G",
     ),
@@ -119,7 +119,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "gpg": Estimator(
         "gpg",
         outcome.gpg,
-        "centred, made up for groups without a signal",
+        "centred, scaled up to make up for groups without a signal",
         "https://arxiv.org/abs/2504.02546",
         "(r - mean_G) * B / count(sequences in non-constant groups)",
     ),
@@ -133,7 +133,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "gdpo": Estimator(
         "gdpo",
         outcome.gdpo,
-        "several rewards, each normalised before they are added",
+        "several rewards, each normalised before adding",
         "https://arxiv.org/abs/2601.05242",
         "x / std_step(x), x = sum_c w_c (r_c - mean_G r_c) / (std_G r_c + eps)",
     ),
@@ -157,8 +157,8 @@ ESTIMATORS: dict[str, Estimator] = {
 def resolve_estimator(name: str) -> Estimator:
     """The estimator called `name`: a key of `ESTIMATORS`, `package.module:function` or `path/to/file.py:function`.
 
-    A function from outside names its tensors as in `ESTIMATOR_INPUTS`, takes numbers after a bare `*`, and returns
-    `advantages_B`, or `(advantages_BT, returns_BT)` when it asks for `token_rewards_BT`. ConfigError otherwise.
+    A plugin names its tensors as in `ESTIMATOR_INPUTS`, takes numbers after a bare `*`, and returns `advantages_B`, or
+    `(advantages_BT, returns_BT)` if it asks for `token_rewards_BT`. ConfigError otherwise.
     """
     if ":" not in name:
         return find_row(name, ESTIMATORS, "advantage estimator")
@@ -167,7 +167,7 @@ def resolve_estimator(name: str) -> Estimator:
     for parameter in row.inputs:
         if parameter not in ESTIMATOR_INPUTS:
             raise ConfigError(
-                f"advantage estimator {name!r} asks for {parameter!r}, which nobody provides",
+                f"advantage estimator {name!r} asks for {parameter!r}, which does not exist",
                 remedy=suggestion(parameter, ESTIMATOR_INPUTS) + " (numbers go after a bare *)",
             )
     return row

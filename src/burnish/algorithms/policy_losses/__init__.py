@@ -1,4 +1,4 @@
-"""Policy losses per token; `aggregation` makes one number of them. See docs/algorithms.md."""
+"""Policy losses per token; `aggregation` reduces them to one number. See docs/algorithms.md."""
 
 from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov, unclipped_selection

@@ -1,4 +1,4 @@
-"""Losses that clip the ratio of each token around 1, in the manner of PPO."""
+"""Losses that clip each token's ratio around 1, as PPO does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def ppo_clip(
     """max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), Schulman 2017 (https://arxiv.org/abs/1707.06347).
 
     Args:
-        clip_high: above clip_low it is DAPO's clip-higher (https://arxiv.org/abs/2503.14476).
+        clip_high: if larger than clip_low, this is DAPO's clip-higher (https://arxiv.org/abs/2503.14476).
         dual_clip: c > 1: for A < 0 the loss is at most -A c (https://arxiv.org/abs/1912.09729).
-        ratio_cap: an absolute ratio above 1 + clip_high: rho is capped there in the unclipped term, which bounds the
-            loss of tokens with A < 0 without a gradient beyond (https://arxiv.org/abs/2505.07291).
+        ratio_cap: an absolute ratio above 1 + clip_high at which rho is capped in the unclipped term. It bounds the
+            loss of tokens with A < 0, with no gradient beyond the cap (https://arxiv.org/abs/2505.07291).
 
-    Metrics beyond the common ones: `clip_fraction_dual` where `dual_clip` is given.
+    Additional metric: `clip_fraction_dual` if `dual_clip` is given.
     """
     _check_caps(clip_high, dual_clip, ratio_cap)
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
@@ -37,7 +37,7 @@ def ppo_clip(
     if dual_clip is not None:
         ceiling_BT = -tokens.advantages_BT * dual_clip
         over_BT = (tokens.advantages_BT < 0) & (loss_BT > ceiling_BT)
-        loss_BT = torch.where(over_BT, ceiling_BT, loss_BT)
+        loss_BT = torch.where(over_BT, ceiling_BT, loss_BT)  # the ceiling is a constant: no gradient above it
         metrics["clip_fraction_dual"] = tokens.share(over_BT)
     return tokens.result(loss_BT, metrics)
 
@@ -45,14 +45,15 @@ def ppo_clip(
 def clipped_surrogate(
     tokens: Tokens, ratio_BT: Tensor, clip_low: float, clip_high: float, ratio_cap: float | None = None
 ) -> Tensor:
-    """PPO's pessimistic bound with any ratio `[B, T]`, be it that of the token or of its sequence."""
+    """PPO's pessimistic bound with any ratio `[B, T]`, of the token or of its sequence."""
     unclipped_BT = ratio_BT if ratio_cap is None else ratio_BT.clamp(max=ratio_cap)
     clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
+    # PPO maximises the minimum of the two terms. A loss has the opposite sign, so it takes the maximum.
     return torch.maximum(-tokens.advantages_BT * unclipped_BT, -tokens.advantages_BT * clipped_BT)
 
 
 def clipped_sides(tokens: Tokens, ratio_BT: Tensor, clip_low: float, clip_high: float) -> dict[str, Tensor]:
-    """Where the clip takes the gradient away: A < 0 below the lower edge, A > 0 above the upper one."""
+    """Where the clip removes the gradient: A < 0 below the lower bound, A > 0 above the upper one."""
     return {
         "clipped_low_BT": (tokens.advantages_BT < 0) & (ratio_BT < 1 - clip_low),
         "clipped_high_BT": (tokens.advantages_BT > 0) & (ratio_BT > 1 + clip_high),

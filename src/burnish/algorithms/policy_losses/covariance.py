@@ -1,8 +1,8 @@
-"""Losses that single out the few tokens which drive the entropy down: log-probability and advantage both high.
+"""Losses that treat differently the few tokens that reduce the entropy most: both log-probability and advantage high.
 
-Cui 2025 (https://arxiv.org/abs/2505.22617). Which tokens these are is a statistic of the whole minibatch:
-compute the selection on it once and hand each micro-batch its part as `selection_BT`. Left out, the tokens
-are chosen inside the tensors given, which is right only when those are the minibatch.
+Cui 2025 (https://arxiv.org/abs/2505.22617). The selection is a statistic of the entire minibatch: compute it once and
+pass each micro-batch its part as `selection_BT`. Without `selection_BT`, tokens are selected within the given tensors,
+which is correct only if these are the minibatch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def covariance_selection(
 ) -> Tensor:
     """True `[B, T]` at the trained tokens of highest (A - mean A)(logprob - mean logprob) inside the two bounds.
 
-    At most `fraction` of the trained tokens, one at least (more only on ties), strictly above `covariance_low`. The
-    authors draw at random inside the bounds; taking the highest needs no random numbers and does not depend on the
-    order of rows. Tokens in `excluded_BT` are not chosen, but count in the means and in the number to choose.
+    At most `fraction` of the trained tokens but at least one (more only on ties), strictly above `covariance_low`. The
+    authors draw at random within the bounds. Taking the highest needs no random numbers and does not depend on the
+    order of rows. Tokens in `excluded_BT` are not selected, but count in the means and in the number to select.
     """
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction of selected tokens is {fraction}", remedy="set it above 0 and at most 1")
@@ -58,8 +58,8 @@ def unclipped_selection(
     covariance_low: float = 1.0,
     covariance_high: float = 5.0,
 ) -> Tensor:
-    """`covariance_selection` among the tokens that PPO's clip leaves a gradient, as in the authors' code: the few
-    places are not spent on tokens that have none to lose."""
+    """`covariance_selection` among the tokens that keep a gradient under PPO's clip, as in the authors' code, so that
+    the few places do not go to tokens without one."""
     tokens = read_tokens(logprobs_BT.detach(), old_logprobs_BT, advantages_BT, mask_BT)
     sides = clipped_sides(tokens, tokens.ratio_BT, clip_low, clip_high)
     return covariance_selection(
@@ -83,9 +83,9 @@ def kl_cov(
     fraction: float = 2e-4,
     selection_BT: Tensor | None = None,
 ) -> PolicyLoss:
-    """-A rho, plus coef |d| on the selected tokens, the authors' KL penalty towards the old policy.
+    """-A rho, plus coef |d| on the selected tokens, which is the authors' KL penalty towards the old policy.
 
-    Metrics beyond the common ones: `selected_fraction`.
+    Additional metric: `selected_fraction`.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     if selection_BT is None:
@@ -108,10 +108,10 @@ def clip_cov(
     covariance_high: float = 5.0,
     selection_BT: Tensor | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped loss, with 0 (no gradient) at the selected tokens, which are none that the clip holds already.
-    Dropped tokens still count in denominators.
+    """PPO's clipped loss, but 0 (no gradient) at the selected tokens, none of which the clip already stops. Dropped
+    tokens still count in denominators.
 
-    Metrics beyond the common ones: `selected_fraction`.
+    Additional metric: `selected_fraction`.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     if selection_BT is None:

@@ -1,4 +1,4 @@
-"""What a policy loss returns, and the metrics that every policy loss reports."""
+"""The result of a policy loss, and the metrics that all policy losses report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.types import Metric, Reduction
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Loss per token `[B, T]`, exactly 0 in masked slots, and metrics that merge exactly over micro-batches."""
+    """The loss per token `[B, T]`, exactly 0 in masked slots, and metrics that merge exactly over micro-batches."""
 
     per_token_BT: Tensor
     metrics: dict[str, Metric]
@@ -23,13 +23,13 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The inputs of a loss with masked slots made harmless, and what nearly every loss computes from them first."""
+    """The inputs of a loss with masked slots replaced, and what nearly every loss computes from them first."""
 
     logprobs_BT: Tensor
     advantages_BT: Tensor  # constants: they never carry a gradient
     log_ratio_BT: Tensor  # clamped logprob - old_logprob; 0 where masked
     ratio_BT: Tensor  # its exp; 1 where masked
-    clamped_BT: Tensor  # where the clamp of the log-ratio took hold: beyond it there is no gradient through the ratio
+    clamped_BT: Tensor  # where the log-ratio was clamped, so no gradient flows through the ratio
     mask_BT: Tensor
 
     def result(self, loss_BT: Tensor, metrics: dict[str, Metric]) -> PolicyLoss:
@@ -42,13 +42,14 @@ class Tokens:
         clipped_low_BT: Tensor | None = None,
         clipped_high_BT: Tensor | None = None,
     ) -> dict[str, Metric]:
-        """Metrics over the trained tokens; `ratio_BT` where the ratio of the loss is not the ratio of a token.
+        """Metrics over the trained tokens. Give `ratio_BT` if the loss does not use the ratio of each token.
 
-        approx_kl is k3 of KL(old || current): the tokens were sampled from the old policy.
+        approx_kl estimates KL(old || current) with k3, because the tokens were sampled from the old policy.
         """
         ratio = (self.ratio_BT if ratio_BT is None else ratio_BT).detach()
         count = self.mask_BT.sum()
         low, high = self._count(clipped_low_BT), self._count(clipped_high_BT)
+        # As arguments of k3 only the difference of the log-probabilities matters: 0 - log_ratio is old - current.
         approx_kl = self._mean(kl.k3(torch.zeros_like(ratio), self.log_ratio_BT.detach()))
         return {
             "clip_fraction": Metric(Reduction.MEAN, low + high, count),
@@ -66,7 +67,7 @@ class Tokens:
         return self._mean(chosen_BT.to(self.ratio_BT.dtype))
 
     def _count(self, chosen_BT: Tensor | None) -> Tensor:
-        """Trained tokens that are chosen, as a float, 0-d; a loss that chooses none has none."""
+        """Number of chosen trained tokens, as a float, 0-d. With None it is 0."""
         chosen_BT = torch.zeros_like(self.mask_BT) if chosen_BT is None else chosen_BT
         return self._sum(chosen_BT.to(self.ratio_BT.dtype))
 
@@ -78,7 +79,7 @@ class Tokens:
 
 
 def read_tokens(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tokens:
-    """The arguments of a policy loss as `Tokens`. ValueError when their shapes differ."""
+    """The arguments of a policy loss as `Tokens`. ValueError if their shapes differ."""
     full_BT = log_ratio(logprobs_BT, old_logprobs_BT.detach(), mask_BT)
     log_ratio_BT = clamp_log_ratio(full_BT)
     return Tokens(

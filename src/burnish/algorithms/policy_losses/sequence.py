@@ -1,4 +1,4 @@
-"""Losses with one ratio for a whole sequence: the reward judges the sequence, so the correction does too."""
+"""Losses with one ratio per sequence: the reward scores the sequence, so the correction applies to the sequence too."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def gspo(
 ) -> PolicyLoss:
     """PPO's clip on the length-normalised sequence ratio exp(mean_t d), Zheng 2025 (https://arxiv.org/abs/2507.18071).
 
-    In the token form: each token carries the value of the sequence ratio and its own gradient. For one advantage per
-    sequence this is the gradient of the mean exactly, and it stays meaningful when advantages vary by token. Aggregate
+    This is the token form: each token has the value of the sequence ratio and its own gradient. With one advantage per
+    sequence this is exactly the gradient of the mean, and it is still meaningful if advantages vary by token. Aggregate
     with sequence_mean_token_mean. The ratio metrics are those of the sequence ratio, weighted by tokens.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
@@ -44,8 +44,9 @@ def gmpo(
 ) -> PolicyLoss:
     """-A times the geometric mean of the clipped token ratios, Zhao 2025 (https://arxiv.org/abs/2507.20673).
 
-    `clip_low` and `clip_high` are in log space (0.4 allows ratios from 0.67 to 1.49), pessimistic as in PPO: with A > 0
-    a token counts at most clip_high, with A < 0 at least -clip_low. The ratio metrics are those of the geometric mean.
+    `clip_low` and `clip_high` are log-ratios (0.4 allows ratios from 0.67 to 1.49) and pessimistic as in PPO: a token's
+    log-ratio counts as at most clip_high if A > 0, and as at least -clip_low if A < 0. The ratio metrics are those of
+    the geometric mean.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     gaining_BT, losing_BT = tokens.advantages_BT > 0, tokens.advantages_BT < 0
@@ -61,6 +62,6 @@ def gmpo(
 
 
 def _mean_over_tokens(values_BT: Tensor, tokens: Tokens) -> Tensor:
-    """Mean over the trained tokens of a row, on every slot of the row; `values_BT` is 0 where masked."""
+    """Mean over the trained tokens of a row, in every slot of the row. `values_BT` must be 0 where masked."""
     lengths_B = tokens.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
     return (values_BT.sum(dim=1, keepdim=True) / lengths_B).expand_as(values_BT)

@@ -1,4 +1,4 @@
-"""Losses that hold the policy near the old one without a hard edge."""
+"""Losses that keep the policy close to the old one without a hard clip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from burnish.algorithms.policy_losses.result import PolicyLoss, read_tokens
 
 
 def sapo_gate(ratio: Tensor, tau: Tensor | float) -> Tensor:
-    """sigmoid(tau (rho - 1)) 4 / tau: slope 1 at rho = 1, flat far away from it."""
+    """sigmoid(tau (rho - 1)) 4 / tau: slope 1 at rho = 1, flat far from it."""
     return torch.sigmoid(tau * (ratio - 1)) * 4 / tau
 
 
@@ -22,9 +22,9 @@ def sapo(
     tau_positive: float = 1.0,
     tau_negative: float = 1.05,
 ) -> PolicyLoss:
-    """-A gate(rho), tau by the sign of A, Gao 2025 (https://arxiv.org/abs/2511.20347).
+    """-A gate(rho), where tau depends on the sign of A, Gao 2025 (https://arxiv.org/abs/2511.20347).
 
-    A larger tau for A < 0 lets go of bad tokens sooner, since pushing one token down lifts all others.
+    A larger tau for A < 0 stops pushing bad tokens sooner, because pushing one token down raises all others.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     like = tokens.ratio_BT.detach()

@@ -1,4 +1,4 @@
-"""The table of policy losses, and how a run file's word finds one."""
+"""The table of policy losses, and how a name in a run file finds one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOSS_INPUTS = ("logprobs_BT", "old_logprobs_BT", "advantages_BT", "mask_BT")
 
 @dataclass(frozen=True)
 class PolicyLossSpec(Row):
-    """A row of `POLICY_LOSSES`. With `selection`, tokens are chosen over the whole minibatch before it is cut.
+    """A row of `POLICY_LOSSES`. With `selection`, tokens are selected from the entire minibatch before it is cut.
 
     `zero_at_zero_advantage`: a response whose advantages are all 0 has no gradient.
     """
@@ -40,7 +40,7 @@ class PolicyLossSpec(Row):
         mask_BT: Tensor,
         options: Mapping[str, object],
     ) -> Tensor | None:
-        """`selection_BT` of a whole minibatch, to be cut like it; None where the loss selects nothing."""
+        """`selection_BT` of an entire minibatch, to be cut in the same way. None if the loss selects nothing."""
         if self.selection is None:
             return None
         tensors = dict(zip(LOSS_INPUTS, (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT), strict=True))
@@ -88,7 +88,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     "cispo": PolicyLossSpec(
         "cispo",
         weighted.cispo,
-        "clips the weight, keeps every token's gradient",
+        "clips the weight but keeps every token's gradient",
         "https://arxiv.org/abs/2506.13585",
         "-sg(clip(rho, 1 - clip_low, ratio_cap)) A logprob",
         zero_at_zero_advantage=True,
@@ -112,7 +112,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     "sapo": PolicyLossSpec(
         "sapo",
         smooth.sapo,
-        "smooth gate in place of the clip",
+        "smooth gate instead of the clip",
         "https://arxiv.org/abs/2511.20347",
         "-A sigmoid(tau (rho - 1)) 4 / tau, tau by the sign of A",
         zero_at_zero_advantage=True,
@@ -120,7 +120,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     "kl_cov": PolicyLossSpec(
         "kl_cov",
         covariance.kl_cov,
-        "KL penalty on the tokens that cost entropy",
+        "KL penalty on the tokens that reduce entropy most",
         "https://arxiv.org/abs/2505.22617",
         "-A rho + coef |d| on the tokens of highest covariance",
         selection=covariance.covariance_selection,
@@ -128,7 +128,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     "clip_cov": PolicyLossSpec(
         "clip_cov",
         covariance.clip_cov,
-        "ppo_clip without the tokens that cost entropy",
+        "ppo_clip without the tokens that reduce entropy most",
         "https://arxiv.org/abs/2505.22617",
         "ppo_clip, 0 on the unclipped tokens of highest covariance inside (covariance_low, covariance_high)",
         selection=covariance.unclipped_selection,
@@ -146,8 +146,8 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
 def resolve_policy_loss(name: str) -> PolicyLossSpec:
     """The loss called `name`: a key of `POLICY_LOSSES`, `package.module:function` or `path/to/file.py:function`.
 
-    A function from outside takes the four tensors of `LOSS_INPUTS` and numbers after a bare `*`, and returns a
-    `PolicyLoss`. ConfigError otherwise.
+    A plugin takes the four tensors of `LOSS_INPUTS` and numbers after a bare `*`, and returns a `PolicyLoss`.
+    ConfigError otherwise.
     """
     if ":" not in name:
         return find_row(name, POLICY_LOSSES, "policy loss")
@@ -156,6 +156,6 @@ def resolve_policy_loss(name: str) -> PolicyLossSpec:
     if row.inputs != LOSS_INPUTS:
         raise ConfigError(
             f"policy loss {name!r} takes ({', '.join(row.inputs)})",
-            remedy=f"let it take ({', '.join(LOSS_INPUTS)}), and numbers after a bare *",
+            remedy=f"change it to take ({', '.join(LOSS_INPUTS)}), and numbers after a bare *",
         )
     return row

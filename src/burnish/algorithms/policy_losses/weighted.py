@@ -1,4 +1,4 @@
-"""REINFORCE and its importance-weighted forms: weights are bounded and carry no gradient, so no token is dropped."""
+"""REINFORCE and its importance-weighted forms. Weights are bounded and carry no gradient, so no token is dropped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from burnish.errors import ConfigError
 
 
 def reinforce(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> PolicyLoss:
-    """-A logprob, Williams 1992 (https://doi.org/10.1007/BF00992696). The old policy enters the metrics only.
+    """-A logprob, Williams 1992 (https://doi.org/10.1007/BF00992696). The old policy is used only in metrics.
 
-    With one advantage per sequence and the aggregation sequence_mean_token_sum this is the sequence form -A log pi(y)
+    With one advantage per sequence and the aggregation sequence_mean_token_sum, this is the sequence form -A log pi(y)
     of RLOO and ReMax.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
@@ -36,7 +36,7 @@ def cispo(
     """
     if not (ratio_cap > 1 and math.isfinite(ratio_cap)):
         raise ConfigError(
-            f"ratio_cap of cispo is {ratio_cap}", remedy="it is an absolute ratio: set it above 1 (5.0 is usual)"
+            f"ratio_cap of cispo is {ratio_cap}", remedy="it is an absolute ratio: set it above 1 (usually 5.0)"
         )
     inputs = (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     return _weighted(*inputs, low=1 - clip_low, high=ratio_cap, negative_only=False)
@@ -71,8 +71,8 @@ def topr(
 ) -> PolicyLoss:
     """`tis` where A < 0, plain REINFORCE elsewhere, Le Roux 2025 (https://arxiv.org/abs/2503.14286).
 
-    Good responses are learned from at full weight however unlikely they have become; bad ones fade out with their
-    ratio. The ratio is that of the token; both bounds are absolute ratios.
+    Good responses keep their full weight however unlikely they have become; bad ones fade out with their ratio. The
+    ratio is per token, and both bounds are absolute ratios.
     """
     _check_bounds("topr", ratio_low, ratio_high)
     inputs = (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
@@ -90,7 +90,7 @@ def _weighted(
     negative_only: bool,
 ) -> PolicyLoss:
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
-    ratio_BT = tokens.ratio_BT.detach()
+    ratio_BT = tokens.ratio_BT.detach()  # the weight is a constant: the gradient goes through logprobs_BT only
     weighed_BT = tokens.advantages_BT < 0 if negative_only else tokens.mask_BT
     weight_BT = torch.where(weighed_BT, ratio_BT.clamp(low, high), torch.ones_like(ratio_BT))
     metrics = tokens.metrics(

@@ -178,7 +178,7 @@ def test_candidates_train_with_best_of(rm_run: Callable[..., RmConfig], tmp_path
     [
         ("candidates=4", "loss bradley_terry compares two"),
         ("score_at=last_position", "response_length is None"),
-        ("held_out_fraction=0.1", "data.eval names held-out data"),
+        ("held_out_fraction=0.1", "data.eval already names held-out data"),
         ("normalization.policy=x", "normalization.policy is set, but kind is none"),
         ("los=best_of", "los"),
     ],
