@@ -41,6 +41,7 @@ MAY_DIFFER = (
     "optimization.tokens_per_microbatch",
     "rollout.max_batch_rows",
     "scoring.workers",
+    "cluster",
 )
 """Fields (and everything below them) that a resumed run may change, because they do not affect what is learned, except
 by rounding (model.device, model.kernels).

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from burnish.config import names
+from burnish.config.schema_cluster import ClusterConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.config.schema_optimization import RlOptimizationConfig
 from burnish.config.schema_run import RlLoggingConfig, RunConfig
@@ -283,6 +284,7 @@ class RlFields(RunConfig):
     scoring: ScoringConfig = ScoringConfig()
     algorithm: Annotated[AlgorithmConfig, BeforeValidator(preset_shorthand)] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
+    cluster: ClusterConfig = ClusterConfig()
     critic: CriticConfig = CriticConfig()
     optimization: RlOptimizationConfig = RlOptimizationConfig()
     evaluation: RlEvaluationConfig = RlEvaluationConfig()

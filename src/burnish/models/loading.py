@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,6 +89,21 @@ def load_model(
         return _load_model(config, seed, head, plain, paths or FastPaths())
 
 
+def load_outline(config: ModelConfig, *, plain: bool = False) -> LoadedModel:
+    """Model and tokenizer as `load_model` gives them, but with weights that have a shape and no numbers (on PyTorch's
+    `meta` device): for a process that asks others for everything that needs them. Raises as `load_model` does, except
+    for what only the weights can show.
+    """
+    with reading(f"model {config.path!r}: reading its config", ModelError, remedy="check the files in its folder"):
+        source = resolve_source(config.path, field="model.path")
+        check_model_folder(source, needs_weights=not config.from_scratch)
+        raw_config, generation_config = _raw_configs(source, config)
+        check_declared_sizes(raw_config, config.path)
+        with torch.device("meta"):
+            model = _random_model(_model_config(source, config), config, 0, "language")
+        return _with_tokenizer(model, config, raw_config, generation_config, (), plain=plain)
+
+
 def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: FastPaths) -> LoadedModel:
     source = resolve_source(config.path, field="model.path")
     check_model_folder(source, needs_weights=not config.from_scratch)
@@ -96,41 +111,61 @@ def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: 
     raw_config, generation_config = _raw_configs(source, config)
     check_declared_sizes(raw_config, config.path)
     model_config = _model_config(source, config)
-    tokenizer = load_tokenizer(config)
+    load_tokenizer(config)  # before the weights, which take longer: what is wrong with it is told at once
     weights_note: str | None
     if config.from_scratch:
         model, weights_note = _random_model(model_config, config, seed, head), "weights are random (model.from_scratch)"
     else:
         model, weights_note = _saved_model(source, config, head)
         check_finite(model, config.path)
-    check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
-    eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
-    check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")
-    pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
+    loaded = _with_tokenizer(model, config, raw_config, generation_config, (weights_note,), plain=plain)
     if config.router_aux_coef > 0:
         _check_router_loss(model, head)
-    context_length, context_note = _context_length(model.config, tokenizer)
-    eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
     model = model.to(device)
     align_weights(model)
     if head == "language" and not plain:
         use_packed_rows(model, paths)
     kernels_note = _use_kernels(model, config, paths, has_passes=head == "language" and not plain)
-    found = (weights_note, eos_note, pad_note, context_note, bfloat16_note(model, paths), kernels_note)
-    notes = tuple(note for note in found if note is not None)
+    found = (bfloat16_note(model, paths), kernels_note)
+    return replace(
+        loaded,
+        model=model,
+        notes=(*loaded.notes, *(note for note in found if note is not None)),
+        kernels="off" if plain or kernels_note is not None else config.kernels,
+        paths=paths,
+    )
+
+
+def _with_tokenizer(
+    model: PreTrainedModel,
+    config: ModelConfig,
+    raw_config: dict[str, Any],
+    generation_config: dict[str, Any],
+    notes: tuple[str | None, ...],
+    *,
+    plain: bool,
+) -> LoadedModel:
+    """The model with its tokenizer, and what follows from the two."""
+    tokenizer = load_tokenizer(config)
+    check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
+    eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
+    check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")
+    pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
+    context_length, context_note = _context_length(model.config, tokenizer)
+    eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
+    found = (*notes, eos_note, pad_note, context_note)
     return LoadedModel(
         model,
         tokenizer,
         eos_ids,
         pad_id,
         context_length,
-        notes,
+        tuple(note for note in found if note is not None),
         config.gradient_checkpointing,
         plain,
-        "off" if plain or kernels_note is not None else config.kernels,
-        paths,
-        config.router_aux_coef,
+        config.kernels,
+        router_aux_coef=config.router_aux_coef,
     )
 
 

@@ -1,7 +1,8 @@
 """Requests in portions: which rows are sampled together, whoever samples them.
 
-A response has the same tokens whatever is sampled next to it, but the last bits of its log-probabilities depend on how
-many rows a matrix product has. Portions that follow from the requests alone make them the same on any number of workers.
+A response has the same tokens whatever is sampled next to it, but the last bits of its log-probabilities depend on
+how many rows a matrix product has. Portions that follow from the requests alone make them the same on any number of
+workers.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
@@ -36,23 +37,27 @@ def _value_objective(config: RlConfig) -> ClippedValueObjective:
     )
 
 
-def build_separate_critic(config: RlConfig, loaded: LoadedModel) -> SeparateCritic | None:
+def build_separate_critic(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> SeparateCritic | None:
     """None where the critic shares the policy's trunk. Call it before the policy builds adapters into its model."""
     critic, budget = config.critic, config.optimization.tokens_per_microbatch
     if critic.kind == "shared":
         return None
     settings = critic_settings(config)
     if critic.init == "policy":
-        built = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget)
+        built = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget, lanes=lanes)
         init_value_head(built.head, std=critic.head_init_std, seed=config.seed)
         return built
     folder = reward_model_folder(config) if critic.init == "reward_model" else critic.init
     if (Path(folder) / HEAD_FILE).is_file():
-        return _critic_of_a_run(Path(folder), loaded, settings, budget)
-    return SeparateCritic.from_folder(folder, loaded, settings, field="critic.init", tokens_per_microbatch=budget)
+        return _critic_of_a_run(Path(folder), loaded, settings, budget, lanes)
+    return SeparateCritic.from_folder(
+        folder, loaded, settings, field="critic.init", tokens_per_microbatch=budget, lanes=lanes
+    )
 
 
-def _critic_of_a_run(folder: Path, loaded: LoadedModel, settings: OptimizerSettings, budget: int) -> SeparateCritic:
+def _critic_of_a_run(
+    folder: Path, loaded: LoadedModel, settings: OptimizerSettings, budget: int, lanes: Lanes
+) -> SeparateCritic:
     """A critic that goes on from the one that another run of `burnish rl` saved in a checkpoint, of the same
     architecture and vocabulary. A head alone (critic.kind shared) has no trunk to begin with: ModelError."""
     if not (folder / "config.json").is_file():
@@ -68,7 +73,7 @@ def _critic_of_a_run(folder: Path, loaded: LoadedModel, settings: OptimizerSetti
             f"{difference}",
             remedy="use a critic of a run on the same model, or critic.init: policy",
         )
-    critic = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget)
+    critic = SeparateCritic.copy_of(loaded, settings, tokens_per_microbatch=budget, lanes=lanes)
     critic.load_weights(folder)
     return critic
 

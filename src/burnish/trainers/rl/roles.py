@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
@@ -22,18 +23,18 @@ class Roles:
     critic: Critic | None
 
 
-def build_roles(config: RlConfig, loaded: LoadedModel) -> Roles:
+def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
     """The models of the run in this process. All of them start from the weights that `loaded` has now."""
     needs_values = resolve_estimator(config.algorithm.estimator).needs_values
-    critic: Critic | None = build_separate_critic(config, loaded) if needs_values else None
-    policy = build_policy(config, loaded)  # after the critic, whose trunk is to have no adapters
+    critic: Critic | None = build_separate_critic(config, loaded, lanes) if needs_values else None
+    policy = build_policy(config, loaded, lanes)  # after the critic, whose trunk is to have no adapters
     if needs_values and critic is None:
         critic = build_shared_critic(config, policy)
     reference = None if config.algorithm.kl_in == "none" else policy.reference()
     return Roles(policy, reference, critic)
 
 
-def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
+def build_policy(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> LocalPolicy:
     """The policy alone, which builds adapters into the loaded model where the run file asks for them."""
     return LocalPolicy(
         loaded,
@@ -46,4 +47,5 @@ def build_policy(config: RlConfig, loaded: LoadedModel) -> LocalPolicy:
         tokens_per_microbatch=config.optimization.tokens_per_microbatch,
         lora=config.model.lora,
         seed=config.seed,
+        lanes=lanes,
     )
