@@ -153,7 +153,7 @@ def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make, l
     [
         ("die", "ended \\(killed by SIGKILL\\)\n    .*\n(.*\n)*    out of luck"),
         ("hang", "did not answer 'generate' within 0.5 seconds"),
-        ("garbage", "answered what is no message"),
+        ("garbage", "it sent an answer that is not a message"),
         ("fail", "failed with ValueError: no memory left"),
     ],
 )
