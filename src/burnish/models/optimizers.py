@@ -146,6 +146,7 @@ class WeightOptimizer:
             {"params": [p for p in stepped if p.dim() >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in stepped if p.dim() < 2], "weight_decay": 0.0},
         ]
+        # The masters are stepped, not the parameters; a float32 parameter is its own master.
         self._adam = OPTIMIZERS[settings.optimizer](
             [group for group in groups if group["params"]],
             lr=settings.learning_rate,

@@ -152,7 +152,9 @@ class LocalPolicy:
         try:
             with recomputing(self.model, on=self.loaded.gradient_checkpointing):
                 for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
+                    # Batches are in host memory, so that only one micro-batch at a time takes memory of the device.
                     part = part.to(self.model.device)
+                    # The head runs at trained positions only: its logits are the largest tensor of the pass.
                     scores = self._scorer.score(
                         part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
                     )

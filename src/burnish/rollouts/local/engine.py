@@ -113,6 +113,7 @@ class LocalEngine:
             self.notes = () if way.note is None else (way.note,)
             self._make_decoder: MakeAnyDecoder = way.make
             sees_all = not Boundaries.of(model.config).crossed_by(context_length)
+            # The fused decoders attend to every token, so the model may have no window that this run can exceed.
             if sees_all and way.note is None and not plain:
                 own = partial(ModelDecoder, attention=attention)
                 self._make_decoder = choose_decoder(model, own, kernels, paths or FastPaths())

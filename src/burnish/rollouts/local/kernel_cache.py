@@ -103,6 +103,7 @@ class KernelCache:
         for row, entry in enumerate(self._rows):
             rows_of.setdefault(id(entry.prompt), []).append(row)
         prompts = [self._rows[rows[0]].prompt for rows in rows_of.values()]
+        # Rows per tile: each brings the query heads that share a key head, and a tile has _QUERIES queries in all.
         size = max(1, _QUERIES * self._shape.key_heads // self._shape.heads)
         order: list[int] = []
         tiles: list[tuple[int, int, int]] = []
@@ -148,6 +149,7 @@ class KernelCache:
         if prompts is None or length == 0:
             return _Prompt(self._empty(0), 0)
         shape, capacity = self._shape, rounded_up(length)
+        # The width is the head size rounded up, and the kernels need 0 in the rest of it.
         store = self._empty(capacity).zero_()
         head_size = shape.head_size
         keys = store[0].view(shape.layers, shape.key_heads, -1, self._width, BLOCK)

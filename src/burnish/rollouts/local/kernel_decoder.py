@@ -37,6 +37,7 @@ class KernelDecoder:
         norms = parts.layers[0].head_norms
         epsilon = norms[0].epsilon if norms else 0.0
         step = self._cache.begin(positions_R, cosine_1RD[0].float(), sine_1RD[0].float(), epsilon)
+        # Residuals are added to states_RX in place, in the same pass over memory as the next norm.
         more_RX = None
         for number, layer in enumerate(parts.layers):
             norm = layer.input_norm

@@ -113,6 +113,7 @@ class SharedCache:
         """Make room for each row's token at these positions in its sequence."""
         self._columns_R = positions_R - self._first_position_R
         lowest, highest = (int(bound) for bound in self._columns_R.aminmax())
+        # Rows that are equally far into their responses write one column, a slice, and need no mask.
         self._column = lowest if lowest == highest else None
         self._width = highest + 1
         self._reserve(self._width)

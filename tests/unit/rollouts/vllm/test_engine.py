@@ -185,7 +185,7 @@ def test_a_restart_does_not_take_weights_of_another_version(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("does", "tokens", "message"),
-    [("nan", 1, "log-probability nan at response token 0"), ("short", 6, "gave 1 tokens and 1 log-prob.*up to 6")],
+    [("nan", 1, "log-probability nan at response token 0"), ("short", 6, "returned 1 tokens and 1 log-prob.*up to 6")],
 )
 def test_samples_that_cannot_be_are_refused(make: Make, does: str, tokens: int, message: str) -> None:
     with pytest.raises(RolloutError, match=message):
