@@ -103,7 +103,7 @@ class KernelCache:
         for row, entry in enumerate(self._rows):
             rows_of.setdefault(id(entry.prompt), []).append(row)
         prompts = [self._rows[rows[0]].prompt for rows in rows_of.values()]
-        # Rows per tile: each brings the query heads that share a key head, and a tile has _QUERIES queries in all.
+        # Rows per tile: each brings all query heads that share a key head, and a tile holds about _QUERIES queries.
         size = max(1, _QUERIES * self._shape.key_heads // self._shape.heads)
         order: list[int] = []
         tiles: list[tuple[int, int, int]] = []
