@@ -1,4 +1,4 @@
-"""Optimizer steps of a critic by itself: the counterpart of what `LocalPolicy` does for a policy."""
+"""Optimizer steps of a critic alone: the counterpart of what `LocalPolicy` does for a policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from burnish.models.value_head import CriticOptimizer, ValueScorer
 
 
 class ValueSteps:
-    """Accumulates gradients of a value loss and steps with them; with `train_trunk` False, those of the head alone."""
+    """Accumulates gradients of a value loss and steps with them. Without `train_trunk`, only the head's."""
 
     def __init__(
         self, scorer: ValueScorer, optimizer: CriticOptimizer, *, tokens_per_microbatch: int, train_trunk: bool
@@ -34,7 +34,7 @@ class ValueSteps:
             self._accumulation = Accumulation(denominators)
         accumulation = self._accumulation
         if accumulation.denominators != denominators:
-            raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
+            raise ValueError(f"a part with {denominators} cannot be added to a step with {accumulation.denominators}")
         try:
             for _, part in self._scorer.split(trained_rows(batch), self._tokens_per_microbatch):
                 part = part.to(self._scorer.device)
@@ -43,14 +43,14 @@ class ValueSteps:
                 value.loss.backward()
                 accumulation.add(value, value.loss)
         except BaseException:
-            self._drop()  # half a gradient must not become a step
+            self._drop()  # an incomplete gradient must not become a step
             raise
 
     def settle(self, planned_step: int | None) -> Update:
         """See `roles.Critic`."""
         accumulation = self._accumulation
         if accumulation is None:
-            raise ValueError("settle() ends a step that accumulate() has begun, and there is none")
+            raise ValueError("settle() was called without a step begun by accumulate()")
         if accumulation.denominators.num_tokens == 0:
             self._drop()
             return Update(self._optimizer.skip())
