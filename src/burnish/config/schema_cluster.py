@@ -24,8 +24,8 @@ class ClusterConfig(Section):
     equal bits on 1, 2, ... processes. `null`: the smallest multiple of `trainers` that gives every rollout worker
     something to do."""
     threads: PositiveInt | None = None
-    """Threads of PyTorch in each process. `null`: the processor's cores, shared equally. The last bits of sums depend on
-    it."""
+    """Threads of PyTorch in each process. `null`: the processor's cores, shared equally. The last bits of sums
+    depend on it."""
     restarts: NonNegativeInt = 3
     """How often in an hour a lost rollout worker is started again."""
     stall_seconds: Seconds = 600.0

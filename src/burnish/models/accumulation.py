@@ -1,4 +1,4 @@
-"""What the micro-batches of one optimizer step leave until the step is made: metrics, signals and losses."""
+"""What the micro-batches of an optimizer step add up before the step is made: metrics, signals and losses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from burnish.types import Metric
 
 
 class Accumulation:
-    """An optimizer step that has begun: every micro-batch adds to it, and `settle` of the role ends it.
+    """An optimizer step in progress: every micro-batch adds to it, and the role's `settle` ends it.
 
-    Losses stay on their device. Reading each one would make the host wait for every micro-batch, so whether they are
-    finite is asked once, before the step.
+    Losses stay on their device. Reading each one would make the host wait for every micro-batch, so they are checked
+    for non-finite values once, before the step.
     """
 
     def __init__(self, denominators: Denominators) -> None:
@@ -29,7 +29,7 @@ class Accumulation:
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """What the objectives reported, merged over the micro-batches."""
+        """The objectives' metrics, merged over the micro-batches."""
         return self._metrics.merged()
 
     @property
@@ -38,23 +38,23 @@ class Accumulation:
         return not self._losses
 
     def add(self, value: ObjectiveValue) -> None:
-        """Add what a micro-batch came to."""
+        """Add what the objective made of a micro-batch."""
         self._metrics.merge(value.metrics)
         self.signals = self.signals.merge(value.signals)
         self._losses.append(value.loss.detach())
 
     def odd_loss(self) -> float | None:
-        """The first loss that is not finite, None where all of them are. Waits for the device, once for all losses."""
+        """The first loss that is not finite, None if all are. Waits for the device, once for all losses."""
         numbers = torch.stack([loss.double() for loss in self._losses]).tolist() if self._losses else []
         return next((number for number in numbers if not math.isfinite(number)), None)
 
 
 def trained_rows(batch: Batch) -> Batch:
-    """The rows with at least one trained token; the others cost no forward pass."""
+    """The rows with at least one trained token, so that the others cost no forward pass."""
     return batch.select(np.flatnonzero(batch.host.loss_mask.any(axis=1)))
 
 
 def count_denominators(batch: Batch) -> Denominators:
-    """Trained tokens, and sequences with at least one, of the whole batch."""
+    """Count trained tokens, and sequences with at least one of them, over the whole batch."""
     loss_mask = batch.host.loss_mask
     return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()))

@@ -1,4 +1,4 @@
-"""Adam in the form of TensorFlow 1, which the RLHF code of 2019 was trained with."""
+"""Adam as TensorFlow 1 computes it, which trained the RLHF models of 2019."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class AdamTF(torch.optim.Optimizer):
-    """Adam with epsilon outside the bias correction, decoupled weight decay.
+    """Adam with epsilon outside the bias correction, and decoupled weight decay.
 
-    With g the gradient, m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2, step t (from 1) moves a weight by
+    With gradient g, m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2, step t (from 1) moves a weight by
 
         -lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
 
-    This is the efficient form of https://arxiv.org/abs/1412.6980 (end of its section 2, with the epsilon that stays
-    outside the correction). `torch.optim.AdamW` divides by sqrt(v / (1 - b2^t)) + eps instead; with
-    eps / sqrt(1 - b2^t) in place of eps it makes the same steps. Early in training a given epsilon therefore damps
-    small gradients far more here: the first step is that of an epsilon 31.6 times as large (b2 = 0.999). The policies
-    of https://arxiv.org/abs/1909.08593 were trained so, with eps 1e-5.
+    This is the efficient form given at the end of section 2 of https://arxiv.org/abs/1412.6980, whose epsilon stays
+    outside the correction. `torch.optim.AdamW` divides by sqrt(v / (1 - b2^t)) + eps instead. It makes the same steps
+    with eps / sqrt(1 - b2^t) in place of eps. Early in training a given epsilon therefore damps small gradients far
+    more here: the first step equals AdamW's with an epsilon 31.6 times as large (b2 = 0.999). The policies of
+    https://arxiv.org/abs/1909.08593 were trained this way, with eps 1e-5.
 
-    State per weight: `step` (0-d float32), `exp_avg`, `exp_avg_sq`, named as in `torch.optim.AdamW`.
+    State per weight: `step` (0-d float32), `exp_avg` and `exp_avg_sq`, the names of `torch.optim.AdamW`.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class AdamTF(torch.optim.Optimizer):
         mean.lerp_(grad, 1 - beta1)
         square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         rate = group["lr"] * _bias_correction(int(state["step"]), beta1, beta2)
+        # Decay is decoupled: it uses the learning rate without the bias correction, as AdamW does.
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-rate)
 

@@ -1,4 +1,4 @@
-"""Tokenizers of single characters and tiny random models: for the demo, for tests, for a first look at a new idea."""
+"""Character tokenizers and tiny random models, for the demo, for tests and for trying out an idea."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def character_tokenizer(
     context_length: int = 2048,
     chat_template: str | None = None,
 ) -> PreTrainedTokenizerFast:
-    """One token per character of `alphabet`, none added around a text; saves and loads with `save_pretrained`.
+    """One token per character of `alphabet`. No tokens are added around a text. Saves and loads with `save_pretrained`.
 
-    Ids: the special tokens first (bos, eos, pad, unk, those that are given), then the alphabet in its order; `order`
-    lists all tokens explicitly instead. Characters outside the alphabet become `unk`, or fail where there is none.
-    Raises ModelError for doubled or missing tokens.
+    Ids: first the special tokens that are given (bos, eos, pad, unk in this order), then the alphabet in its order.
+    `order` lists all tokens explicitly instead. A character outside the alphabet becomes `unk`, or fails without one.
+    Raises ModelError for duplicate or missing tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -36,7 +36,7 @@ def character_tokenizer(
     special = {"bos_token": bos, "eos_token": eos, "pad_token": pad, "unk_token": unk}
     tokens = _ordered_tokens(list(alphabet), [token for token in (bos, eos, pad, unk) if token is not None], order)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    # "" names no token: an unknown character then fails in encode instead of vanishing
+    # "" is not a token: an unknown character then fails in encode instead of disappearing
     model = models.WordLevel(vocabulary, unk_token=unk if unk is not None else "")
     backend = Tokenizer(model)
     backend.normalizer = normalizers.Sequence([])
@@ -58,7 +58,7 @@ def _ordered_tokens(alphabet: list[str], special: list[str], order: Sequence[str
     tokens = [*special, *alphabet] if order is None else list(order)
     doubled = sorted({token for token in [*special, *alphabet] if [*special, *alphabet].count(token) > 1})
     if doubled:
-        raise ModelError(f"token {doubled[0]!r} appears twice", remedy="give every token once, specials apart")
+        raise ModelError(f"token {doubled[0]!r} appears twice", remedy="list every token once, special or not")
     if sorted(tokens) != sorted([*special, *alphabet]):
         difference = sorted(set(tokens) ^ {*special, *alphabet})
         raise ModelError(
@@ -83,7 +83,7 @@ def tiny_llama(
     initializer_range: float = 0.02,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A randomly initialised Llama, a pure function of its arguments (the global random state is left as it was)."""
+    """A randomly initialised Llama, a pure function of its arguments. The global random state does not change."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if hidden_size % num_heads:

@@ -1,4 +1,4 @@
-"""A critic with a model of its own, which values the state before each response token."""
+"""A critic with its own model, which predicts the value of the state before each response token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class SeparateCritic:
-    """`roles.Critic` with a trunk of its own, all of whose weights train, also next to a policy with LoRA."""
+    """`roles.Critic` with its own backbone (`trunk`). All of its weights train, even if the policy uses LoRA."""
 
     shares_trunk = False
 
@@ -48,7 +48,7 @@ class SeparateCritic:
         gradient_checkpointing: bool = False,
         plain: bool = False,
     ) -> None:
-        """Takes the trunk over as it is; `copy_of` and `from_folder` make one."""
+        """Uses the backbone as it is. `copy_of` and `from_folder` make one."""
         self.trunk = trunk
         self._gradient_checkpointing = gradient_checkpointing
         self.head = head
@@ -68,9 +68,9 @@ class SeparateCritic:
         tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         lanes: Lanes = ONE_LANE,
     ) -> SeparateCritic:
-        """A critic that begins with the model's present trunk, copied, and values of 0.
+        """A critic that starts from a copy of the model's current backbone, with values of 0.
 
-        Make it before the policy builds adapters into the model.
+        Call this before the policy adds adapters to the model.
         """
         trunk = copy.deepcopy(trunk_of(loaded.model))
         head = ValueHead(hidden_size(trunk), device=trunk.device)
@@ -94,10 +94,10 @@ class SeparateCritic:
         tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         lanes: Lanes = ONE_LANE,
     ) -> SeparateCritic:
-        """A critic that begins with the weights and the rewards of a reward model, its normalisation included.
+        """A critic that starts with the weights and the head of a reward model, including its normalisation.
 
-        Number type and device are those of the policy `like`, whose token ids it reads. Raises ModelError when the
-        folder holds no reward model or one of another vocabulary.
+        It has the dtype and device of the policy `like`, whose token ids it reads. Raises ModelError if the folder
+        does not hold a reward model, or holds one with another vocabulary.
         """
         config = ModelConfig(
             path=path,
@@ -131,30 +131,30 @@ class SeparateCritic:
         return self._optimizer.version
 
     def values(self, batch: Batch) -> Tensor:
-        """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
+        """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
 
     def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        """Add the gradient of a part of a step to that of the parts before; see `roles.Critic`."""
+        """Add the gradient of one part of a step; see `roles.Critic`."""
         with recomputing(self.trunk, on=self._gradient_checkpointing):
             self._steps.accumulate(batch, objective, denominators)
 
     def settle(self, planned_step: int | None = None) -> Update:
-        """Make the step of all parts; see `roles.Critic`."""
+        """Make the step from all parts; see `roles.Critic`."""
         return self._steps.settle(planned_step)
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        """One optimizer step; denominators are those of the whole batch, rows without a trained token cost nothing."""
+        """One optimizer step. Denominators are of the whole batch; rows without a trained token cost nothing."""
         with recomputing(self.trunk, on=self._gradient_checkpointing):
             return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
-        """Write the trunk as `AutoModel.from_pretrained` loads it, and the head next to it."""
+        """Write the backbone in the layout of `AutoModel.from_pretrained`, and the head next to it."""
         self.trunk.save_pretrained(folder, safe_serialization=True)
         self.head.save(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Take over what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
+        """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
         load_folder(folder, self.trunk)
         self.head.load(folder)
         self._optimizer.refresh()
@@ -164,7 +164,7 @@ class SeparateCritic:
         return self._optimizer.state()
 
     def load_training_state(self, state: TrainingState) -> None:
-        """The opposite of `training_state`; load the weights first."""
+        """The inverse of `training_state`. Load the weights first."""
         self._optimizer.load_state(state)
 
 
@@ -174,19 +174,19 @@ def _named(trunk: PreTrainedModel, head: ValueHead) -> list[tuple[str, nn.Parame
 
 
 def _check_vocabulary(theirs: LoadedModel, ours: LoadedModel, path: str, field: str) -> None:
-    """A critic reads the policy's token ids, so each of them has to be the same token to it."""
-    remedy = f"set {field} to a reward model that was trained from the policy's own model, or to policy"
+    """A critic reads the policy's token ids, so every id must mean the same token to both."""
+    remedy = f"set {field} to a reward model that was trained from the policy's own model, or to `policy`"
     name = ours.tokenizer.name_or_path
     difference = vocabulary_difference(theirs.tokenizer, ours.tokenizer)
     if difference is not None:
         raise ModelError(
             f"{field} {path!r} has another tokenizer ({len(theirs.tokenizer):,} tokens) than the policy {name!r} "
-            f"({len(ours.tokenizer):,} tokens), whose token ids it would read: {difference}",
+            f"({len(ours.tokenizer):,} tokens), but would have to read the policy's token ids: {difference}",
             remedy=remedy,
         )
     here, there = (m.model.get_input_embeddings().weight.shape[0] for m in (ours, theirs))
     if there < here:
         raise ModelError(
-            f"{field} {path!r} has {there:,} embeddings, the policy {name!r} has {here:,} and can sample any of them",
+            f"{field} {path!r} has {there:,} embeddings, but the policy {name!r} has {here:,} and can sample any id",
             remedy=remedy,
         )

@@ -1,4 +1,4 @@
-"""From the `path` of a run file to something that can be loaded, with errors that say what is wrong about it."""
+"""Turns the `path` of a run file into something that can be loaded, with errors that say what is wrong with it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def resolve_source(path: str, *, field: str) -> str:
-    """The folder as a string, or the hub name itself. Raises ModelError for a folder that is not there.
+    """The folder as a string, or the hub name itself. Raises ModelError for a folder that does not exist.
 
-    A name of the form `owner/model` counts as a hub name unless a local folder `owner` stands beside us, in which case
-    a misspelt folder is far likelier.
+    `owner/model` counts as a hub name unless there is a local folder `owner`. In that case a misspelt folder is far
+    more likely.
     """
     folder = Path(path).expanduser()
     problem = file_problem(folder)
@@ -43,7 +43,7 @@ def resolve_source(path: str, *, field: str) -> str:
 
 
 def nearest_folder_hint(path: str) -> str:
-    """`; did you mean ...?` with the most similar sibling folder, or nothing."""
+    """`; did you mean ...?` with the most similar sibling folder, or an empty text."""
     folder = Path(path).expanduser()
     if folder.is_dir() or not folder.parent.is_dir():
         return ""
@@ -53,8 +53,8 @@ def nearest_folder_hint(path: str) -> str:
 
 
 def check_model_folder(source: str, *, needs_weights: bool) -> None:
-    """Raise ModelError when a local folder lacks config.json or safetensors weights, or holds something in their place
-    that cannot be read; a hub name passes."""
+    """Raise ModelError if a local folder lacks config.json or safetensors weights, or if they cannot be read. A hub
+    name always passes."""
     folder = Path(source)
     if not folder.is_dir():
         return
@@ -78,7 +78,7 @@ def check_model_folder(source: str, *, needs_weights: bool) -> None:
     if pickles:
         raise ModelError(
             f"model folder {source!r} has only pickle weights ({pickles[0]}); loading a pickle can run any code",
-            remedy="convert it once where you trust it: from_pretrained(...).save_pretrained(folder)",
+            remedy="if you trust it, convert it once: from_pretrained(...).save_pretrained(folder)",
         )
     raise ModelError(
         f"model folder {source!r} has no weights (*.safetensors)",
@@ -87,7 +87,7 @@ def check_model_folder(source: str, *, needs_weights: bool) -> None:
 
 
 def _check_entries(folder: Path) -> None:
-    """Pipes, devices, folders and links to nothing in the place of files that loading opens would mislead it."""
+    """Raise ModelError for a pipe, device, folder or broken link where loading would open a file."""
     for file in sorted(folder.iterdir()):
         problem = file_problem(file)
         if problem is not None and file.suffix in _OPENED:

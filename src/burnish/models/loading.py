@@ -1,4 +1,4 @@
-"""Any `transformers` causal language model, from a folder or the hub: safetensors, no foreign code, no dropout."""
+"""Loads any `transformers` causal language model from a folder or the hub: safetensors, no foreign code, no dropout."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ UNLIMITED_CONTEXT = 1 << 30
 Head = Literal["language", "score"]
 NEW_HEAD = "the score head is new"
 _CACHE_LINE = 64
-"""Bytes; PyTorch's own memory begins at multiples of it."""
+"""Bytes. Memory that PyTorch allocates starts at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to be trained or sampled from, and what was found out about it.
+    """A model ready for training or sampling, and what loading found out about it.
 
-    `eos_token_ids` end a response; `pad_token_id` fills rows and never ends one; `context_length` counts prompt and
-    response tokens together; `notes` are sentences for the user about choices made here; `gradient_checkpointing` says
-    whether activations are recomputed in the backward pass; `plain` that scores and gradients are to be PyTorch's own,
-    from padded rows and whole logits; `kernels` whether code in C may take part; `paths` the ways chosen among
-    those that compute the same; `router_aux_coef` how much of the router's load-balancing loss an update of the policy
-    adds.
+    eos_token_ids: ids that end a response. pad_token_id: fills rows and never ends a response.
+    context_length: tokens of prompt and response together. notes: sentences for the user about choices made here.
+    gradient_checkpointing: whether the backward pass recomputes activations.
+    plain: scores and gradients use only PyTorch's own operations, on padded rows and full logits.
+    kernels: whether C kernels may be used. paths: the implementations chosen among equivalent ones.
+    router_aux_coef: weight of the router's load-balancing loss in an update of the policy.
     """
 
     model: PreTrainedModel
@@ -76,14 +76,14 @@ def load_model(
     plain: bool = False,
     paths: FastPaths | None = None,
 ) -> LoadedModel:
-    """Load model and tokenizer as the run file asks. `seed` decides the weights of `from_scratch`.
+    """Load model and tokenizer as the run file asks. `seed` determines the weights of `from_scratch`.
 
-    head: `score` loads the same folder as a sequence classifier with one label; a score head that the files do not
-    hold is left as transformers makes it, and `notes` has NEW_HEAD. `plain` leaves attention as it is, so that rows are
-    never packed. `paths` chooses among ways that compute the same, and keeps the choices.
+    head: `score` loads the same folder as a sequence classifier with one label. If the files have no score head, it is
+    left as transformers initialises it, and `notes` contains NEW_HEAD. `plain` leaves attention unchanged, so rows are
+    never packed. `paths` chooses among equivalent implementations and remembers the choices.
 
-    Raises ModelError (missing folder, no config.json, pickle weights, tokenizer that does not fit, weights missing from
-    the files, a device that is not there).
+    Raises ModelError for a missing folder, no config.json, pickle weights, a tokenizer that does not fit, weights
+    missing from the files, or a device that does not exist.
     """
     with reading(f"model {config.path!r}: loading it", ModelError, remedy="check the files in its folder"):
         return _load_model(config, seed, head, plain, paths or FastPaths())
@@ -153,7 +153,7 @@ def _with_tokenizer(
     check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")
     pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
     context_length, context_note = _context_length(model.config, tokenizer)
-    eos_note = None if eos_ids else "neither model nor tokenizer names an end token; responses end by length or stop"
+    eos_note = None if eos_ids else "neither model nor tokenizer has an end token; responses end by length or stop"
     found = (*notes, eos_note, pad_note, context_note)
     return LoadedModel(
         model,
@@ -170,15 +170,15 @@ def _with_tokenizer(
 
 
 def num_embeddings(model: PreTrainedModel) -> int:
-    """Token ids that the model knows: 0 to one less than this."""
+    """Number of token ids that the model knows, counted from 0."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, *, has_passes: bool) -> str | None:
-    """Set the model's layers to kernels in C if that is asked for, possible and faster; what the user should know where
+    """Switch the model's layers to C kernels if that is asked for, possible and faster. Returns a note for the user if
     it is not possible.
 
-    has_passes: whether the model is one whose passes kernels could take.
+    has_passes: whether this model's forward and backward passes could use kernels at all.
     """
     known = has_passes and has_known_layers(model)
     if config.kernels == "off" or not (has_passes or config.kernels == "required"):
@@ -188,47 +188,47 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
     reason, remedy = None, None
     try:
         if known:
-            decode_kernels(model.dtype)  # the local engine's: built here, so that what stands in the way is told once
+            decode_kernels(model.dtype)  # the local engine's, built here so that a problem is reported once
             tried: list[str] = []
             if use_layer_kernels(model, tried):
                 keep_faster_layers(model, paths, required=config.kernels == "required")
             elif packs_rows(model):
-                reason = tried[0] if tried else "their numbers are not those of the model's own layers"
+                reason = tried[0] if tried else "their numbers differ from those of the model's own layers"
     except KernelError as error:
         reason, remedy = error.message, error.remedy
     if config.kernels == "required" and not uses_layer_kernels(model):
-        what = f"this {model.config.model_type} model ({config.dtype}, {model.device.type}) as this run uses it"
+        what = f"this run ({model.config.model_type}, {config.dtype}, {model.device.type})"
         raise ModelError(
-            f"model.kernels is required, but there are none for {what}{'' if reason is None else f': {reason}'}",
+            f"model.kernels is `required`, but no C kernel supports {what}{'' if reason is None else f': {reason}'}",
             remedy=remedy or "set model.kernels: auto",
         )
     if reason is None:
         return None
     keep_own_layers(model, paths)
     hint = "" if remedy is None else f" ({remedy})"
-    return f"training and sampling go without kernels in C, which is slower: {reason}{hint}"
+    return f"training and sampling do not use C kernels, which is slower: {reason}{hint}"
 
 
 def _check_router_loss(model: PreTrainedModel, head: Head) -> None:
     if head == "score":
         raise ModelError(
-            "model.router_aux_coef adds to the losses of rl and sft only, not to that of a reward model",
+            "model.router_aux_coef applies to rl and sft only, not to the loss of a reward model",
             remedy="set model.router_aux_coef: 0",
         )
     RouterLoss(model)
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the first GPU when there is one, else the CPU. Raises ModelError for a device that is not there."""
+    """`auto` is the first GPU if there is one, else the CPU. Raises ModelError for a device that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"model.device {name!r} is no device", remedy="use auto, cpu, cuda or cuda:N") from error
+        raise ModelError(f"model.device {name!r} is not a device", remedy="use auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise ModelError(
-            f"model.device is {name!r}, on which nothing here has been made to run",
+            f"model.device is {name!r}, which Burnish does not support",
             remedy="use auto, cpu, cuda or cuda:N",
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -240,8 +240,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
-    """Turn every dropout off for good and set `eval` mode, in which updates run too (`burnish.forward.recomputing`):
-    every stochastic part is off, and the ratio on the first on-policy minibatch is 1."""
+    """Turn off every dropout for good and set `eval` mode, in which updates run too (`burnish.forward.recomputing`).
+    With every stochastic part off, the ratio on the first on-policy minibatch is 1."""
     disable_dropout(model)
     model.eval()
     if gradient_checkpointing:
@@ -250,16 +250,16 @@ def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool
 
 @torch.no_grad()
 def align_weights(model: nn.Module) -> None:
-    """Move weights and buffers on a CPU that do not begin at a cache line. A file is mapped into memory as it is, and
-    matrix products round otherwise where a matrix begins elsewhere: the same weights from another file would not have
-    the same numbers."""
+    """Copy CPU weights and buffers that do not start at a cache line. Files are mapped into memory as they are, and
+    matrix products round differently for a matrix at another alignment. Without this, the same weights from another
+    file would give other numbers."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and tensor.data_ptr() % _CACHE_LINE:
             tensor.data = tensor.detach().clone()
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set the probability of every dropout, layers and attention attributes alike, to 0."""
+    """Set the probability of every dropout to 0, in layers and in attributes of attention modules."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -275,7 +275,7 @@ def _saved_model(source: str, config: ModelConfig, head: Head) -> tuple[PreTrain
         if "scaled_dot_product_attention" not in str(error):
             raise _unloadable(config, error) from error
         model, info = _from_pretrained(source, config, "eager", head)
-    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+    except Exception as error:  # boundary to transformers and the hub, which may raise anything
         raise _unloadable(config, error) from error
     refuse_mismatched(list(info["mismatched_keys"]), config.path)
     if Path(source).is_dir() and "quantization_config" not in model.config.to_dict():
@@ -286,10 +286,10 @@ def _saved_model(source: str, config: ModelConfig, head: Head) -> tuple[PreTrain
     if missing:
         raise ModelError(
             f"model {config.path!r} lacks weights for {len(missing)} parameters, for example {missing[0]!r}",
-            remedy="the weights belong to another architecture than config.json says; use matching files",
+            remedy="the weights are for another architecture than config.json describes; use matching files",
         )
     unused = sorted(info["unexpected_keys"])
-    return model, f"{len(unused)} weights in the files are not used, as {unused[0]}" if unused else None
+    return model, f"{len(unused)} weights in the files are not used, for example {unused[0]}" if unused else None
 
 
 def _from_pretrained(
@@ -298,7 +298,7 @@ def _from_pretrained(
     from transformers.utils import logging as transformers_logging
 
     said = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # what is missing or unused is told by `_saved_model`
+    transformers_logging.set_verbosity_error()  # `_saved_model` reports what is missing or unused
     try:
         return _auto_class(head).from_pretrained(
             source,
@@ -308,7 +308,7 @@ def _from_pretrained(
             use_safetensors=True,
             attn_implementation=attention,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below by name
+            ignore_mismatched_sizes=True,  # `_saved_model` refuses them by name
             **({"num_labels": 1} if head == "score" else {}),
         )
     finally:
@@ -341,7 +341,7 @@ def _random_model(model_config: PretrainedConfig, config: ModelConfig, seed: int
         if "scaled_dot_product_attention" not in str(error):
             raise _unloadable(config, error) from error
         return build("eager")
-    except Exception as error:  # boundary to transformers: sizes that do not go together may fail anywhere
+    except Exception as error:  # boundary to transformers: inconsistent sizes may fail anywhere
         raise _unloadable(config, error) from error
 
 
@@ -350,20 +350,20 @@ def _model_config(source: str, config: ModelConfig) -> PretrainedConfig:
 
     try:
         return AutoConfig.from_pretrained(source, revision=config.revision, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+    except Exception as error:  # boundary to transformers and the hub, which may raise anything
         raise _unloadable(config, error) from error
 
 
 def _raw_configs(source: str, config: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json and generation_config.json say, without the defaults of the config classes."""
+    """The contents of config.json and generation_config.json, without the defaults of the config classes."""
     from transformers import GenerationConfig, PretrainedConfig
 
     try:
         raw, _ = PretrainedConfig.get_config_dict(source, revision=config.revision)
-    except Exception as error:  # boundary to transformers and the hub: anything may come out of it
+    except Exception as error:  # boundary to transformers and the hub, which may raise anything
         raise _unloadable(config, error) from error
     if not isinstance(raw, dict):
-        raise ModelError(f"config.json of model {config.path!r} holds no JSON object", remedy="take the model's own")
+        raise ModelError(f"config.json of model {config.path!r} is not a JSON object", remedy="use the model's own")
     if Path(source).is_dir():
         return raw, read_generation_config(source)
     try:
@@ -385,12 +385,12 @@ def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
 
 
 def _context_length(model_config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, str | None]:
-    # Config classes of foreign models share no field for this; these are the names in use.
+    # Config classes have no common field for this. These are the names in use.
     text_config = model_config.get_text_config()
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(text_config, name, None)
         if isinstance(value, int) and value > 0:
             return value, None
     if tokenizer.model_max_length < UNLIMITED_CONTEXT:
-        return tokenizer.model_max_length, "the context length is the tokenizer's; the model names none"
-    return UNLIMITED_CONTEXT, "neither model nor tokenizer names a context length; none is enforced"
+        return tokenizer.model_max_length, "the context length is the tokenizer's; the model does not give one"
+    return UNLIMITED_CONTEXT, "neither model nor tokenizer gives a context length; none is enforced"

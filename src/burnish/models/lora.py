@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) through peft: only they train, the base stays frozen."""
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) through peft. Only they train; the base stays frozen."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ADAPTER = "default"
 
 
 class Adapter:
-    """A model with adapters built in. `model` is the same object as before, its linear layers now adapted."""
+    """A model with adapters. `model` is the same object as before, but its linear layers are now adapted."""
 
     def __init__(
         self, model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, task_type: str = "CAUSAL_LM"
     ) -> None:
-        """`model` may also be a base model without head (task_type FEATURE_EXTRACTION).
+        """`model` may also be a base model without a head (task_type FEATURE_EXTRACTION).
 
-        Raises ModelError when `target_modules` names no layer of the model, or its head."""
+        Raises ModelError if `target_modules` matches no layer of the model, or matches its head."""
         import peft
 
         self.model = model
@@ -48,38 +48,38 @@ class Adapter:
             except ValueError as error:
                 raise ModelError(
                     f"model.lora.target_modules {targets!r} does not fit {type(model).__name__}: {error}",
-                    remedy=f"use all-linear, or some of: {', '.join(_linear_names(model))}",
+                    remedy=f"use all-linear, or any of: {', '.join(_linear_names(model))}",
                 ) from error
         if model.get_output_embeddings() is not head:
             raise ModelError(
                 f"model.lora.target_modules {targets!r} adapts the output head, which is not supported",
-                remedy="leave the head out, or use all-linear (which does)",
+                remedy="leave the head out, or use all-linear (which leaves it out)",
             )
 
     def off(self) -> AbstractContextManager[None]:
-        """Inside this context the model computes as the untouched base does."""
+        """Inside this context the model computes what the unadapted base computes."""
         return self._peft_model.disable_adapter()
 
     def save(self, folder: Path) -> None:
-        """Write the adapter alone, as `PeftModel.from_pretrained` reads it."""
+        """Write only the adapter, in the layout of `PeftModel.from_pretrained`."""
         self._peft_model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
 
     def load(self, folder: Path) -> None:
-        """Take the adapter's weights from a folder that `save` wrote, bit for bit."""
+        """Load the adapter's weights from a folder that `save` wrote, bit for bit."""
         from peft import load_peft_weights, set_peft_model_state_dict
 
         set_peft_model_state_dict(self._peft_model, load_peft_weights(str(folder), device="cpu"), ADAPTER)
 
     def merged_state(self) -> dict[str, Tensor]:
-        """Weights of an ordinary model with the adapter added in; the live weights are not touched, because adding and
-        subtracting again would not give back the same bits."""
+        """Weights of an ordinary model with the adapter merged in. The live weights are not touched, because adding and
+        then subtracting would not restore the same bits."""
         return dict(merged_weights(self.model))
 
 
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Names and weights of the ordinary model that `model` computes as: adapters, where it has some, added in, each
-    when its turn comes. Without adapters, its own state."""
+    """Names and weights of the ordinary model equivalent to `model`. Adapters, if any, are merged in lazily, one tensor
+    at a time. Without adapters this is the model's own state."""
     from peft.tuners.lora import LoraLayer
 
     adapted = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
@@ -103,9 +103,9 @@ _LINEAR = ("Linear", "Conv1D")
 
 @torch.no_grad()
 def effective_weight(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """(weight, bias) that a linear layer computes with, adapter added in; the live weight itself where it has none.
+    """(weight, bias) that a linear layer computes with, adapter merged in. Without an adapter, the live weight itself.
 
-    Raises TypeError for another kind of layer."""
+    Raises TypeError for any other kind of layer."""
     if isinstance(linear, nn.Linear):
         return linear.weight, linear.bias
     from peft.tuners.lora import Linear

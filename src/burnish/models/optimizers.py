@@ -1,4 +1,4 @@
-"""The optimizer step: Adam in two forms, learning rate as a function of the step, float32 masters of bf16 weights."""
+"""The optimizer step: two forms of Adam, learning rate as a function of the step, float32 masters for bf16 weights."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from burnish.models.roles import TrainingState
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.optim.AdamW, "adam_tf": AdamTF}
 NORM_ROW = 256
-"""Numbers whose squares are added in float32: few enough that every one of them counts."""
+"""Numbers whose squares are added in float32: few enough that none is rounded away."""
 SAFE_NORMS = (1e-15, 1e18)
-"""Between these, the squares that make up a float32 norm neither vanish nor overflow."""
+"""Between these, the squares in a float32 norm neither underflow nor overflow."""
 WIDE_PART = 1 << 20
-"""Numbers turned into float64 at a time."""
+"""Numbers converted to float64 at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Numbers of the optimizer. `total_steps` are the optimizer steps of the whole run (for linear and cosine); the
-    learning rate moves, and `warmup_steps` count, every `steps_per_rate` of them. `first_step` is the planned step of
-    the run at which this optimizer begins: above 0 for a policy that waits until its critic has warmed up."""
+    """Settings of the optimizer. `total_steps` is the number of optimizer steps in the run (for linear and cosine). The
+    learning rate changes every `steps_per_rate` steps, and `warmup_steps` counts these changes. `first_step` is the
+    planned step at which this optimizer begins: above 0 for a policy that waits for its critic to warm up."""
 
     learning_rate: float
     total_steps: int
@@ -48,7 +48,7 @@ class OptimizerSettings:
     def from_config(
         config: OptimizationConfig, *, total_steps: int, learning_rate: float | None = None, first_step: int = 0
     ) -> OptimizerSettings:
-        """The run file's numbers, with another peak learning rate where one is given."""
+        """The run file's settings, with another peak learning rate if one is given."""
         return OptimizerSettings(
             learning_rate=config.learning_rate if learning_rate is None else learning_rate,
             total_steps=total_steps,
@@ -65,12 +65,12 @@ class OptimizerSettings:
         )
 
     def own_step(self, planned_step: int | None, made: int) -> int:
-        """Which of its own steps (from 0) the learning rate is looked up for: the planned step of the run, or, without
-        a plan, the number of steps made so far."""
+        """This optimizer's own step (from 0) that decides the learning rate: counted from the run's planned step, or,
+        without a plan, the number of steps made so far."""
         return made if planned_step is None else planned_step - self.first_step
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of optimizer step `step` (the first is 0)."""
+        """Learning rate of optimizer step `step`, counted from 0."""
         return learning_rate(
             step // self.steps_per_rate,
             total_steps=self.total_steps // self.steps_per_rate,
@@ -86,10 +86,10 @@ def learning_rate(
 ) -> float:
     """Learning rate of optimizer step `step`, counted from 0.
 
-    Warm-up: peak (step + 1) / warmup_steps, so that no step is wasted at 0. Afterwards x = (step - warmup_steps) /
-    (total_steps - warmup_steps) runs from 0 to just below 1 and the rate from the peak towards peak x final_fraction,
-    straight (`linear`) or along half a cosine. Past total_steps it stays at the end. Raises ValueError for an unknown
-    schedule.
+    Warm-up: peak (step + 1) / warmup_steps, so that no step is wasted at 0. After that, (step - warmup_steps) /
+    (total_steps - warmup_steps) runs from 0 to just below 1, and the rate falls from the peak towards peak x
+    final_fraction in a straight line (`linear`) or along half a cosine. Past total_steps it keeps its final value.
+    Raises ValueError for an unknown schedule.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}, expected one of {', '.join(SCHEDULES)}")
@@ -106,10 +106,10 @@ def learning_rate(
 def euclidean_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Norm of all numbers in the tensors together (0-d float32), the same bits for any number of threads.
 
-    `torch.linalg.vector_norm` adds the squares of a whole float32 tensor into a few float32 sums; past some millions
-    of them what a square adds is mostly rounded away (16 M numbers: 7e-4 too small on one thread). The norm of the
-    norms of short rows costs the same and is within 3e-7 of float64. Where squares would leave float32's range, they
-    are added in float64 instead.
+    `torch.linalg.vector_norm` adds the squares of a float32 tensor into a few float32 sums. Past some millions of
+    numbers most of each square is rounded away (16 M numbers: 7e-4 too small on one thread). The norm of the norms of
+    short rows costs the same and is within 3e-7 of float64. If squares would leave float32's range, they are added in
+    float64 instead.
     """
     norm = _norm_of_rows(torch.stack([_norm_of_rows(tensor) for tensor in tensors]))
     if not SAFE_NORMS[0] < float(norm) < SAFE_NORMS[1]:
@@ -119,7 +119,7 @@ def euclidean_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _norm_of_rows(values: Tensor) -> Tensor:
-    """Norm of one tensor (0-d float64), as the norm of the norms of its rows of `NORM_ROW` numbers."""
+    """Norm of one tensor (0-d float64): the norm of the norms of its rows of `NORM_ROW` numbers."""
     numbers = as_float(values.flatten())
     while numbers.numel() > NORM_ROW:
         whole = numbers.numel() // NORM_ROW * NORM_ROW
@@ -130,11 +130,11 @@ def _norm_of_rows(values: Tensor) -> Tensor:
 
 
 class WeightOptimizer:
-    """Adam (`OPTIMIZERS`) over named parameters. Weight decay falls on matrices only, not on biases and norms.
+    """Adam (`OPTIMIZERS`) over named parameters. Weight decay applies to matrices only, not to biases and norms.
 
-    Parameters below float32 are stepped through float32 masters, and their gradients are summed over micro-batches in
-    float32: bf16 has 8 bits of mantissa, and an update of a thousandth of the weight's size, or the gradient of the
-    thousandth micro-batch, would round to nothing.
+    Parameters below float32 have float32 masters, and their gradients are summed over micro-batches in float32. bf16
+    has 8 bits of mantissa, so an update of a thousandth of the weight, or the gradient of the thousandth micro-batch,
+    would round to nothing.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
@@ -146,6 +146,7 @@ class WeightOptimizer:
             {"params": [p for p in stepped if p.dim() >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in stepped if p.dim() < 2], "weight_decay": 0.0},
         ]
+        # The masters are stepped, not the parameters; a float32 parameter is its own master.
         self._adam = OPTIMIZERS[settings.optimizer](
             [group for group in groups if group["params"]],
             lr=settings.learning_rate,
@@ -155,20 +156,21 @@ class WeightOptimizer:
         )
 
     def grad_norm(self) -> Tensor:
-        """Euclidean norm of the whole gradient (0-d float32)."""
+        """Euclidean norm of the gradient over all parameters (0-d float32)."""
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         return euclidean_norm(gradients) if gradients else torch.zeros(())
 
     def step(self, step: int, grad_norm: Tensor) -> float:
-        """Clip, step, clear the gradients; returns the learning rate used, that of the optimizer's own step `step`."""
+        """Clip, step and clear the gradients. Returns the learning rate used, that of this optimizer's step `step`."""
         rate = self.settings.learning_rate_at(step)
         for group in self._adam.param_groups:
             group["lr"] = rate
         if self.settings.max_grad_norm is not None:
+            # The norm is passed in, because PyTorch's own is inexact for many parameters (see `euclidean_norm`).
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self.settings.max_grad_norm, grad_norm)
         for name, parameter in self._parameters.items():
             master = self._masters[name]
-            if master is not parameter:
+            if master is not parameter:  # the gradient is float32 already (`grad_dtype`), so it moves without a copy
                 master.grad, parameter.grad = parameter.grad, None
         self._adam.step()
         self._publish()
@@ -176,25 +178,25 @@ class WeightOptimizer:
         return rate
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         for name, parameter in self._parameters.items():
             parameter.grad = None
             self._masters[name].grad = None
 
     def zero(self) -> None:
-        """Set all gradients to 0: a step with them is one (momentum and decay go on), a step without any is not."""
+        """Set all gradients to 0. Adam then still applies momentum and decay; without gradients it would do nothing."""
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
 
     def refresh(self) -> None:
-        """Take the weights as they are now (after loading) as the masters."""
+        """Set the masters to the current weights (after loading)."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 if self._masters[name] is not parameter:
                     self._masters[name].copy_(parameter)
 
     def state(self) -> TrainingState:
-        """Moments (and float32 masters, where there are any) by parameter name: tensors only, no pickled objects."""
+        """Moments (and float32 masters, if any) by parameter name: tensors only, no pickled objects."""
         moments = {
             name: {key: value.detach().clone() for key, value in self._adam.state[master].items()}
             for name, master in self._masters.items()
@@ -208,7 +210,7 @@ class WeightOptimizer:
         return {"moments": moments, "masters": masters}
 
     def load_state(self, state: TrainingState) -> None:
-        """The opposite of `state`; raises CheckpointError when it belongs to other parameters."""
+        """The inverse of `state`. Raises CheckpointError if it belongs to other parameters."""
         self._check_fits(state)
         with torch.no_grad():
             for name, value in state["masters"].items():
@@ -216,6 +218,7 @@ class WeightOptimizer:
         self._adam.state.clear()
         for name, moments in state["moments"].items():
             master = self._masters[name]
+            # Adam keeps its step counts on the CPU, wherever the weights are.
             self._adam.state[master] = {
                 key: value.clone() if key == "step" else value.to(device=master.device, copy=True)
                 for key, value in moments.items()
@@ -229,7 +232,7 @@ class WeightOptimizer:
         if odd:
             raise CheckpointError(
                 f"the optimizer state holds {len(odd)} weights that the model does not train in this shape,"
-                f" as {odd[0]!r} {tuple(saved[odd[0]])}",
+                f" for example {odd[0]!r} {tuple(saved[odd[0]])}",
                 remedy="resume with the model and LoRA settings that the checkpoint was made with",
             )
 
@@ -241,7 +244,7 @@ class WeightOptimizer:
 
 
 def _in_one_pass(settings: OptimizerSettings, parameters: Sequence[nn.Parameter]) -> dict[str, bool]:
-    """On a CPU, where each of AdamW's eight operations would read all weights from memory anew, one does it all."""
+    """Use fused AdamW on a CPU, where each of its eight separate operations would read all weights from memory."""
     fused = settings.optimizer == "adamw" and all(parameter.device.type == "cpu" for parameter in parameters)
     return {"fused": True} if fused else {}
 

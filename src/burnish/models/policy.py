@@ -1,4 +1,4 @@
-"""The trained model in one process: scores, optimizer steps, weights and state."""
+"""The trained model, in this process: scores, optimizer steps, weights and state."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class LocalPolicy:
-    """`roles.Policy` on a model of this process.
+    """`roles.Policy` on a model in this process.
 
     `temperature` divides the logits in every pass, as in sampling. With `lora` only adapters train. With
-    `loaded.router_aux_coef` the router's load-balancing loss of each micro-batch, weighted by its share of the trained
-    tokens, is added to what the objective asks for.
+    `loaded.router_aux_coef`, each micro-batch adds its router load-balancing loss to the objective's loss, weighted by
+    its share of the trained tokens.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LocalPolicy:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The live module, adapters included; the local engine samples from it."""
+        """The live module, including adapters. The local engine samples from it."""
         return self.loaded.model
 
     @property
@@ -77,13 +77,13 @@ class LocalPolicy:
         return self._version
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters that the optimizer moves; tied weights appear once."""
+        """Names and parameters that the optimizer updates. Tied weights appear once."""
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
     def reference(self) -> Reference:
-        """The frozen starting point: the base with the adapter off, or a copy of the present weights.
+        """The frozen starting point: the base with the adapter off, or a copy of the current weights.
 
-        Ask for it before `load_weights` takes a checkpoint over.
+        Call this before `load_weights` loads a checkpoint.
         """
         budget = self._tokens_per_microbatch
         if self._adapter is not None:
@@ -93,13 +93,13 @@ class LocalPolicy:
         )
 
     def add_value_head(self, settings: OptimizerSettings) -> SharedCritic:
-        """Put a value head with an optimizer of its own on the trunk, and return the critic that it makes.
+        """Add a value head with its own optimizer to the backbone, and return the resulting critic.
 
-        From now on objectives see its values next to the scores, and one backward pass of `update` trains both; the
-        head steps right after the policy. Raises ValueError when there is one already.
+        From now on objectives see its values next to the scores, and one backward pass of `update` trains both. The
+        head's optimizer steps right after the policy's. Raises ValueError if there is a value head already.
         """
         if self._value_head is not None:
-            raise ValueError("the policy has a value head already")
+            raise ValueError("the policy already has a value head")
         trunk = trunk_of(self.model)
         self._value_head = head = ValueHead(hidden_size(trunk), device=trunk.device)
         self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings)
@@ -109,20 +109,20 @@ class LocalPolicy:
         )
 
     def publish(self) -> Weights:
-        """The weights of this version for engines. Those of this process share the live module, others read copies."""
+        """This version's weights, for engines. Engines in this process share the live module, others read copies."""
         return Weights(self._version, partial(self._tensors, self._version), self.model)
 
     def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
         if version != self._version:
             raise RolloutError(
-                f"version {version} of the policy's weights is asked for, but the policy is at version "
-                f"{self._version} by now",
-                remedy="call sync() with the weights that publish() gives after every update",
+                f"version {version} of the policy's weights was asked for, but the policy is now at version "
+                f"{self._version}",
+                remedy="after every update, call sync() with the weights that publish() returns",
             )
         return named_tensors(self.model)
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
-        """Scores of every response token under the current weights, no gradient; (B, T) in the batch's order."""
+        """Scores of every response token under the current weights, without gradient: (B, T) in the batch's order."""
         return self._scorer.score_in_microbatches(
             batch, self._tokens_per_microbatch, entropy=entropy, correct=correct, lanes=self._lanes
         )
@@ -137,27 +137,27 @@ class LocalPolicy:
     ) -> Update:
         """One optimizer step. Adds policy/grad_norm (before clipping) and policy/learning_rate to the metrics.
 
-        Denominators are counted over the whole batch first; rows without a trained token cost no forward pass, and
-        scores are 0 at positions that are not trained on. A batch with no trained token at all makes no step and
-        moves no weight, but counts as one in `version` (metric policy/empty_updates). Raises DivergenceError, with the
-        gradients cleared and the weights untouched, when loss or gradient is not finite.
+        Denominators are counted over the whole batch first. Rows without a trained token cost no forward pass, and
+        scores are 0 at positions that are not trained on. A batch without any trained token moves no weight, but counts
+        as a step in `version` (metric policy/empty_updates). Raises DivergenceError if loss or gradient is not finite,
+        with the gradients cleared and the weights untouched.
 
-        `denominators` of the minibatch that `batch` is a part of, when its other rows have no gradient; a batch that is
-        left with no row at all makes a step with a gradient of 0, which still moves weights by momentum and decay.
-        `planned_step` sets the learning rate of the policy, and of a head that shares its trunk.
+        denominators: those of the minibatch that `batch` is part of, if its other rows have no gradient. If no row is
+        left at all, the step has a gradient of 0, which still moves weights by momentum and decay.
+        planned_step: sets the learning rate of the policy, and of a value head on its backbone.
         """
         self._accumulation = None
         self.accumulate(batch, objective, denominators or count_denominators(batch))
         return self.settle(planned_step)
 
     def accumulate(self, batch: Batch, objective: Objective, denominators: Denominators) -> None:
-        """Add the gradient of a part of the step to that of the parts before; see `roles.Policy`."""
+        """Add the gradient of one part of the step; see `roles.Policy`."""
         if self._accumulation is None:
-            self._drop()  # gradients that somebody else has left here are not this step's
+            self._drop()  # gradients that other code left behind do not belong to this step
             self._accumulation = Accumulation(denominators)
         accumulation = self._accumulation
         if accumulation.denominators != denominators:
-            raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
+            raise ValueError(f"a part with {denominators} cannot be added to a step with {accumulation.denominators}")
         try:
             rows = trained_rows(batch)
             budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
@@ -172,18 +172,21 @@ class LocalPolicy:
             for value in values:
                 accumulation.add(value)
         except BaseException:
-            self._drop()  # half a gradient must not become a step
+            self._drop()  # an incomplete gradient must not become a step
             raise
 
     def _backward(self, part: Batch, objective: Objective, denominators: Denominators) -> ObjectiveValue:
         """Forward and backward over a micro-batch; its value without the graph."""
+        # Batches are in host memory, so that only one micro-batch at a time takes memory of the device.
         part = part.to(self.model.device)
+        # The head runs at trained positions only: its logits are the largest tensor of the pass.
         scores = self._scorer.score(
             part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
         )
         value = objective(scores, part, denominators)
         loss = value.loss
         if scores.router_loss is not None:
+            # Weighted by shares of the trained tokens, the micro-batches' losses add up to their mean.
             share = part.loss_mask.sum() / denominators.num_tokens
             loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
             aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
@@ -198,17 +201,18 @@ class LocalPolicy:
         return own if self._value_head is None else [*own, *self._value_head.parameters()]
 
     def settle(self, planned_step: int | None = None) -> Update:
-        """Step with the gradients there are, once losses and gradients have proved finite; see `roles.Policy`."""
+        """Check that losses and gradients are finite, then step with them; see `roles.Policy`."""
         accumulation = self._accumulation
         if accumulation is None:
-            raise ValueError("settle() ends a step that accumulate() has begun, and there is none")
+            raise ValueError("settle() was called without a step begun by accumulate()")
         if accumulation.denominators.num_tokens == 0:
             self._drop()
             self._version += 1
             skipped = {} if self._head_optimizer is None else self._head_optimizer.skip()
             return Update({"policy/empty_updates": Metric(Reduction.SUM, 1.0)} | skipped)
-        if accumulation.is_empty:
+        if accumulation.is_empty:  # trained tokens were counted, but none of their rows has a gradient
             self._optimizer.zero()
+        # Everything is checked before anything moves: a diverged head must leave the policy untouched as well.
         try:
             self._check_finite("loss", accumulation.odd_loss())
             grad_norm = self._optimizer.grad_norm()
@@ -218,7 +222,7 @@ class LocalPolicy:
         except DivergenceError:
             self._drop()
             raise
-        self._version += 1  # before the weights move: with the old number they are certainly the old ones
+        self._version += 1  # before the weights change, so that the old version never names changed weights
         rate = self._optimizer.step(self.settings.own_step(planned_step, self._version - 1), grad_norm)
         metrics = accumulation.metrics | {
             "policy/grad_norm": Metric(Reduction.MEAN, norm),
@@ -230,7 +234,7 @@ class LocalPolicy:
         return Update(metrics, accumulation.signals)
 
     def _drop(self) -> None:
-        """Forget the parts of a step that has not been made, and their gradients."""
+        """Discard the parts of an unfinished step, and their gradients."""
         self._accumulation = None
         self._optimizer.clear()
         if self._head_optimizer is not None:
@@ -241,11 +245,11 @@ class LocalPolicy:
             return
         raise DivergenceError(
             f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
-            remedy="lower optimization.learning_rate, check rewards and advantages for extremes, or use float32",
+            remedy="lower optimization.learning_rate, check rewards and advantages for outliers, or use float32",
         )
 
     def save_weights(self, folder: Path) -> None:
-        """Write model (adapter merged in), tokenizer and config; with LoRA also the adapter in `folder/adapter`."""
+        """Write model (adapter merged in), tokenizer and config, and with LoRA the adapter in `folder/adapter`."""
         state = None if self._adapter is None else self._adapter.merged_state()
         self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
         self.loaded.tokenizer.save_pretrained(folder)
@@ -253,7 +257,7 @@ class LocalPolicy:
             self._adapter.save(folder / "adapter")
 
     def load_weights(self, folder: Path) -> None:
-        """Take over the weights that `save_weights` wrote, bit for bit. Raises CheckpointError if they do not fit."""
+        """Load the weights that `save_weights` wrote, bit for bit. Raises CheckpointError if they do not fit."""
         if self._adapter is not None:
             if not (folder / "adapter").is_dir():
                 raise CheckpointError(
@@ -265,11 +269,11 @@ class LocalPolicy:
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:
-        """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate is a pure
-        function of the planned step (or the version) and needs no state."""
+        """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate has no
+        state: it is a pure function of the planned step (or the version)."""
         return {"version": self._version, "optimizer": self._optimizer.state()}
 
     def load_training_state(self, state: TrainingState) -> None:
-        """The opposite of `training_state`; load the weights first."""
+        """The inverse of `training_state`. Load the weights first."""
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])

@@ -1,4 +1,4 @@
-"""Frozen models that only score: a copy of its own, or the policy's base with the adapter off."""
+"""Frozen models that only score: a separate copy, or the policy's base with the adapter off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FrozenReference:
     def __init__(
         self, loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
     ) -> None:
-        """Takes the model over as it is; use `copy_of` to start from a model that goes on training."""
+        """Freezes and uses the model as it is. Use `copy_of` for a model that continues to train."""
         loaded.model.requires_grad_(False)
         self.model = loaded.model
         self._scorer = ResponseScorer(loaded.model, temperature=temperature, plain=loaded.plain)
@@ -31,17 +31,17 @@ class FrozenReference:
     def copy_of(
         loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
     ) -> FrozenReference:
-        """A reference with the model's present weights, copied."""
+        """A reference with a copy of the model's current weights."""
         twin = replace(loaded, model=copy.deepcopy(loaded.model))
         return FrozenReference(twin, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """(B, T) log-probabilities of the response tokens, no gradient; 0 past a response's end."""
+        """(B, T) log-probabilities of the response tokens, without gradient. 0 past the end of a response."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT
 
 
 class AdapterOffReference:
-    """The base model under a LoRA policy: no second copy of the weights."""
+    """The base model of a LoRA policy, which needs no second copy of the weights."""
 
     def __init__(
         self, adapter: Adapter, scorer: ResponseScorer, *, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
@@ -52,6 +52,6 @@ class AdapterOffReference:
         self._lanes = lanes
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """(B, T) log-probabilities of the response tokens, no gradient; 0 past a response's end."""
+        """(B, T) log-probabilities of the response tokens, without gradient. 0 past the end of a response."""
         with self._adapter.off():
             return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT

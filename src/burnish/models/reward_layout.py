@@ -1,4 +1,4 @@
-"""Prompts with responses as the rows of a reward model, and the column at which each is scored."""
+"""Lays out prompts and responses as rows for a reward model, with the column at which each is scored."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PromptResponse = tuple[Sequence[int], Sequence[int]]
 class Readout:
     """Where a response is scored.
 
-    `last`: at its last token. `eos`: at its first end-of-sequence token; without one at its last token.
-    `last_position`: at the last of `response_length` positions; a shorter response is followed by padding that no
-    token attends to (the 2019 style, https://arxiv.org/abs/1909.08593).
+    `last`: at its last token. `eos`: at its first end-of-sequence token, or at its last token if it has none.
+    `last_position`: at the last of `response_length` positions. A shorter response is followed by padding that no
+    token attends to (as in 2019, https://arxiv.org/abs/1909.08593).
     """
 
     score_at: ScoreAt = "last"
     response_length: int | None = None
 
     def offset(self, response: Sequence[int], eos_token_ids: Sequence[int]) -> int:
-        """Positions between the first token of the response and the one that is scored."""
+        """Position that is scored, counted from the first token of the response."""
         if self.score_at == "last_position":
             return self._fixed(response) - 1
         if self.score_at == "eos":
@@ -38,7 +38,7 @@ class Readout:
         return len(response) - 1
 
     def width(self, response: Sequence[int]) -> int:
-        """Positions that the response takes."""
+        """Positions that the response takes up."""
         return self._fixed(response) if self.score_at == "last_position" else len(response)
 
     def _fixed(self, response: Sequence[int]) -> int:
@@ -53,9 +53,9 @@ class Readout:
 
 @dataclass(frozen=True, slots=True)
 class RewardLayout:
-    """Right-padded rows (B, S) as the model reads them, and the column that is read, (B,).
+    """Right-padded rows (B, S) for the model, and the column at which each is scored, (B,).
 
-    The mask comes from lengths alone, so the padding id may be any token, the end of sequence too.
+    The mask depends on lengths only, so the padding id may be any token, even end of sequence.
     """
 
     tokens_BS: Tensor

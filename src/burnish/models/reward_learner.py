@@ -1,4 +1,4 @@
-"""The optimizer step of a reward model: whole comparisons in micro-batches, one denominator for the step."""
+"""The optimizer step of a reward model: micro-batches of whole comparisons, one denominator for the step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from burnish.types import Metric, Reduction
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Token ids of one prompt and its candidate responses; `responses[best]` is the best, unless they are tied."""
+    """Token ids of a prompt and its candidate responses. `responses[best]` is the best, unless it is a tie."""
 
     prompt: tuple[int, ...]
     responses: tuple[tuple[int, ...], ...]
@@ -36,15 +36,15 @@ class Comparison:
         return [(self.prompt, response) for response in self.responses]
 
     def num_tokens(self) -> int:
-        """Tokens in a forward pass over all candidates, padding among them included."""
+        """Tokens in a forward pass over all candidates, including padding."""
         return len(self.responses) * (len(self.prompt) + max(len(response) for response in self.responses))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedScores:
-    """Scores `[B, K]` of the candidates of B comparisons; `mask_BK` is False where a comparison has fewer than K.
+    """Scores `[B, K]` of the candidates of B comparisons. `mask_BK` is False where a comparison has fewer than K.
 
-    best_B int64; margin_B float32 (0 where none is given); tie_B bool.
+    best_B int64; margin_B float32 (0 if none is given); tie_B bool.
     """
 
     scores_BK: Tensor
@@ -55,11 +55,11 @@ class ComparedScores:
 
 
 PreferenceObjective = Callable[[ComparedScores, int], ObjectiveValue]
-"""(scores of a micro-batch, comparisons of the whole step) to the micro-batch's share of the loss."""
+"""(scores of a micro-batch, number of comparisons in the step) to the micro-batch's share of the loss."""
 
 
 class RewardLearner:
-    """A reward model with its optimizer. The counterpart of `LocalPolicy` for comparisons."""
+    """A reward model with its optimizer: the counterpart of `LocalPolicy` for comparisons."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class RewardLearner:
         self._version = 0
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
-        """One optimizer step on the comparisons, the same however they are cut into micro-batches.
+        """One optimizer step on the comparisons, the same however they are split into micro-batches.
 
-        Raises DivergenceError, the weights untouched, when loss or gradient is not finite.
+        Raises DivergenceError if loss or gradient is not finite, with the weights untouched.
         """
         accumulation = Accumulation(Denominators(num_tokens=0, num_sequences=len(comparisons)))
         self._optimizer.clear()
@@ -101,7 +101,7 @@ class RewardLearner:
         self._check_finite("loss", accumulation.odd_loss())
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
-        self._version += 1  # before the weights move: with the old number they are certainly the old ones
+        self._version += 1  # before the weights change, so that the old version never names changed weights
         rate = self._optimizer.step(self._version - 1, grad_norm)
         metrics = accumulation.metrics
         metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
@@ -124,27 +124,27 @@ class RewardLearner:
 
     @torch.no_grad()
     def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
-        """Scores of every candidate of every comparison, no gradient."""
+        """Scores of every candidate of every comparison, without gradient."""
         flat = self.score([pair for comparison in comparisons for pair in comparison.pairs()])
         numbers = iter(flat)
         return [[next(numbers) for _ in comparison.responses] for comparison in comparisons]
 
     def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
-        """Rewards of the responses, no gradient."""
+        """Rewards of the responses, without gradient."""
         return self.model.score(pairs, self._tokens_per_microbatch)
 
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
-        """`RewardModel.normalise`, and the optimizer goes on from the rescaled head."""
+        """`RewardModel.normalise`, after which the optimizer continues from the rescaled head."""
         self.model.normalise(measured, scale=scale, measured_on=measured_on)
         self._optimizer.refresh()
 
     def save_weights(self, folder: Path) -> None:
-        """Write a folder that `from_pretrained` loads as a sequence classifier, with its read-out and normalisation."""
+        """Write a folder that `from_pretrained` loads as a sequence classifier, with read-out and normalisation."""
         self.model.save(folder)
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
-        """Take over what `RewardModel.save` wrote, bit for bit. Raises CheckpointError if it does not fit."""
+        """Load what `RewardModel.save` wrote, bit for bit. Raises CheckpointError if it does not fit."""
         model = self.model.loaded.model
         saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
         found = dict(saved.named_parameters())
@@ -167,8 +167,8 @@ class RewardLearner:
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:
-        """Version and optimizer state; the learning rate is a function of the version. Where gain and bias train, also
-        these and the head that they are folded into on disk."""
+        """Version and optimizer state. The learning rate is a function of the version. If gain and bias train, also
+        these and the head, because on disk they are folded into it."""
         state: TrainingState = {"version": self._version, "optimizer": self._optimizer.state()}
         if self.model.gain_bias is not None:
             state["apart"] = {name: value.detach().clone() for name, value in self._apart().items()}
@@ -180,11 +180,11 @@ class RewardLearner:
         return {} if gain_bias is None else {**self.model.head.state_dict(prefix="head."), **gain_bias.state_dict()}
 
     def load_training_state(self, state: TrainingState) -> None:
-        """The opposite of `training_state`; load the weights first."""
+        """The inverse of `training_state`. Load the weights first."""
         apart = self._apart()
         if set(apart) != set(state.get("apart", {})):
             raise CheckpointError(
-                "the checkpoint was made with another normalization.trainable than this run has",
+                "the checkpoint was made with another normalization.trainable than this run's",
                 remedy="resume with the run file that it was made with",
             )
         if apart:

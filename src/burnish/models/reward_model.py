@@ -1,9 +1,9 @@
 """Reward models: a causal language model with a scalar head, read at one token of prompt and response.
 
-On disk a reward model is a sequence classifier of transformers with one label (`AutoModelForSequenceClassification`),
-and `burnish_reward_model.json` beside it. Its gain is folded into the head's weight; its bias, for which the heads of
-most architectures have no place, stands in the JSON file: reward = logit + bias. Comparisons of rewards and rankings
-are therefore the same in transformers; absolute rewards differ there by the bias.
+On disk a reward model is a transformers sequence classifier with one label (`AutoModelForSequenceClassification`), with
+`burnish_reward_model.json` next to it. Its gain is folded into the head's weight. Its bias is in the JSON file, because
+the heads of most architectures have none: reward = logit + bias. In transformers, comparisons and rankings are
+therefore the same, and absolute rewards differ by the bias.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ REWARD_FILE = "burnish_reward_model.json"
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """Scale and shift since the head was made: `gain` is folded into the head's weight already, `bias` is added to
-    every logit; `measured_on` says on what they were set last."""
+    """Scale and shift since the head was made. `gain` is already folded into the head's weight, `bias` is added to
+    every logit, and `measured_on` says what data they were last set on."""
 
     gain: float = 1.0
     bias: float = 0.0
@@ -47,7 +47,7 @@ class Normalization:
 
 
 class GainBias(nn.Module):
-    """reward = gain * logit + bias with both trained, beside a head that keeps the scale it was made with
+    """reward = gain * logit + bias, both trained, after a head that keeps the scale it was made with
     (https://arxiv.org/abs/1909.08593). 0-d float32."""
 
     def __init__(self, gain: float, bias: float, *, device: torch.device) -> None:
@@ -59,14 +59,14 @@ class GainBias(nn.Module):
         return self.gain * logits + self.bias
 
     def folded(self, earlier: Normalization) -> Normalization:
-        """What it amounts to, on top of the gain that the head's weight holds already."""
+        """The equivalent normalisation, including the gain that is already in the head's weight."""
         return Normalization(earlier.gain * self.gain.item(), self.bias.item(), earlier.measured_on)
 
 
 class RewardModel:
     """Scores responses. `loaded.model` is a sequence classifier with one label, `head` its linear layer.
 
-    `gain_bias` is None unless gain and bias are trained; then `normalization` holds the gain that came before, bias 0.
+    `gain_bias` is None unless gain and bias are trained. Then `normalization` holds the earlier gain, and bias 0.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class RewardModel:
         self._rules = row_rules(loaded.model)
 
     def scores(self, pairs: Sequence[PromptResponse]) -> Tensor:
-        """Rewards of the responses, `[B]` float32, differentiable, normalisation included; in one forward pass unless
-        rows would change each other's numbers (`burnish.forward.row_rules`)."""
+        """Rewards of the responses, `[B]` float32, differentiable, including normalisation. Takes one forward pass
+        unless rows would change each other's numbers (`burnish.forward.row_rules`)."""
         companies = self._rules.groups([len(prompt) + len(response) for prompt, response in pairs])
         hidden = [self._read([pairs[row] for row in company]) for company in companies]
         order = torch.tensor([row for company in companies for row in company]).argsort()
@@ -105,7 +105,7 @@ class RewardModel:
         return trunk(**inputs)[0][torch.arange(len(pairs), device=device), layout.read_B.to(device)]
 
     def train_gain_and_bias(self) -> None:
-        """From now on gain and bias are parameters of their own (`normalization.trainable`)."""
+        """From now on gain and bias are separate parameters (`normalization.trainable`)."""
         self.gain_bias = GainBias(1.0, self.normalization.bias, device=self.loaded.model.device)
         self.normalization = replace(self.normalization, bias=0.0)
 
@@ -118,7 +118,7 @@ class RewardModel:
 
     @torch.no_grad()
     def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = TOKENS_PER_MICROBATCH) -> list[float]:
-        """Rewards without gradient, in the order given, cut into micro-batches by tokens."""
+        """Rewards without gradient, in the given order, computed in micro-batches by token count."""
         found = [0.0] * len(pairs)
         lengths = [len(prompt) + self.readout.width(response) for prompt, response in pairs]
         for rows in microbatches_by_tokens(lengths, tokens_per_microbatch):
@@ -129,9 +129,9 @@ class RewardModel:
 
     @torch.no_grad()
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
-        """Move the rewards that `measured` are some of to mean 0 and, with `scale`, to standard deviation 1.
+        """Shift rewards so that those `measured` have mean 0 and, with `scale`, scale them to standard deviation 1.
 
-        Raises ModelError when the rewards are all equal and a scale is asked for.
+        Raises ModelError if `scale` is asked for and all measured rewards are equal.
         """
         gain, mean = reward_normalisation(measured, scale=scale)
         if self.gain_bias is not None:
@@ -146,9 +146,9 @@ class RewardModel:
         self.normalization = Normalization(old.gain * gain, (old.bias - mean) * gain, measured_on)
 
     def save(self, folder: Path) -> None:
-        """Write the classifier (adapter merged in), tokenizer, normalisation, and with LoRA the adapter alone."""
+        """Write the classifier (adapter merged in), tokenizer and normalisation, and with LoRA also the adapter."""
         model = self.loaded.model
-        model.config.pad_token_id = self.loaded.pad_token_id  # transformers finds the last token by it
+        model.config.pad_token_id = self.loaded.pad_token_id  # transformers uses it to find the last token
         model.save_pretrained(folder, state_dict=self._saved_state(), safe_serialization=True)
         self.loaded.tokenizer.save_pretrained(folder)
         normalization = self.normalization if self.gain_bias is None else self.gain_bias.folded(self.normalization)
@@ -158,7 +158,7 @@ class RewardModel:
             self.adapter.save(folder / "adapter")
 
     def _saved_state(self) -> dict[str, Tensor] | None:
-        """The state to save where it is not the model's own: adapter merged in, a gain of its own folded in."""
+        """The state to save if it differs from the model's own: adapter merged in, trained gain folded in."""
         if self.adapter is None and self.gain_bias is None:
             return None
         state = dict(self.loaded.model.state_dict()) if self.adapter is None else self._merged_state(self.adapter)
@@ -176,7 +176,7 @@ class RewardModel:
 
 
 def score_head(model: PreTrainedModel) -> tuple[str, nn.Linear]:
-    """Name and layer of the head: the one linear layer with a single output outside the base model."""
+    """Name and layer of the head: the only linear layer with a single output outside the base model."""
     base = model.base_model
     inside = {id(module) for module in base.modules()}
     found = [
@@ -186,7 +186,7 @@ def score_head(model: PreTrainedModel) -> tuple[str, nn.Linear]:
     ]
     if len(found) != 1 or base is model:
         raise ModelError(
-            f"{type(model).__name__} has {len(found)} linear heads with one output, where a reward model has one",
+            f"{type(model).__name__} has {len(found)} linear heads with one output, but a reward model has exactly one",
             remedy="use an architecture whose sequence classifier is the language model with a linear head",
         )
     return found[0]
@@ -194,8 +194,8 @@ def score_head(model: PreTrainedModel) -> tuple[str, nn.Linear]:
 
 @torch.no_grad()
 def init_score_head(head: nn.Linear, *, seed: int, std: float | None = None) -> None:
-    """Weights from N(0, std), bias 0; without a std 1/sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593). A function
-    of the seed alone."""
+    """Weights from N(0, std), bias 0. The default std is 1/sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593).
+    Depends on the seed only."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(head.weight.shape, generator=generator)
     head.weight.copy_(noise / math.sqrt(head.in_features + 1) if std is None else noise * std)
@@ -206,10 +206,10 @@ def init_score_head(head: nn.Linear, *, seed: int, std: float | None = None) -> 
 def new_reward_model(
     config: ModelConfig, readout: Readout, *, seed: int, head_init_std: float | None = None
 ) -> RewardModel:
-    """A reward model to be trained, from a language model (with a fresh head) or from an earlier reward model (whose
-    head and normalisation go on). With `config.lora` only adapters and head train.
+    """A reward model to train, from a language model (with a new head) or from an earlier reward model (keeping its
+    head and normalisation). With `config.lora` only adapters and head train.
 
-    Raises ModelError as `load_model`, and for a model whose classifier has no scalar head.
+    Raises ModelError like `load_model`, and for a model whose classifier has no scalar head.
     """
     loaded = load_model(config, seed=seed, head="score")
     fresh = config.from_scratch or NEW_HEAD in loaded.notes
@@ -223,21 +223,21 @@ def new_reward_model(
 
 
 def load_reward_model(config: ModelConfig, *, field: str = "model.path") -> RewardModel:
-    """A trained reward model, frozen. One without `burnish_reward_model.json` is read at the last token, bias 0.
+    """A trained reward model, frozen. Without `burnish_reward_model.json` it is read at the last token, with bias 0.
 
-    Raises ModelError for a folder that holds no reward model.
+    Raises ModelError for a folder that does not hold a reward model.
     """
     source = check_reward_folder(config.path, field=field)
     loaded = load_model(config, head="score")
     if NEW_HEAD in loaded.notes:
-        raise _no_reward_model(source, field, "its files hold no weights of a score head")
+        raise _no_reward_model(source, field, "its files have no weights for a score head")
     loaded.model.requires_grad_(False)
     normalization, readout = read_reward_file(Path(source))
     return RewardModel(loaded, readout, normalization)
 
 
 def check_reward_folder(path: str, *, field: str) -> str:
-    """The folder or hub name. ModelError for a folder of which a look at its files shows that it is no reward model."""
+    """The folder or hub name. Raises ModelError if the folder's files show that it is not a reward model."""
     source = resolve_source(path, field=field)
     check_model_folder(source, needs_weights=True)
     _check_is_reward_model(source, field)
@@ -254,7 +254,7 @@ def _check_is_reward_model(source: str, field: str) -> None:
         raise _no_reward_model(source, field, f"it is a {', '.join(architectures) or 'model of unknown kind'}")
     labels = len(words.get("id2label") or {0: "", 1: ""})
     if labels != 1:
-        raise _no_reward_model(source, field, f"it classifies into {labels} labels, where a reward is one number")
+        raise _no_reward_model(source, field, f"it classifies into {labels} labels, but a reward is one number")
 
 
 def _no_reward_model(source: str, field: str, why: str) -> ModelError:
@@ -266,7 +266,7 @@ def _no_reward_model(source: str, field: str, why: str) -> ModelError:
 
 
 def read_reward_file(folder: Path) -> tuple[Normalization, Readout]:
-    """Normalisation and read-out of a saved reward model; the defaults where there is no such file."""
+    """Normalisation and read-out of a saved reward model, or the defaults without such a file."""
     file = folder / REWARD_FILE
     if not file.is_file():
         return Normalization(), Readout()
@@ -275,5 +275,5 @@ def read_reward_file(folder: Path) -> tuple[Normalization, Readout]:
         normalization = Normalization(float(words["gain"]), float(words["bias"]), str(words["measured_on"]))
         readout = Readout(words["score_at"], words["response_length"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{file} cannot be read: {error!r}", remedy="save the reward model anew") from error
+        raise ModelError(f"{file} cannot be read: {error!r}", remedy="save the reward model again") from error
     return normalization, replace(readout)

@@ -1,4 +1,4 @@
-"""What the loop asks of its models. A local object and a remote handle both satisfy these protocols."""
+"""What the loop needs from its models. Local objects and remote handles both satisfy these protocols."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.models.weights import Weights
 from burnish.types import Metric
 
 TrainingState = dict[str, Any]
-"""What a learner remembers in addition to its weights, by name: tensors, plain values, and dictionaries of them."""
+"""What a learner keeps in addition to its weights, by name: tensors, plain values, and dictionaries of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Denominators:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What the loop decides by, as opposed to what it only logs. None where nothing was measured.
+    """What the loop bases decisions on, as opposed to what it only logs. None if it was not measured.
 
     ratio_deviation: largest |ratio - 1| against the old log-probabilities. approx_kl: mean KL(old || current) over the
     trained tokens.
@@ -41,7 +41,7 @@ class Signals:
     approx_kl: Metric | None = None
 
     def merge(self, later: Signals) -> Signals:
-        """The signals of two parts, or of two optimizer steps, together."""
+        """Combine the signals of two parts, or of two optimizer steps."""
         return Signals(_merged(self.ratio_deviation, later.ratio_deviation), _merged(self.approx_kl, later.approx_kl))
 
 
@@ -51,7 +51,7 @@ def _merged(first: Metric | None, later: Metric | None) -> Metric | None:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveValue:
-    """A micro-batch's share of the loss of the optimizer step (shares add up), with what to log and to decide by."""
+    """A micro-batch's share of the optimizer step's loss (the shares add up), with metrics and signals."""
 
     loss: Tensor
     metrics: Mapping[str, Metric]
@@ -60,15 +60,15 @@ class ObjectiveValue:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an optimizer step reports: `metrics` are logged, `signals` are what the loop decides by."""
+    """What an optimizer step reports: `metrics` are logged, the loop bases its decisions on `signals`."""
 
     metrics: Mapping[str, Metric]
     signals: Signals = Signals()
 
 
 class Objective(Protocol):
-    """Turns a micro-batch's fresh scores into its share of the loss. It can be pickled, because a policy may live in
-    another process, or on several."""
+    """Turns a micro-batch's new scores into its share of the loss. It can be pickled, because a policy may live in
+    one or several other processes."""
 
     @property
     def needs_entropy(self) -> bool: ...
@@ -80,39 +80,39 @@ class Reference(Protocol):
     """A frozen model that only scores."""
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """(B, T) log-probabilities of the response tokens, no gradient."""
+        """(B, T) log-probabilities of the response tokens, without gradient."""
         ...
 
 
 class Policy(Protocol):
-    """The model that is trained. Batches come from and results go to the host's memory, wherever the model lives.
+    """The model being trained. Batches and results are in the host's memory, wherever the model is.
 
     An optimizer step is made of parts: `accumulate` each of them, then `settle`. `update` does both for one batch.
     """
 
     @property
     def version(self) -> int:
-        """Optimizer steps begun so far: while it stays the same, no weight has moved."""
+        """Optimizer steps begun so far. As long as it stays the same, no weight has changed."""
         ...
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
-        """Scores of the response tokens under the current weights, no gradient."""
+        """Scores of the response tokens under the current weights, without gradient."""
         ...
 
     def accumulate(self, batch: Batch, objective: Objective, denominators: Denominators) -> None:
         """Forward and backward over a part of an optimizer step, in micro-batches by token budget.
 
-        `denominators` are those of the whole step, the same in all of its parts. The weights stay as they are until
-        `settle`. Whatever is raised on the way drops all parts of the step.
+        `denominators` are those of the whole step, the same in all of its parts. The weights do not change until
+        `settle`. Any exception discards all parts of the step.
         """
         ...
 
     def settle(self, planned_step: int | None = None) -> Update:
-        """Make the optimizer step of all parts since the last one: check losses and gradients, clip, step, clear.
+        """Make the optimizer step from all parts since the last one: check losses and gradients, clip, step, clear.
 
-        Raises DivergenceError, with the weights untouched and the gradients cleared, when a loss or the gradient is not
-        finite. `planned_step` is this step's place (from 0) among those that the run would make if it skipped none:
-        its learning rate follows that, or `version` where none is given.
+        Raises DivergenceError if a loss or the gradient is not finite, with the weights untouched and the gradients
+        cleared. `planned_step` is this step's index (from 0) among those that the run would make if it skipped none.
+        It determines the learning rate; without it, `version` does.
         """
         ...
 
@@ -124,9 +124,9 @@ class Policy(Protocol):
         denominators: Denominators | None = None,
         planned_step: int | None = None,
     ) -> Update:
-        """One optimizer step on the batch: `accumulate` and `settle`. Parts that were accumulated before are dropped.
+        """One optimizer step on the batch: `accumulate` and `settle`. Discards parts that were accumulated before.
 
-        `denominators` are given when rows without a gradient have been left out of the batch, and count them as well.
+        Pass `denominators` if rows without a gradient have been left out of the batch; they count those rows too.
         """
         ...
 
@@ -139,20 +139,20 @@ class Policy(Protocol):
         ...
 
     def load_weights(self, folder: Path) -> None:
-        """Take over what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
+        """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
         ...
 
     def training_state(self) -> TrainingState:
-        """Optimizer, scheduler and version: tensors and plain values."""
+        """Optimizer state and version: tensors and plain values."""
         ...
 
     def load_training_state(self, state: TrainingState) -> None:
-        """The opposite of `training_state`; load the weights first."""
+        """The inverse of `training_state`. Load the weights first."""
         ...
 
 
 class ValueObjective(Protocol):
-    """Turns a micro-batch's fresh values into its share of the value loss."""
+    """Turns a micro-batch's new values into its share of the value loss."""
 
     def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue: ...
 
@@ -167,11 +167,11 @@ class Critic(Protocol):
 
     @property
     def shares_trunk(self) -> bool:
-        """True when the policy's own update trains the critic with it (one backward pass for both)."""
+        """Whether the policy's own update also trains the critic (one backward pass for both)."""
         ...
 
     def values(self, batch: Batch) -> Tensor:
-        """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
+        """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
         ...
 
     def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
@@ -179,7 +179,7 @@ class Critic(Protocol):
         ...
 
     def settle(self, planned_step: int | None = None) -> Update:
-        """Make the optimizer step of all parts, as in `Policy.settle`. It never moves the policy."""
+        """Make the optimizer step from all parts, as in `Policy.settle`. Never changes the policy."""
         ...
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:

@@ -1,4 +1,4 @@
-"""A critic that is a value head on the policy's trunk. `LocalPolicy.add_value_head` makes it."""
+"""A critic that is a value head on the policy's backbone. `LocalPolicy.add_value_head` makes it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from burnish.models.value_steps import ValueSteps
 
 
 class SharedCritic:
-    """`roles.Critic` as a value head on the policy's trunk.
+    """`roles.Critic` as a value head on the policy's backbone.
 
-    The policy's own updates train head and trunk in one backward pass (the objective adds the value loss). The head has
-    its own optimizer, learning rate and gradient clipping: it starts at 0 and needs larger steps than the trunk bears.
-    `update` trains the head alone.
+    The policy's own updates train head and backbone in one backward pass (the objective adds the value loss). The head
+    has its own optimizer, learning rate and gradient clipping, because it starts at 0 and needs larger steps than the
+    backbone tolerates. `update` trains only the head.
     """
 
     shares_trunk = True
@@ -41,43 +41,43 @@ class SharedCritic:
 
     @property
     def head(self) -> ValueHead:
-        """The read-out, which policy and critic share."""
+        """The value head, shared by policy and critic."""
         return self._scorer.head
 
     @property
     def version(self) -> int:
-        """Optimizer steps of the head so far, those within the policy's updates among them."""
+        """Optimizer steps of the head so far, including those made in the policy's updates."""
         return self._optimizer.version
 
     def values(self, batch: Batch) -> Tensor:
-        """(B, T) values of the states before the response tokens, no gradient; 0 past a response's end."""
+        """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
 
     def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        """Add the gradient of a part of a step of the head alone; see `roles.Critic`."""
+        """Add the gradient of one part of a step of the head only; see `roles.Critic`."""
         self._steps.accumulate(batch, objective, denominators)
 
     def settle(self, planned_step: int | None = None) -> Update:
-        """Make the step of all parts; see `roles.Critic`."""
+        """Make the step from all parts; see `roles.Critic`."""
         return self._steps.settle(planned_step)
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        """One optimizer step of the head alone; the trunk, and with it the policy, stays as it is."""
+        """One optimizer step of the head only. The backbone, and so the policy, does not change."""
         return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
-        """Write the head; the trunk is the policy's."""
+        """Write the head. The policy writes the backbone."""
         self.head.save(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Take over what `save_weights` wrote."""
+        """Load what `save_weights` wrote."""
         self.head.load(folder)
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:
-        """Optimizer of the head and version, as plain values and tensors."""
+        """The head's optimizer state and version, as plain values and tensors."""
         return self._optimizer.state()
 
     def load_training_state(self, state: TrainingState) -> None:
-        """The opposite of `training_state`; load the weights first."""
+        """The inverse of `training_state`. Load the weights first."""
         self._optimizer.load_state(state)

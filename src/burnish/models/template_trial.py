@@ -1,5 +1,5 @@
-"""A chat template is a program that came with a model. Before it is used, it writes a few short conversations in a
-process of its own: one that never ends, or that explodes, is refused there and cannot hang or kill a run."""
+"""A chat template is a program that comes with a model. Before it is used, it renders a few short conversations in a
+separate process. If it never ends or uses too much memory, it is refused there and cannot hang or kill a run."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ _SECONDS = 2
 _MAX_BYTES = 1 << 30
 _MAX_CHARACTERS = 200_000
 _TURNS = ("system", "user", "assistant", "user", "assistant")
-_REMEDY = "mend its loops and lengths, or set model.chat_template to another one"
+_REMEDY = "fix its loops and lengths, or set model.chat_template to another one"
 
 
 @cache
 def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str, *, must_parse: bool) -> None:
-    """ModelError, beginning with `name`, for a template that does not end, takes all the memory or writes without
-    measure; with `must_parse` also for one that is not a Jinja template. `tokens`: special tokens that it may name.
+    """Raise ModelError, beginning with `name`, for a template that does not end, uses too much memory or writes too
+    much text. With `must_parse` also if it is not a Jinja template. `tokens`: special tokens that it may use.
 
-    That a template refuses conversations of some kinds is its right: only those of the data have to suit it.
+    A template may refuse some kinds of conversation: only those in the data have to suit it.
     """
     try:
         request = {"template": template, "tokens": dict(tokens)}
         found = call_in_own_process(f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES)
     except TimeoutError as error:
         raise ModelError(
-            f"{name} does not end: five short turns keep it busy for more than {_SECONDS} s", remedy=_REMEDY
+            f"{name} does not end: it takes more than {_SECONDS} s for five short turns", remedy=_REMEDY
         ) from error
     except MemoryError as error:
         raise ModelError(
-            f"{name} takes more than {_MAX_BYTES >> 30} GiB of memory for five short turns", remedy=_REMEDY
+            f"{name} uses more than {_MAX_BYTES >> 30} GiB of memory for five short turns", remedy=_REMEDY
         ) from error
     except RuntimeError as error:
         raise ModelError(f"{name} cannot be tried: {error}", remedy=_REMEDY) from error
     if found["longest"] > _MAX_CHARACTERS:
         raise ModelError(f"{name} writes {found['longest']:,} characters for five short turns", remedy=_REMEDY)
     if must_parse and found["unreadable"]:
-        raise ModelError(f"{name} is not a Jinja template: {found['unreadable']}", remedy="mend that line")
+        raise ModelError(f"{name} is not a Jinja template: {found['unreadable']}", remedy="fix that line")
 
 
 def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:
-    """What happens in the process: the longest text that the template writes (in characters), and why it cannot be read
-    as Jinja ("" when it can). Every beginning of the conversation is written, with the system message and without."""
+    """What runs in the process. Returns the length of the longest text that the template writes (in characters), and
+    why it is not valid Jinja ("" if it is). Renders every prefix of the conversation, with and without the system
+    message."""
     try:
         compiled = _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
@@ -70,13 +71,13 @@ def _length(template: jinja2.Template, turns: list[dict[str, str]], prompt: bool
         return len(template.render(messages=turns, add_generation_prompt=prompt, tools=None, documents=None, **tokens))
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001  boundary: it may refuse such conversations, which the data need not hold
+    except Exception:  # noqa: BLE001  boundary: it may refuse such conversations, which may not occur in the data
         return 0
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up for chat templates (`transformers.utils.chat_template_utils`), without loading
-    transformers."""
+    """Jinja, set up as transformers does for chat templates (`transformers.utils.chat_template_utils`), but without
+    importing transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -101,7 +102,7 @@ def _refuse(message: str) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what the assistant wrote, writes what is inside of it."""
+    """`{% generation %}` marks what the assistant wrote. It renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 

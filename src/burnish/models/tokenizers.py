@@ -1,4 +1,4 @@
-"""Tokenizers: loading, chat template, and which token ids end a response or fill a row."""
+"""Tokenizers: loading, chat templates, and which token ids end a response or fill a row."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run, with its chat template replaced when the run file says so. Loads no weights.
+    """The tokenizer of a run, with its chat template replaced if the run file says so. Loads no weights.
 
-    Raises ModelError when there is none or it is of an unknown kind.
+    Raises ModelError if there is none or it is of an unknown kind.
     """
     from transformers import AutoTokenizer
 
@@ -36,13 +36,13 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     except Exception as error:  # boundary to transformers: a broken tokenizer raises almost anything
         raise ModelError(
             f"{field} {path!r} has no tokenizer that can be loaded ({type(error).__name__}: {_first_line(error)})",
-            remedy="put tokenizer.json beside the weights or name its folder in model.tokenizer"
+            remedy="put tokenizer.json next to the weights or name its folder in model.tokenizer"
             + nearest_folder_hint(path),
         ) from error
     if not isinstance(tokenizer.get_vocab(), dict) or len(tokenizer) == 0:
         raise ModelError(
-            f"{field} {path!r} gives a tokenizer without a vocabulary",
-            remedy="put tokenizer.json beside the weights or name its folder in model.tokenizer",
+            f"{field} {path!r} has a tokenizer without a vocabulary",
+            remedy="put tokenizer.json next to the weights or name its folder in model.tokenizer",
         )
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template_text(config.chat_template)
@@ -61,7 +61,7 @@ def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced:
 
 
 def chat_template_text(value: str) -> str:
-    """The Jinja text of `model.chat_template`: the value itself when it holds a brace, else the file it names."""
+    """The Jinja text of `model.chat_template`: the value itself if it contains a brace, else the file that it names."""
     if "{" in value:
         return value
     file = Path(value).expanduser()
@@ -78,7 +78,7 @@ def chat_template_text(value: str) -> str:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *, path: str) -> None:
-    """Raise ModelError when the tokenizer can give an id that the model has no embedding for."""
+    """Raise ModelError if the tokenizer can produce an id that the model has no embedding for."""
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= num_embeddings:
         raise ModelError(
@@ -88,13 +88,13 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *,
 
 
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Whether both map the same tokens to the same ids and end texts alike."""
+    """Whether both map the same tokens to the same ids and have the same end-of-sequence token."""
     return first.get_vocab() == second.get_vocab() and first.eos_token_id == second.eos_token_id
 
 
 def vocabulary_difference(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> str | None:
-    """One of our tokens that has another id there, or none, in words; None when every id of ours means the same there
-    (theirs may know more tokens)."""
+    """Describes one of our tokens that has another id there, or none. None if all our ids mean the same there (theirs
+    may have more tokens)."""
     known = theirs.get_vocab()
     for token, number in sorted(ours.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != number:
@@ -108,8 +108,8 @@ def eos_token_ids(
 ) -> tuple[int, ...]:
     """Every id that ends a response: those of the generation config, the model's config and the tokenizer.
 
-    Only what the files say counts; `raw_config` must not carry the defaults of a config class, whose eos id may be an
-    ordinary token of another vocabulary. ModelError for a value that is not an id.
+    Only what the files say counts. `raw_config` must not contain the defaults of a config class, whose eos id may be an
+    ordinary token in another vocabulary. Raises ModelError for a value that is not an id.
     """
     nested = raw_config.get("text_config")
     found = [
@@ -124,10 +124,10 @@ def eos_token_ids(
 def choose_pad_token_id(
     tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], *, pad_token: str | None
 ) -> tuple[int, str | None]:
-    """(id to fill rows with, note when it is not the tokenizer's own).
+    """(id to fill rows with, note if it is not the tokenizer's own).
 
-    Rows are right-padded and carry their lengths, so the id never enters a result; it must only not end a response.
-    Raises ModelError when `pad_token` is unknown or ends a response.
+    Rows are right-padded and their lengths are known, so the id never affects a result. It only must not end a
+    response. Raises ModelError if `pad_token` is unknown or ends a response.
     """
     if pad_token is not None:
         return _asked_pad(tokenizer, eos_ids, pad_token), None

@@ -1,4 +1,4 @@
-"""The value head: one number read from the hidden state before each response token, with an optimizer of its own."""
+"""The value head: one number read from the hidden state before each response token, with its own optimizer."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ HEAD_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """Linear read-out of a hidden state (..., H) to a value (...), float32 whatever the trunk computes in.
+    """Linear read-out of a hidden state (..., H) to a value (...), float32 whatever the dtype of the backbone.
 
-    Weight and bias start at 0, so that a fresh critic says 0 everywhere and the first advantages are plain returns
-    (https://arxiv.org/abs/1909.08593); `init_value_head` starts it otherwise.
+    Weight and bias start at 0, so a new critic predicts 0 everywhere and the first advantages are plain returns
+    (https://arxiv.org/abs/1909.08593). `init_value_head` starts it differently.
     """
 
     def __init__(self, hidden_size: int, *, device: torch.device) -> None:
@@ -42,27 +42,27 @@ class ValueHead(nn.Module):
 
     @torch.no_grad()
     def take(self, weight: Tensor, bias: Tensor) -> None:
-        """Start from a trained read-out: weight (1, H), bias (1)."""
+        """Copy a trained read-out: weight (1, H), bias (1)."""
         self.weight.copy_(weight)
         self.bias.copy_(bias)
 
     def save(self, folder: Path) -> None:
-        """Write the head beside the trunk's weights."""
+        """Write the head next to the backbone's weights."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         save_file(state, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
-        """Take over what `save` wrote. Raises CheckpointError when it is absent or of another width."""
+        """Load what `save` wrote. Raises CheckpointError if it is missing or has another width."""
         file = folder / HEAD_FILE
         if not file.is_file():
             raise CheckpointError(
-                f"checkpoint {folder} has no value head", remedy="resume with critic.kind it was made with"
+                f"checkpoint {folder} has no value head", remedy="resume with the critic.kind it was made with"
             )
         saved: Mapping[str, Tensor] = load_file(file)
         if saved["weight"].shape != self.weight.shape:
             raise CheckpointError(
-                f"the value head in {folder} reads {saved['weight'].shape[1]} numbers, the model gives "
+                f"the value head in {folder} reads {saved['weight'].shape[1]} numbers, but the model gives "
                 f"{self.weight.shape[1]}",
                 remedy="resume with the model that the checkpoint was made with",
             )
@@ -71,15 +71,15 @@ class ValueHead(nn.Module):
 
 @torch.no_grad()
 def init_value_head(head: ValueHead, *, std: float, seed: int) -> None:
-    """Weights from N(0, std), bias 0. A function of the seed alone; std 0 leaves a fresh head as it is."""
+    """Weights from N(0, std), bias 0. Depends on the seed only. std 0 leaves a new head unchanged."""
     generator = torch.Generator().manual_seed(seed)
     head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
     head.bias.zero_()
 
 
 class ValueScorer:
-    """Values of the states before the response tokens: a trunk (a model without its output head) and a value head.
-    `plain` as in `TrunkRunner`."""
+    """Values of the states before the response tokens, from a backbone (`trunk`: a model without its output head) and
+    a value head. `plain` as in `TrunkRunner`."""
 
     def __init__(self, trunk: PreTrainedModel, head: ValueHead, *, plain: bool = False) -> None:
         self.head = head
@@ -87,13 +87,13 @@ class ValueScorer:
 
     @property
     def device(self) -> torch.device:
-        """Where trunk and head live."""
+        """The device of backbone and head."""
         return self.head.weight.device
 
     def score(self, batch: Batch, *, only_trained: bool = False, train_trunk: bool = True) -> Tensor:
         """(B, T) float32 at every response token (`only_trained`: at those in the loss mask), 0 elsewhere.
 
-        Differentiable. With `train_trunk` False the gradient reaches the head only.
+        Differentiable. Without `train_trunk` only the head gets a gradient.
         """
         batch = batch.to(self.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
@@ -102,12 +102,12 @@ class ValueScorer:
         return positions.scatter(self.head(hidden_N))
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
-        """(row numbers, those rows) of each micro-batch, cut as suits the way the trunk reads them."""
+        """(row numbers, those rows) of each micro-batch, split to suit the way the backbone reads them."""
         return self._runner.split(batch, tokens_per_microbatch)
 
     @torch.no_grad()
     def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int, *, lanes: Lanes = ONE_LANE) -> Tensor:
-        """Values of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
+        """Values of all rows without gradient, in row order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         values = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], self.score)
         return put_back(
@@ -118,11 +118,11 @@ class ValueScorer:
 
 
 def trunk_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without its output head. ModelError when it has no part of that kind."""
+    """The model without its output head. Raises ModelError if it has no such part."""
     trunk = model.base_model
     if trunk is model:
         raise ModelError(
-            f"{type(model).__name__} has no trunk apart from its output head, so a critic has nothing to read from",
+            f"{type(model).__name__} has no backbone separate from its output head, so a critic has nothing to read",
             remedy="use a model of another architecture, or an estimator without a critic",
         )
     return trunk
@@ -130,13 +130,13 @@ def trunk_of(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def hidden_size(trunk: PreTrainedModel) -> int:
-    """Width of the last hidden state, found by running one token: configs name it differently."""
+    """Width of the last hidden state, found by running one token, because configs use different names for it."""
     token = torch.zeros((1, 1), dtype=torch.int64, device=trunk.device)
     return int(trunk(input_ids=token, use_cache=False)[0].shape[-1])
 
 
 class CriticOptimizer:
-    """Optimizer of a critic's weights with its own count of steps, learning rate and gradient clipping."""
+    """Optimizer of a critic's weights, with its own step count, learning rate and gradient clipping."""
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
         self._optimizer = WeightOptimizer(parameters, settings)
@@ -144,11 +144,11 @@ class CriticOptimizer:
         self.version = 0
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         self._optimizer.clear()
 
     def checked_norm(self) -> Tensor:
-        """Euclidean norm of the gradient. Raises DivergenceError when it is not finite."""
+        """Euclidean norm of the gradient. Raises DivergenceError if it is not finite."""
         norm = self._optimizer.grad_norm()
         self.check_finite("gradient norm", float(norm))
         return norm
@@ -160,13 +160,13 @@ class CriticOptimizer:
         self.clear()
         raise DivergenceError(
             f"the critic's {what} is {number} at its optimizer step {self.version}; its weights have not been changed",
-            remedy="lower critic.learning_rate, check rewards for extremes, or use float32",
+            remedy="lower critic.learning_rate, check rewards for outliers, or use float32",
         )
 
     def step(self, grad_norm: Tensor, planned_step: int | None = None) -> dict[str, Metric]:
-        """Clip, step, count; returns critic/grad_norm (before clipping) and critic/learning_rate, which follows
+        """Clip, step and count. Returns critic/grad_norm (before clipping) and critic/learning_rate, which follows
         `planned_step` as in `roles.Policy.update`."""
-        self.version += 1  # before the weights move: with the old number they are certainly the old ones
+        self.version += 1  # before the weights change, so that the old version never names changed weights
         rate = self._optimizer.step(self._optimizer.settings.own_step(planned_step, self.version - 1), grad_norm)
         return {
             "critic/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
@@ -174,12 +174,12 @@ class CriticOptimizer:
         }
 
     def skip(self) -> dict[str, Metric]:
-        """Count a step that had nothing to learn from and moved nothing."""
+        """Count a step that had nothing to learn from and changed nothing."""
         self.version += 1
         return {"critic/empty_updates": Metric(Reduction.SUM, 1.0)}
 
     def refresh(self) -> None:
-        """Take the weights as they are now (after loading)."""
+        """Continue from the current weights (after loading)."""
         self._optimizer.refresh()
 
     def state(self) -> TrainingState:

@@ -1,4 +1,4 @@
-"""Optimizer steps of a critic by itself: the counterpart of what `LocalPolicy` does for a policy."""
+"""Optimizer steps of a critic alone: the counterpart of what `LocalPolicy` does for a policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnish.models.value_head import CriticOptimizer, ValueScorer
 
 
 class ValueSteps:
-    """Accumulates gradients of a value loss and steps with them; with `train_trunk` False, those of the head alone."""
+    """Accumulates gradients of a value loss and steps with them. Without `train_trunk`, only the head's."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ValueSteps:
             self._accumulation = Accumulation(denominators)
         accumulation = self._accumulation
         if accumulation.denominators != denominators:
-            raise ValueError(f"a part with {denominators} cannot join a step with {accumulation.denominators}")
+            raise ValueError(f"a part with {denominators} cannot be added to a step with {accumulation.denominators}")
         try:
             rows = trained_rows(batch)
             budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
@@ -58,7 +58,7 @@ class ValueSteps:
             for value in values:
                 accumulation.add(value)
         except BaseException:
-            self._drop()  # half a gradient must not become a step
+            self._drop()  # an incomplete gradient must not become a step
             raise
 
     def _backward(self, part: Batch, objective: ValueObjective, denominators: Denominators) -> ObjectiveValue:
@@ -73,7 +73,7 @@ class ValueSteps:
         """See `roles.Critic`."""
         accumulation = self._accumulation
         if accumulation is None:
-            raise ValueError("settle() ends a step that accumulate() has begun, and there is none")
+            raise ValueError("settle() was called without a step begun by accumulate()")
         if accumulation.denominators.num_tokens == 0:
             self._drop()
             return Update(self._optimizer.skip())

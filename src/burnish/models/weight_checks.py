@@ -1,4 +1,4 @@
-"""What can be wrong with the weights and sizes of a model, told before the first number is computed from them."""
+"""Checks of a model's weights and sizes, made before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LARGEST = {
     "max_position_embeddings": 1 << 40,
     "n_positions": 1 << 40,
 }
-"""Far beyond every model there is: past them, building the model takes hours or all of the memory."""
+"""Far beyond any existing model. With larger values, building the model takes hours or all of the memory."""
 
 
 def check_finite(model: nn.Module, path: str) -> None:
-    """ModelError that names the first parameter with a NaN or an infinity in it. One pass over the weights."""
+    """Raise ModelError that names the first parameter with a NaN or an infinity in it. One pass over the weights."""
     for name, parameter in model.named_parameters():
         if parameter.numel() == 0:
             continue
@@ -40,12 +40,12 @@ def check_finite(model: nn.Module, path: str) -> None:
             found = "NaN" if bool(torch.isnan(low)) else "infinity"
             raise ModelError(
                 f"the weights of model {path!r} hold {found}: first in {name}",
-                remedy="take an earlier checkpoint; the training that wrote this one had diverged",
+                remedy="use an earlier checkpoint; the training that wrote this one had diverged",
             )
 
 
 def refuse_mismatched(mismatched: list[tuple[str, torch.Size, torch.Size]], path: str) -> None:
-    """ModelError that names the first tensor whose shape in the files is not the one that config.json asks for.
+    """Raise ModelError that names the first tensor whose shape in the files is not the one that config.json implies.
 
     mismatched: (name, shape in the files, shape of the model), as transformers reports them.
     """
@@ -53,13 +53,13 @@ def refuse_mismatched(mismatched: list[tuple[str, torch.Size, torch.Size]], path
         name, found, wanted = min(mismatched)[:3]
         raise ModelError(
             f"model {path!r}: {name} has shape {list(found)} in the files, but config.json makes it {list(wanted)} "
-            f"({len(mismatched)} tensors of other shapes)",
+            f"(shapes differ for {len(mismatched)} tensors)",
             remedy="the weights belong to another config.json; use matching files",
         )
 
 
 def check_declared_sizes(raw_config: Mapping[str, Any], path: str) -> None:
-    """ModelError when config.json gives a size that is no whole number above 0, or that no model has."""
+    """Raise ModelError if config.json gives a size that is not a whole number above 0 or exceeds any model's."""
     nested = raw_config.get("text_config")
     for words in (raw_config, nested if isinstance(nested, dict) else {}):
         for name, largest in _LARGEST.items():
@@ -69,19 +69,19 @@ def check_declared_sizes(raw_config: Mapping[str, Any], path: str) -> None:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
                 raise ModelError(
                     f"config.json of model {path!r}: {name} is {value!r:.60}",
-                    remedy=f"it is a whole number from 1 to {largest:,}; take the model's own config.json",
+                    remedy=f"it must be a whole number from 1 to {largest:,}; use the model's own config.json",
                 )
 
 
 def read_generation_config(source: str) -> dict[str, Any]:
-    """What generation_config.json of a local folder says; nothing without one. ModelError when it is damaged."""
+    """The contents of a local folder's generation_config.json, or {} without one. ModelError if it is damaged."""
     file = Path(source) / GENERATION_FILE
     if not file.exists():
         return {}
-    with reading(f"{file}: reading it", ModelError, remedy="mend it, or remove it (it is optional)"):
+    with reading(f"{file}: reading it", ModelError, remedy="fix it, or remove it (it is optional)"):
         content = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise ModelError(f"{file} holds no JSON object", remedy="mend it, or remove it (it is optional)")
+        raise ModelError(f"{file} is not a JSON object", remedy="fix it, or remove it (it is optional)")
     for name in sorted(_SAMPLING_NUMBERS & set(content)):
         _check_sampling_number(content[name], name, file)
     return content
@@ -92,38 +92,38 @@ _SAMPLING_NUMBERS = {
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "length_penalty"),
 }
 _SIGNED = ("length_penalty", "top_k")
-"""A top_k of -1 stands for none in some files."""
+"""Some files use a top_k of -1 for none."""
 
 
 def _check_sampling_number(value: Any, name: str, file: Path) -> None:
-    """The run file says how responses are sampled, and these numbers are saved with the model again: a file in which
-    they are no numbers is damaged, and the next program to read it would fail on it."""
+    """The run file decides how responses are sampled, but these values are saved again with the model. A file in which
+    they are not numbers is damaged, and the next program to read it would fail."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and math.isfinite(value) and (value >= 0 or name in _SIGNED)):
         raise ModelError(
             f"{file}: {name} is {value!r:.60}, not a number of at least 0",
-            remedy="mend it, or remove it (it is optional)",
+            remedy="fix it, or remove it (it is optional)",
         )
 
 
 def checked_token_ids(value: Any, where: str) -> list[int]:
-    """The ids that a configuration file gives: none, one or a list. ModelError for anything that is no token id."""
+    """The ids that a configuration file gives: none, one or a list. ModelError for anything that is not a token id."""
     if value is None:
         return []
     ids = list(value) if isinstance(value, (list, tuple)) else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise ModelError(
-                f"{where}: eos_token_id is {value!r:.60}", remedy="it is a token id (0, 1, 2 ...) or a list of them"
+                f"{where}: eos_token_id is {value!r:.60}", remedy="it must be a token id (0, 1, 2 ...) or a list of ids"
             )
     return ids
 
 
 def check_token_ids(ids: tuple[int, ...], num_embeddings: int, what: str) -> None:
-    """ModelError for an id that the model has no embedding for. `what` begins the message, as `rollout.x is`."""
+    """ModelError for an id that the model has no embedding for. `what` begins the message, such as `rollout.x is`."""
     beyond = [token for token in ids if token >= num_embeddings]
     if beyond:
         raise ModelError(
             f"{what} {beyond[0]}, which is beyond the model's vocabulary of {num_embeddings:,}",
-            remedy="name an id of this model's own tokenizer",
+            remedy="use an id of this model's own tokenizer",
         )

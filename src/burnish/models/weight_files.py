@@ -1,4 +1,4 @@
-"""Whether the weight files of a model folder are whole, as far as their headers and lengths tell; nothing is loaded."""
+"""Checks from headers and lengths whether a model folder's weight files are complete. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _REMEDY = "copy the model's files again"
 
 
 def check_weight_files(folder: Path) -> None:
-    """ModelError for a shard that the index names and that is not there, and for a file that was cut short."""
+    """Raise ModelError for a shard that the index names but does not exist, and for a truncated file."""
     index = folder / _INDEX
     if index.is_file():
         with reading(f"{index}: reading it", ModelError, remedy=_REMEDY):
             for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())):
                 if not (folder / name).is_file():
-                    raise ModelError(f"{index} names {name}, which is not there", remedy=_REMEDY)
+                    raise ModelError(f"{index} names {name}, which does not exist", remedy=_REMEDY)
     for file in sorted(folder.glob("*.safetensors")):
         with reading(f"{file}: reading its header", ModelError, remedy=_REMEDY):
             _check_file(file)
 
 
 def _check_file(file: Path) -> None:
-    """The header is 8 bytes of length (little endian) and that much JSON, which gives the end of each tensor behind it:
-    https://github.com/huggingface/safetensors"""
+    """A file starts with 8 bytes (little endian) for the length of its JSON header, which has the end offset of each
+    tensor (https://github.com/huggingface/safetensors)."""
     present = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -43,17 +43,17 @@ def _check_file(file: Path) -> None:
 
 
 def check_number_types(folder: Path, parameters: Collection[str]) -> None:
-    """ModelError for a tensor that is to become one of the `parameters` and does not hold floating-point numbers:
-    loading would turn complex numbers, whole numbers and truth values into floats without a word. Old files hold masks
-    and positions of such types beside the weights."""
+    """Raise ModelError for a tensor of one of the `parameters` that is not floating-point: loading would silently turn
+    complex numbers, integers and booleans into floats. Other tensors may have such types: old files have masks and
+    positions next to the weights."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             tensors = _header(file, stream.read(int.from_bytes(stream.read(8), "little")))
         for name, (kind, _) in tensors.items():
             if name in parameters and not kind.startswith(_FLOATS):
                 raise ModelError(
-                    f"{file} holds {name} as {kind}, but weights are floating-point numbers, and config.json names no "
-                    "quantization",
+                    f"{file} holds {name} as {kind}, but weights must be floating-point numbers, because config.json "
+                    "has no quantization",
                     remedy="save the model in float32 or bfloat16",
                 )
 
@@ -62,7 +62,7 @@ _FLOATS = ("F", "BF")
 
 
 def _header(file: Path, content: bytes) -> dict[str, tuple[str, int]]:
-    """Of each tensor its number type and where it ends behind the header. ModelError for a header that is damaged."""
+    """Number type of each tensor and its end offset after the header. ModelError for a damaged header."""
     try:
         header: Any = json.loads(content)
     except (ValueError, RecursionError):
@@ -72,7 +72,7 @@ def _header(file: Path, content: bytes) -> dict[str, tuple[str, int]]:
         tensors = [_tensor(described) for described in header.values()]
         if None not in tensors:
             return dict(zip(header, (tensor for tensor in tensors if tensor is not None), strict=True))
-    raise ModelError(f"{file} cannot be loaded: its header is damaged, or it is no safetensors file", remedy=_REMEDY)
+    raise ModelError(f"{file} cannot be loaded: its header is damaged, or it is not a safetensors file", remedy=_REMEDY)
 
 
 def _tensor(described: object) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""Weights on their way: from a policy to engines, from a folder into a model, and in the layout of a checkpoint."""
+"""Moves weights: from a policy to engines, from a folder into a model, and into the layout of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Weights:
     """One version of a policy's weights, for the engines that sample with them.
 
-    tensors: begins to read them. Names are those of the ordinary model's state dict, adapters merged in; of tensors
-    that are one (tied embeddings) only the first comes. Each tensor is made or fetched when its turn comes, so that a
-    copy never needs room for a second model. Raises RolloutError when the policy has moved on to another version.
-    module: the live module where policy and engine share a process, else None. It moves with the policy's next update.
+    tensors: starts to read them. Names are those of the ordinary model's state dict, with adapters merged in. Of tied
+    tensors (embeddings) only the first is included. Each tensor is made or fetched when its turn comes, so a copy never
+    needs memory for a second model. Raises RolloutError if the policy has moved on to another version.
+    module: the live module if policy and engine share a process, else None. The policy's next update changes it.
     """
 
     version: int
@@ -33,12 +33,12 @@ class Weights:
 
     @staticmethod
     def of(module: PreTrainedModel, version: int = 0) -> Weights:
-        """The present weights of a module that nobody trains, or that is read before anybody does."""
+        """The current weights of a module that is not trained, or is read before training continues."""
         return Weights(version, lambda: named_tensors(module), module)
 
 
 def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Names and weights of the ordinary model that `model` computes as, in its order; see `Weights.tensors`. Those that
+    """Names and weights of the ordinary model equivalent to `model`, in its order; see `Weights.tensors`. Those that
     need not be computed are views of the live ones."""
     live = {tensor.data_ptr() for tensor in model.state_dict().values()}
     seen: set[tuple[int, torch.Size]] = set()
@@ -46,14 +46,14 @@ def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         place = (tensor.data_ptr(), tensor.shape)
         if place in seen:
             continue
-        if tensor.data_ptr() in live:  # a merged one is freed after its turn, and the next may take its place in memory
+        if tensor.data_ptr() in live:  # a merged one is freed after its turn, and the next may reuse its address
             seen.add(place)
         yield name, tensor
 
 
 def checkpoint_layout(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-    """The tensors under the names and in the shapes of a checkpoint on disk: modules that transformers fuses in memory
-    are taken apart again. They stay an iterator where the model's architecture needs nothing of that."""
+    """The tensors with the names and shapes of a checkpoint on disk: modules that transformers fuses in memory are
+    split again. They remain an iterator if the architecture needs no splitting."""
     from transformers.core_model_loading import revert_weight_conversion
 
     nothing: dict[str, Tensor] = {}
@@ -64,7 +64,7 @@ def checkpoint_layout(model: PreTrainedModel, tensors: Iterable[tuple[str, Tenso
 
 @torch.no_grad()
 def take_tensors(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy the tensors of a `Weights` into the model. ModelError unless they are exactly those that it has."""
+    """Copy the tensors of a `Weights` into the model. ModelError unless they are exactly the model's own."""
     own = model.state_dict()
     lacking = {tensor.data_ptr(): name for name, tensor in own.items()}
     for name, tensor in tensors:
@@ -72,7 +72,7 @@ def take_tensors(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) 
         if target is None or target.shape != tensor.shape:
             there = "no such tensor" if target is None else f"one of shape {tuple(target.shape)}"
             raise ModelError(
-                f"the weights hold {name} of shape {tuple(tensor.shape)}, but {type(model).__name__} has {there}",
+                f"the weights contain {name} of shape {tuple(tensor.shape)}, but {type(model).__name__} has {there}",
                 remedy="build the engine with the model that the policy trains",
             )
         target.copy_(tensor)
@@ -86,9 +86,9 @@ def take_tensors(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) 
 
 @torch.no_grad()
 def load_folder(folder: Path, model: PreTrainedModel) -> None:
-    """Read the folder through `from_pretrained`, which knows how its architecture is laid out on disk, and copy.
+    """Read the folder with `from_pretrained`, which knows the architecture's layout on disk, and copy.
 
-    CheckpointError when names or shapes are not those of the model."""
+    Raises CheckpointError if names or shapes are not those of the model."""
     saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
     own, found = dict(model.named_parameters()), dict(saved.named_parameters())
     unlike = {name for name in own.keys() & found.keys() if own[name].shape != found[name].shape}

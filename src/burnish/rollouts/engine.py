@@ -10,17 +10,17 @@ from burnish.models.weights import Weights
 from burnish.types import Metric, Rollout, RolloutRequest
 
 OnFinished = Callable[[Sequence[Rollout]], None]
-"""Called while an engine samples, as often as once a token: with the responses that are done since, or none."""
+"""Called during sampling, up to once per token, with the responses that have finished since the last call (or none)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. `greedy` takes the likeliest token; temperature, top_k, top_p and min_p are then unused
+    """How to draw tokens. `greedy` takes the most likely token and ignores temperature, top_k, top_p and min_p
     (reported log-probabilities are still those at `temperature`).
 
-    stop_token_ids end a response and stay in it; stop texts end it with the token that completes them. With
-    `ignore_eos` the model's own end-of-sequence ids are tokens like any other, and a response that nothing else stops
-    has exactly max_response_tokens tokens; a prompt that leaves no room for them is a RolloutError.
+    stop_token_ids end a response and stay in it. Stop texts end it with the token that completes them. With
+    `ignore_eos` the model's own end-of-sequence ids are ordinary tokens, so a response that nothing else stops has
+    exactly max_response_tokens tokens. A prompt that leaves no room for them raises RolloutError.
     """
 
     max_response_tokens: int
@@ -35,11 +35,11 @@ class Sampling:
 
 
 class RolloutEngine(Protocol):
-    """Samples responses; the result depends on (seed, step, prompt id, sample index) and weights only, never on how
+    """Samples responses. The result depends only on (seed, step, prompt id, sample index) and the weights, never on how
     requests were batched.
 
-    An engine that holds something (a process, a connection) is a context manager as well: the run enters it before the
-    first call and leaves it when it ends, however it ends.
+    An engine with resources (a process, a connection) is also a context manager: the run enters it before the first
+    call and leaves it when the run ends, even after an error.
     """
 
     def generate(
@@ -53,18 +53,18 @@ class RolloutEngine(Protocol):
     ) -> list[Rollout]:
         """One rollout per request and sample index, in the order of the requests.
 
-        `Rollout.response` is the text of all sampled tokens, special ones too, but for the token that ended it.
-        `on_finished` gets those very rollouts, each once, in any order; an engine that learns of all at once need not
+        `Rollout.response` is the text of all sampled tokens, including special ones, except the token that ended it.
+        `on_finished` gets the same rollouts, each once, in any order. An engine that gets all of them at once need not
         call it.
         """
         ...
 
     def sync(self, weights: Weights) -> None:
-        """Take over these weights: share `weights.module`, where the engine samples from it, or copy
-        `weights.tensors()`. Later rollouts carry `weights.version`. They are valid until the policy's next update."""
+        """Use these weights: share `weights.module` if the engine samples from it, or copy `weights.tensors()`. Later
+        rollouts have `weights.version`. The weights are valid until the policy's next update."""
         ...
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """What to log of the work since the last call, by name (`rollout/...`); may be empty. Each number is handed
-        over once: the next call begins at 0."""
+        """Metrics of the work since the last call, by name (`rollout/...`); may be empty. Each call starts again at 0,
+        so nothing is reported twice."""
         ...

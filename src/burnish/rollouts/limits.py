@@ -1,4 +1,4 @@
-"""How long a response to a prompt may be, the same for every engine."""
+"""How long a response may be. The same for every engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def response_limit(request: RolloutRequest, sampling: Sampling, context_length: int) -> int:
-    """Longest response to this prompt, in tokens. RolloutError when the prompt is empty or leaves too little room."""
+    """Longest response to this prompt, in tokens. RolloutError if the prompt is empty or leaves too little room."""
     length = len(request.prompt_tokens)
     if length == 0:
         raise RolloutError(
-            f"prompt {request.prompt_id!r} has no tokens", remedy="give it a text, or a beginning-of-sequence token"
+            f"prompt {request.prompt_id!r} has no tokens", remedy="give it text, or a beginning-of-sequence token"
         )
     if length >= context_length:
         raise RolloutError(
@@ -38,14 +38,14 @@ def response_limit(request: RolloutRequest, sampling: Sampling, context_length: 
 
 
 def check_rotation(config: PreTrainedConfig, reach: int) -> None:
-    """Raise RolloutError where texts of up to `reach` tokens can cross the length beyond which the model turns all its
-    positions by other angles: a token sampled before has other log-probabilities when the whole text is trained on."""
+    """Raise RolloutError if sequences of up to `reach` tokens can cross the length beyond which the model rotates all
+    positions by other angles. Tokens sampled before that point would get other log-probabilities in training."""
     boundaries = Boundaries.of(config)
     limit = boundaries.rotation if boundaries.stretch is None else boundaries.stretch
     if limit is not None and reach > limit:
         raise RolloutError(
-            f"this run's texts have up to {reach} tokens, but this {config.model_type} model turns all positions of a "
-            f"text by other angles as soon as it is longer than {limit} tokens (its rope_parameters), so that the "
-            "log-probabilities of tokens sampled before would differ from those in training",
+            f"this run's sequences have up to {reach} tokens, but this {config.model_type} model rotates all positions "
+            f"by other angles once a sequence is longer than {limit} tokens (its rope_parameters), so the "
+            "log-probabilities of tokens sampled before that would differ from those in training",
             remedy=f"keep rollout.max_prompt_tokens + rollout.max_response_tokens at or below {limit}",
         )

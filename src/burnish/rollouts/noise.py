@@ -1,11 +1,11 @@
 """Sampling noise as a pure function of (seed, step, prompt id, sample index, token position).
 
-A counter-based generator: each sample has a 64-bit key, each token position is a counter, and the uniform number is
-a hash of both. No state is kept, so nothing about the noise has to be checkpointed, and the number that a token is
-drawn with does not depend on batch layout, worker count or what ran before.
+A counter-based generator: each sample has a 64-bit key, the token position is the counter, and the uniform number is a
+hash of both. There is no state to checkpoint, and the number that a token is drawn with does not depend on batch
+layout, worker count or what ran before.
 
-The hash is SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195) started at the key, so that
-position t reads the (t + 1)-th output of that stream; the keys are BLAKE2b digests.
+The hash is SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195) started at the key, so
+position t reads the (t + 1)-th output of that stream. The keys are BLAKE2b digests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """The 64-bit pattern as the two's complement number that int64 tensors hold."""
+    """The 64-bit pattern as a two's complement number, as int64 tensors hold it."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -27,15 +27,15 @@ _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
 
 
 def sample_key(seed: int, step: int, prompt_id: str, sample_index: int) -> int:
-    """The signed 64-bit key of one sample. The prompt id comes last, so that no two field lists read the same."""
+    """The signed 64-bit key of one sample. The prompt id comes last, so that no two lists of fields give one text."""
     text = f"{seed}\x1f{step}\x1f{sample_index}\x1f{prompt_id}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def random_bits(keys: Tensor, positions: Tensor) -> Tensor:
-    """64 random bits per element, as int64. keys and positions are int64 tensors of shapes that broadcast.
+    """64 random bits per element, as int64. keys and positions are int64 tensors whose shapes broadcast.
 
-    int64 arithmetic wraps around as the unsigned one does; only right shifts have to drop the copied sign bits.
+    int64 arithmetic wraps around like unsigned arithmetic. Only right shifts have to drop the copied sign bits.
     """
     bits = keys + (positions + 1) * _INCREMENT
     bits = (bits ^ _shift_right(bits, 30)) * _MULTIPLIER_1

@@ -1,4 +1,4 @@
-"""The boundary to an engine from outside: whatever it raises or returns wrongly is named as the engine's."""
+"""The boundary to a plugin engine: errors that it raises and wrong results are reported as the engine's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from burnish.plugins import calling_outside
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
 from burnish.types import Metric, Rollout, RolloutRequest
 
-_PROTOCOL = "see burnish.rollouts.engine.RolloutEngine for what it owes the run"
+_PROTOCOL = "see burnish.rollouts.engine.RolloutEngine for what an engine must return"
 
 
 class OutsideEngine:
-    """A `RolloutEngine` around a class of the user's. Raises RolloutError for what it raises, and for rollouts that are
-    not those asked for. Entered and left with the engine, where that is a context manager."""
+    """A `RolloutEngine` around a user's class. Raises RolloutError for whatever it raises, and for rollouts other than
+    those asked for. Enters and leaves the engine if that is a context manager."""
 
     def __init__(self, engine: RolloutEngine, name: str) -> None:
         self._engine = engine
@@ -73,7 +73,7 @@ class OutsideEngine:
 
 
 def _problem(found: object, requests: Sequence[RolloutRequest]) -> str:
-    """What is wrong with the rollouts, empty when nothing is."""
+    """What is wrong with the rollouts, or an empty text."""
     if not isinstance(found, (list, tuple)):
         return f"a {type(found).__name__}, not a list of rollouts"
     odd = [item for item in found if not isinstance(item, Rollout)]

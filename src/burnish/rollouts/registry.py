@@ -38,9 +38,9 @@ def build_engine(
     vllm: VllmConfig | None = None,
     log: Path = Path("vllm.log"),
 ) -> RolloutEngine:
-    """The engine called `name`: `local` (which alone takes `plain`, `kernels` and `paths`), `vllm` (with its settings
-    and a file for what it prints), or a class given as `package.module:Class` that takes the same arguments as
-    `LocalEngine` but for those three. Raises ConfigError when there is no such class or it is not an engine."""
+    """The engine called `name`: `local` (the only one that takes `plain`, `kernels` and `paths`), `vllm` (with its
+    settings and a log file), or a class given as `package.module:Class` that takes the arguments of `LocalEngine`
+    except those three. Raises ConfigError if there is no such class or it is not an engine."""
     arguments: dict[str, Any] = {
         "tokenizer": tokenizer,
         "eos_token_ids": eos_token_ids,
@@ -63,13 +63,13 @@ def build_engine(
 
 
 def find_engine(name: str) -> type:
-    """The class behind the name, checked to have the methods of an engine. ConfigError otherwise."""
+    """The class behind the name. Raises ConfigError unless it has the methods of an engine."""
     if name == _LOCAL:
-        from burnish.rollouts.local.engine import LocalEngine  # imports transformers, so only when it is needed
+        from burnish.rollouts.local.engine import LocalEngine  # imports transformers, so only when needed
 
         return LocalEngine
     if name == _VLLM:
-        from burnish.rollouts.vllm.engine import VllmEngine  # imports torch, so only when it is needed
+        from burnish.rollouts.vllm.engine import VllmEngine  # imports torch, so only when needed
 
         return VllmEngine
     module_name, colon, class_name = name.rpartition(":")
@@ -88,7 +88,7 @@ def find_engine(name: str) -> type:
     if "policy" in inspect.signature(found.sync).parameters:
         raise ConfigError(
             f"{_FIELD} is {name!r}, whose sync takes the policy; it is given its Weights instead",
-            remedy="write sync(self, weights): copy weights.tensors(), or hand weights on; weights.version is the "
+            remedy="write sync(self, weights): copy weights.tensors(), or pass weights on; weights.version is the "
             "policy's version (docs/extending.md)",
         )
     return found

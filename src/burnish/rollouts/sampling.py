@@ -1,7 +1,7 @@
 """Drawing tokens from logits, all rows at once.
 
 Order of the filters: temperature, then top-k, then top-p on what top-k left (renormalised), then min-p. Reported
-log-probabilities are those of the distribution that the token was drawn from, after all of them.
+log-probabilities are of the distribution after all filters, from which the token was drawn.
 Shapes: R rows, V vocabulary.
 """
 
@@ -16,11 +16,11 @@ from burnish.errors import RolloutError
 from burnish.rollouts.engine import Sampling
 
 _BLOCK = 256
-"""Tokens per block of the two-level cumulative sum; only one block per row is summed token by token."""
+"""Tokens per block of the two-level cumulative sum. Only one block per row is summed token by token."""
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise RolloutError when a number of the sampling is out of its range."""
+    """Raise RolloutError if a sampling setting is out of range."""
     checks = (
         ("max_response_tokens", sampling.max_response_tokens, sampling.max_response_tokens >= 1, "at least 1"),
         (
@@ -43,8 +43,8 @@ def sample(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[T
     """One token per row: (tokens_R int64, logprobs_R float32).
 
     logits_RV in any float type; uniforms_R float64 in [0, 1) (not used when greedy). The token is the inverse of the
-    cumulative distribution (in order of token ids, as precise as `_block_sums`) at the row's uniform number, so that
-    it depends on that row's logits and number alone.
+    cumulative distribution (in order of token ids, as precise as `_block_sums`) at the row's uniform number, so it
+    depends only on that row's logits and number.
     """
     logits_RV = logits_RV.float()
     scaled_RV = logits_RV if sampling.temperature == 1.0 else logits_RV / sampling.temperature
@@ -54,6 +54,7 @@ def sample(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[T
     probabilities_RV = kept_RV.softmax(-1)
     tokens_R, total_R = invert_cumulative(probabilities_RV, uniforms_R)
     chosen_R = probabilities_RV.gather(-1, tokens_R[:, None])[:, 0]
+    # A float32 softmax does not sum to exactly 1, and the draw was made relative to the actual sum.
     return tokens_R, (chosen_R / total_R).log().float()
 
 
@@ -64,11 +65,11 @@ def _likeliest(logits_RV: Tensor, scaled_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def filter_logits(logits_RV: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
-    """The logits with every token that a filter drops set to -inf; the likeliest token always stays.
+    """The logits, with tokens that a filter drops set to -inf. The most likely token always stays.
 
-    top_k keeps the k likeliest tokens, and those as likely as the k-th. top_p keeps the smallest set of likeliest
-    tokens with at least that mass (equal ones in order of their ids). min_p drops tokens less likely than that
-    fraction of the likeliest one.
+    top_k keeps the k most likely tokens, and any as likely as the k-th. top_p keeps the smallest set of the most likely
+    tokens with at least that mass (equally likely ones in order of id). min_p drops tokens less likely than that
+    fraction of the most likely one.
     """
     if 0 < top_k < logits_RV.shape[-1]:
         threshold_R1 = logits_RV.topk(top_k, dim=-1).values[:, -1:]
@@ -91,10 +92,10 @@ def _outside_nucleus(logits_RV: Tensor, top_p: float) -> Tensor:
 
 
 def invert_cumulative(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens_R, totals_R): the first token whose cumulative weight passes uniform * total, and the float64 totals,
-    exact to float32's rounding.
+    """(tokens_R, totals_R): the first token whose cumulative weight exceeds uniform * total, and the float64 totals,
+    exact to float32 rounding.
 
-    weights_RV are not negative and need not sum to 1. A token of weight 0 is never taken.
+    weights_RV are not negative and need not sum to 1. A token of weight 0 is never drawn.
     """
     vocabulary = weights_RV.shape[1]
     cumulative_RN = _block_sums(weights_RV).cumsum(-1)
@@ -110,9 +111,9 @@ def invert_cumulative(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, T
 
 
 def _block_sums(weights_RV: Tensor) -> Tensor:
-    """(R, N) float64: sums over _BLOCK columns each, the last block being what is left.
+    """(R, N) float64: sums over _BLOCK columns each, with the rest in the last block.
 
-    Within a block in float32, pairwise: summing in float64 would first write the whole vocabulary out in float64.
+    Within a block they are float32 and pairwise, because summing in float64 would first copy all weights to float64.
     """
     rows, vocabulary = weights_RV.shape
     whole = vocabulary - vocabulary % _BLOCK
@@ -123,8 +124,8 @@ def _block_sums(weights_RV: Tensor) -> Tensor:
 
 
 def _first_above(cumulative_RN: Tensor, target_R: Tensor) -> Tensor:
-    """The first index whose cumulative sum exceeds the target; rounding may not carry the target to the sum itself."""
+    """The first index whose cumulative sum exceeds the target. Rounding may not make the target equal the total."""
     last_R = cumulative_RN[:, -1]
     below_R = torch.minimum(target_R, torch.nextafter(last_R, torch.zeros_like(last_R)))
-    # Sums that are not finite sort nowhere; their index stays in range, and the caller sees it in the log-probability.
+    # Sums that are not finite have no order. The index stays in range, and the log-probability shows the caller.
     return torch.searchsorted(cumulative_RN, below_R[:, None], right=True)[:, 0].clamp(max=cumulative_RN.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""When a response ends, and the text it stands for."""
+"""When a response ends, and what its text is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """Stop ids, stop texts and the decoder that turns tokens into text.
+    """Stop ids, stop texts, and the tokenizer that turns tokens into text.
 
-    token_ids: the model's end-of-sequence ids (unless the sampling ignores them) and those of the sampling together.
+    token_ids: the sampling's stop ids, and the model's end-of-sequence ids unless the sampling ignores them.
     """
 
     token_ids: frozenset[int]
@@ -30,16 +30,16 @@ class StopConditions:
         return StopConditions(own | frozenset(sampling.stop_token_ids), sampling.stop, tokenizer)
 
     def finish_reason(self, response_tokens: Sequence[int], limit: int) -> FinishReason | None:
-        """Why the response ends with its last token, or None when it goes on. A stop wins over the length limit."""
+        """Why the response ends with its last token, or None if it continues. A stop wins over the length limit."""
         if response_tokens[-1] in self.token_ids or (self.texts and self._completes_text(response_tokens)):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(response_tokens) >= limit else None
 
     def response_text(self, response_tokens: Sequence[int]) -> str:
-        """The response without the token that ended it; stop texts stay in it, and so do special tokens.
+        """The response without the token that ended it. Stop texts and special tokens stay in it.
 
-        A reward must be able to see what was produced: a policy that samples padding or a turn's beginning in the
-        middle of its answer would else look as if it had not.
+        A reward must be able to see what was produced. Otherwise a policy that samples padding or the start of a turn
+        in the middle of its answer would look as if it had not.
         """
         tokens = list(response_tokens)
         if tokens and tokens[-1] in self.token_ids:
@@ -47,11 +47,11 @@ class StopConditions:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _completes_text(self, response_tokens: Sequence[int]) -> bool:
-        """Look at the last tokens only, and decode the whole response just to confirm a find.
+        """Look at the last tokens only, and decode the whole response just to confirm a match.
 
-        A character takes at most four byte tokens, so the window holds every character of the longest stop text. It
-        is cut somewhere, and decoders treat a beginning specially (SentencePiece drops its space), hence the check.
-        Special tokens are kept, so that a stop text may be one.
+        A character takes at most four byte tokens, so the window holds every character of the longest stop text. The
+        window may start anywhere, and decoders treat a beginning specially (SentencePiece drops its space), so a match
+        is checked. Special tokens are kept, because a stop text may be one.
         """
         window = 4 * max(len(text) for text in self.texts) + 8
         if not self._contains_text(response_tokens[-window:]):

@@ -132,8 +132,8 @@ GENERATION = [
     for name, content, *says in (
         ("no JSON", "{"),
         ("empty", ""),
-        ("a list", "[]", "no JSON object"),
-        ("a number", "5", "no JSON object"),
+        ("a list", "[]", "not a JSON object"),
+        ("a number", "5", "not a JSON object"),
         ("nested deeply", "[" * 100_000),
         ("not UTF-8", b"\xff\xfe{}"),
         ("end id that is text", '{"eos_token_id": "</s>"}', "'</s>'"),

@@ -98,7 +98,7 @@ def test_embeddings_that_only_the_policy_has_are_refused(load, classifier_folder
     """Vocabularies are often padded: the sampler can pick an id that no token has, and the critic has to read it."""
     policy = load()
     policy.model.resize_token_embeddings(20)
-    with pytest.raises(ModelError, match=r"has 16 embeddings, the policy '.*' has 20"):
+    with pytest.raises(ModelError, match=r"has 16 embeddings, but the policy '.*' has 20"):
         SeparateCritic.from_folder(str(classifier_folder("llama")), policy, SETTINGS, field="critic.init")
 
 

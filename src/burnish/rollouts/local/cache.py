@@ -1,7 +1,7 @@
-"""The key/value cache of the local engine: preallocated rows that end where they end.
+"""The key/value cache of the local engine: preallocated rows of different lengths.
 
-Row r holds its tokens in columns 0 .. length - 1, without left padding, so rows of any length stand beside each other,
-a new token is written in place at its own position, and a free row can be taken over at any time.
+Row r holds its tokens in columns 0 .. length - 1, without left padding. Rows of any length can share the cache, a new
+token is written in place at its own position, and a free row can be reused at any time.
 Shapes of one layer: (rows, heads, columns, head size).
 """
 
@@ -19,7 +19,7 @@ _FIRST_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class PrefilledPrompts:
-    """Keys and values of a few prompts, per layer, right-padded to the longest (what stands in padding is finite)."""
+    """Keys and values of a few prompts, per layer, right-padded to the longest (padding is finite)."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -29,7 +29,7 @@ class PrefilledPrompts:
         return self.keys[0].shape[2]
 
     def prompt(self, index: int, width: int) -> PrefilledPrompts:
-        """One prompt on its own, copied so that the others can be freed."""
+        """A copy of one prompt, so that the others can be freed."""
         return PrefilledPrompts(
             [tensor[index : index + 1, :, :width].clone() for tensor in self.keys],
             [tensor[index : index + 1, :, :width].clone() for tensor in self.values],
@@ -37,9 +37,9 @@ class PrefilledPrompts:
 
 
 class RowCache(Cache):
-    """Keys and values of the rows being decoded; rows 0 .. `num_rows` - 1 are in use.
+    """Keys and values of the rows being decoded. Rows 0 .. `num_rows` - 1 are in use.
 
-    `begin` says where the next token of each row goes; the model's layers then call `update` with one token a row.
+    `begin` sets where each row's next token goes. The model's layers then call `update` with one token per row.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -54,14 +54,14 @@ class RowCache(Cache):
         self._width = 0
 
     def begin(self, positions: Tensor, width: int) -> None:
-        """Make room for one token in each row: positions (num_rows,) int64 columns to write, all below `width`."""
+        """Make room for one token per row. positions: (num_rows,) int64, the columns to write, all below `width`."""
         self._reserve(width)
         self._positions = positions
         self._row_index = torch.arange(self.num_rows, device=positions.device)
         self._width = width
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple:
-        """Write (rows, heads, 1, head size) of one layer and return all the columns in use."""
+        """Write (rows, heads, 1, head size) of one layer and return all columns in use."""
         self._ensure_layer(layer_idx, key_states, value_states)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys[self._row_index, :, self._positions] = key_states[:, :, 0]
@@ -72,7 +72,7 @@ class RowCache(Cache):
         return self._width - 1 if self._width else 0
 
     def append(self, count: int, prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Take `count` more rows; row i starts with the cache of prompt `sources[i]` (nothing when prompts is None)."""
+        """Add `count` rows. Row i starts with the cache of prompt `sources[i]` (empty if prompts is None)."""
         first, self.num_rows = self.num_rows, self.num_rows + count
         if prompts is None:
             return
@@ -84,7 +84,7 @@ class RowCache(Cache):
             self._values[layer][first : self.num_rows, :, : prompts.width] = values[index]
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        """Copy rows `sources` over rows `targets`, and use only the first `num_rows` from now on."""
+        """Copy rows `sources` over rows `targets`, and keep only the first `num_rows`."""
         if len(sources):
             for tensor in (*self._keys, *self._values):
                 tensor[targets, :, : self._width] = tensor[sources, :, : self._width]
@@ -96,7 +96,7 @@ class RowCache(Cache):
             self._values.append(self._empty(values))
 
     def _empty(self, like: Tensor) -> Tensor:
-        # Zeros and not raw memory: a masked column has weight 0, and 0 times a stray NaN would still be NaN.
+        # Zeros, not uninitialised memory: a masked column has weight 0, but 0 times a stray NaN would still be NaN.
         return like.new_zeros(self._max_rows, like.shape[1], self._columns, like.shape[3])
 
     def _reserve(self, width: int) -> None:

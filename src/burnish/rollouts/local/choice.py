@@ -1,4 +1,4 @@
-"""How a model can be decoded: the first of the ways whose logits are those of the model over each text alone."""
+"""How a model can be decoded: the first method whose logits equal the model's over each sequence alone."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TRIED_UP_TO = 8_192
-"""Tokens of a boundary up to which the trial goes; a run that crosses a further one shares no cache."""
+"""Longest boundary that the trial tests, in tokens. A run that crosses a longer one does not use a shared cache."""
 
 _CONTINUED, _CONTINUED_BY_STATE = 4, 20
-"""Tokens that the trial decodes after each prompt; more for caches that the model makes itself, in which errors of a
+"""Tokens that the trial decodes after each prompt: more for caches that the model makes itself, because errors in a
 recurrent state add up from token to token."""
 _PAST = 5
 
@@ -35,17 +35,17 @@ MakeAnyDecoder = Callable[["PreTrainedModel", int], Decoder | TextDecoder]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """make: a decoder of a model; note: what the user should know about it."""
+    """make: makes a decoder for a model. note: what the user should know about it."""
 
     make: MakeAnyDecoder
     note: str | None = None
 
 
 def choose_way(model: PreTrainedModel, attention: str, reach: int) -> Way:
-    """The fastest of the ways that give the model's own logits, for texts of up to `reach` tokens.
+    """The fastest way that gives the model's own logits, for sequences of up to `reach` tokens.
 
-    Rows of several lengths are decoded, some longer than the boundaries of the config that the run can cross. Models
-    of Llama's build that cross none need no trial. Raises RolloutError for models that no way serves.
+    The trial decodes rows of several lengths, some longer than boundaries of the config that the run can cross. Models
+    of Llama's architecture that cross none need no trial. Raises RolloutError if no way works for the model.
     """
     crossed = Boundaries.of(model.config).crossed_by(reach)
     shared = partial(ModelDecoder, attention=attention)
@@ -62,25 +62,25 @@ def choose_way(model: PreTrainedModel, attention: str, reach: int) -> Way:
     if trial.passes(EqualLengthDecoder):
         return Way(
             EqualLengthDecoder,
-            f"sampling is slower than for most models: in this {kind} model only responses to prompts of equal length "
-            "go side by side",
+            f"sampling is slower than for most models: this {kind} model can only decode responses to prompts of equal "
+            "length together",
         )
     if trial.passes(WholeTextDecoder):
         return Way(
             WholeTextDecoder,
-            f"sampling is much slower than for most models: this {kind} model reads the whole text anew for every "
+            f"sampling is much slower than for most models: this {kind} model reads the whole sequence again for every "
             "token",
         )
     raise RolloutError(
         f"the local engine cannot sample from this {kind} model: no way of decoding gives the log-probabilities that "
-        "the model itself gives the whole text",
+        "the model gives for the whole sequence",
         remedy="use a model of another architecture, or another engine in rollout.engine",
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """Texts, of which the last tokens are decoded, and the model's own logits after these: (R, tokens, vocabulary)."""
+    """Sequences whose last tokens are decoded, and the model's own logits after these: (R, tokens, vocabulary)."""
 
     model: PreTrainedModel
     texts: list[Tokens]
@@ -89,8 +89,8 @@ class Trial:
     @staticmethod
     @torch.no_grad()
     def of(model: PreTrainedModel, reach: int, continued: int) -> Trial:
-        """Two rows that share a prompt, and others up to the boundaries that texts of `reach` tokens can cross; of
-        each, `continued` tokens are decoded."""
+        """Two rows that share a prompt, and others up to the boundaries that sequences of `reach` tokens can cross.
+        `continued` tokens of each are decoded."""
         lengths = _trial_lengths(Boundaries.of(model.config), reach, continued)
         continued = min(continued, *lengths)
         vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -103,13 +103,13 @@ class Trial:
 
     @torch.no_grad()
     def passes(self, make: MakeAnyDecoder) -> bool:
-        """Whether rounding explains how far the decoder's logits are from the model's own, for each row."""
+        """Whether in each row the decoder's logits differ from the model's own by no more than rounding."""
         try:
             found_RSV = self._decoded(make(self.model, len(self.texts)))
-        except Exception:  # noqa: BLE001  boundary to a foreign model: one that cannot be decoded so is decoded otherwise
+        except Exception:  # noqa: BLE001  boundary to a foreign model: if this way fails, another one is tried
             return False
         if not bool(self.logits_RSV.isfinite().all()):
-            return True  # weights that are not finite show nothing; sampling says so when it meets them
+            return True  # non-finite weights prove nothing here; sampling reports them
         return all(is_near(found, own) for found, own in zip(found_RSV, self.logits_RSV, strict=True))
 
     def _decoded(self, decoder: Decoder | TextDecoder) -> Tensor:
@@ -124,7 +124,7 @@ class Trial:
 
 
 def join(decoder: Decoder | TextDecoder, prompts: Sequence[Tokens], prefiller: Prefiller) -> list[int]:
-    """Let rows with these prompts enter; their numbers in the order in which they have."""
+    """Add rows with these prompts. Returns their numbers in the order in which they were added."""
     if isinstance(decoder, TextDecoder):
         decoder.join_texts(prompts)
         return list(range(len(prompts)))
@@ -144,7 +144,7 @@ def _own_logits(model: PreTrainedModel, text: Tokens, continued: int) -> Tensor:
 
 
 def _trial_lengths(boundaries: Boundaries, reach: int, continued: int) -> list[int]:
-    """Tokens of each text: short ones, one beyond every boundary that is tried, and some that cross one while they are
+    """Tokens of each sequence: short ones, one beyond every tested boundary, and some that cross one while being
     decoded."""
     near = [boundary for boundary in boundaries.crossed_by(reach) if boundary <= TRIED_UP_TO]
     over = [boundary + continued // 2 for boundary in near] + ([max(near) + _PAST + continued] if near else [])

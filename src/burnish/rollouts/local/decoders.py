@@ -1,4 +1,4 @@
-"""One decoding step of all rows: who computes the logits after each row's newest token."""
+"""Decoders: they compute the logits after each row's newest token, for all rows at once."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class Decoder(Protocol):
-    """Holds keys and values of the rows being decoded (R of them, numbered from 0)."""
+    """Holds keys and values of the R rows being decoded, numbered from 0."""
 
     def join(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Rows enter behind those that are there. Row i has a prompt of `prompt_lengths[i]` tokens; all of them but the
+        """Add rows after the existing ones. Row i has a prompt of `prompt_lengths[i]` tokens, all of which except the
         last are cached in prompt `sources[i]` (`prompts` is None for prompts of one token)."""
         ...
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        """(R, vocabulary) after each row's newest token, which stands at this position of its text."""
+        """(R, vocabulary) after each row's newest token, which is at this position in its sequence."""
         ...
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        """Rows `sources` take the places of rows `targets`; only the first `num_rows` stay."""
+        """Move rows `sources` to the places of rows `targets`, and keep only the first `num_rows`."""
         ...
 
 
 MakeDecoder = Callable[["PreTrainedModel", int], Decoder]
-"""Takes the model and a number of places."""
+"""Takes the model and the number of places for rows."""
 
 
 class ModelDecoder:
-    """Decoder on any `transformers` causal language model that keeps keys and values."""
+    """Decoder for any `transformers` causal language model that caches keys and values."""
 
     def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
         self._model = model
@@ -70,8 +70,8 @@ class ModelDecoder:
         self._cache.move(sources, targets, num_rows)
 
     def _masks(self, positions_R: Tensor, width: int) -> Tensor | dict[str, Tensor]:
-        """(rows, 1, 1, width): what each row sees of its own columns. By kind of layer, as models take it that have
-        several kinds, once some row knows of a window."""
+        """(rows, 1, 1, width): which of its own columns each row sees. Once a row exceeds a window, a dictionary by
+        kind of layer for models that have several kinds, which is how they take masks."""
         columns = torch.arange(width, device=positions_R.device)
         seen = columns <= positions_R[:, None]
         if self._sight.sees_all(width):
@@ -89,8 +89,8 @@ class ModelDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """How far back layers look, by kind: the last `window` tokens, or those of their own `chunk`; None is everything.
-    As `transformers` makes its masks; `burnish.rollouts.local.choice` tries whether a model's are so."""
+    """How far back layers look, by kind: the last `window` tokens, or those in the same `chunk`. None is everything.
+    This follows the masks of `transformers`; `burnish.rollouts.local.choice` tests whether it is true of a model."""
 
     kinds: tuple[str, ...]
     window: int | None
@@ -104,12 +104,12 @@ class Sight:
         return Sight(tuple(sorted(kinds)), window, settings.get("attention_chunk_size"))
 
     def sees_all(self, width: int) -> bool:
-        """Whether the layers' sight ends nowhere within so many columns."""
+        """Whether every layer sees all of this many columns."""
         limits = {"sliding_attention": self.window, "chunked_attention": self.chunk}
         return all(width <= (limits.get(kind) or width) for kind in self.kinds)
 
     def near(self, columns_W: Tensor, positions_R1: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Kind and (R, W): columns that are not too far back for a token at this position."""
+        """Kind and (R, W): the columns that are not too far back for a token at this position."""
         for kind in self.kinds:
             if kind == "sliding_attention" and self.window:
                 yield kind, columns_W > positions_R1 - self.window

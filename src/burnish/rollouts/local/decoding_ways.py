@@ -1,6 +1,7 @@
-"""How a model is decoded here: the ways that give its own logits are timed beside each other, and the fastest is taken.
+"""Which decoder a model gets: those that give its own logits are timed against each other, and the fastest is used.
 
-Two questions, one after the other: whether products are faster with packed weights, and which decoder is the fastest.
+There are two questions, in this order: whether matrix products are faster with packed weights, and which decoder is
+fastest.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 PRODUCTS, PACKED, ORDINARY = "decoding products", "packed weights", "ordinary weights"
 DECODING, KERNELS, FUSED, OWN = "decoding", "C kernels", "fused PyTorch", "the model's own pass"
 _ROWS = (8, 64)
-"""Rows of the products that are timed: a step begins with many and ends with few."""
+"""Rows of the timed products: a step begins with many and ends with few."""
 _PROMPTS, _SAMPLES, _PROMPT_TOKENS = 2, 16, 128
-"""Of the step that is timed."""
+"""Of the timed step."""
 
 
 def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> MakeDecoder:
-    """The fastest decoder that gives the model's own logits; `own` is the one that goes through the model. The model is
-    in evaluation mode. Raises RolloutError where kernels are required and there are none."""
+    """The fastest decoder that gives the model's own logits. `own` is the one that runs the model itself. The model is
+    in evaluation mode. Raises RolloutError if kernels are required and none can be used."""
     if not can_decode(model):
         if kernels == "required":
             raise no_kernels()
@@ -45,7 +46,7 @@ def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels
     makers = {**_candidates(model, _packs(model, paths), kernels), OWN: own}
     required = KERNELS if kernels == "required" else None
     step = _Step(model)
-    while True:  # a decoder that computes otherwise is left out, until one is found that does not
+    while True:  # drop decoders whose logits differ until one agrees
         ways = [Way(name, step.of(make)) for name, make in makers.items()]
         name = paths.choose(DECODING, shape_of(model), ways, required=required)
         if name == OWN or _decodes(model, name, makers[name], kernels, paths):
@@ -57,13 +58,13 @@ def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels
 
 def no_kernels() -> RolloutError:
     return RolloutError(
-        "model.kernels is required, but there are none that decode this model as it decodes itself",
+        "model.kernels is `required`, but no C kernels decode this model with the logits of its own forward pass",
         remedy="set model.kernels: auto",
     )
 
 
 def _candidates(model: PreTrainedModel, packed: bool, kernels: UseKernels) -> dict[str, MakeDecoder]:
-    """The fastest hoped for first."""
+    """Decoders by name, with the one expected to be fastest first."""
     fused: dict[str, MakeDecoder] = {FUSED: partial(FusedDecoder, packed=packed)}
     if kernels == "off" or not has_known_layers(model):
         if kernels == "required":
@@ -73,20 +74,20 @@ def _candidates(model: PreTrainedModel, packed: bool, kernels: UseKernels) -> di
 
 
 def _decodes(model: PreTrainedModel, name: str, make: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> bool:
-    """Whether this decoder gives the model's logits; `paths.notes` says so where the trial itself failed."""
+    """Whether this decoder gives the model's logits. If the trial itself fails, `paths.notes` says so."""
     try:
         return decodes_alike(model, make)
-    except KernelError:  # why there are none, loading tells
+    except KernelError:  # loading the model has reported why
         if kernels == "required":
             raise
-    except Exception as error:  # noqa: BLE001 boundary: a trial of a model built otherwise may end in anything
+    except Exception as error:  # noqa: BLE001 boundary: a model built differently may raise anything
         paths.notes.append(f"{DECODING} without {name}: {failure(error)}")
     return False
 
 
 @torch.no_grad()
 def _packs(model: PreTrainedModel, paths: FastPaths) -> bool:
-    """Whether products of decoding have packed weights, tried and timed on the first layer's."""
+    """Whether decoding uses packed weights, tested and timed on the first layer."""
     weight = model.get_input_embeddings().weight
     products = {ORDINARY: _product_of(model, packed=False)}
     if can_pack(weight.device, weight.dtype):
@@ -94,14 +95,14 @@ def _packs(model: PreTrainedModel, paths: FastPaths) -> bool:
             packed = _product_of(model, packed=True)
             packed()
             products = {PACKED: packed, **products}
-        except Exception as error:  # noqa: BLE001 boundary: what oneDNN raises on a processor it does not know
+        except Exception as error:  # noqa: BLE001 boundary: oneDNN may raise anything on a processor it does not know
             paths.notes.append(f"{DECODING} without {PACKED}: {failure(error)}")
     ways = [Way(name, run) for name, run in products.items()]
     return paths.choose(PRODUCTS, shape_of(model), ways) == PACKED
 
 
 def _product_of(model: PreTrainedModel, *, packed: bool) -> Callable[[], None]:
-    """Gate and up projection of the first layer, for all numbers of rows that count."""
+    """Gate and up projection of the first layer, for each of the numbers of rows."""
     mlp = model.base_model.layers[0].mlp
     product = joined_product(mlp.gate_proj, mlp.up_proj, packed=packed)
     width = model.config.hidden_size
@@ -115,7 +116,7 @@ def _product_of(model: PreTrainedModel, *, packed: bool) -> Callable[[], None]:
 
 
 class _Step:
-    """A decoding step of some rows, with the first layers only and the whole head."""
+    """A decoding step of some rows, with only the first layers and the full head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -127,7 +128,7 @@ class _Step:
         self._positions = torch.full((len(self._prompts),), length - 1)
 
     def of(self, make: MakeDecoder) -> Callable[[], None]:
-        """The step with this decoder, which is made when it first runs."""
+        """The step with this decoder, which is made on the first run."""
         made: list[Decoder] = []
 
         @torch.no_grad()
@@ -151,7 +152,7 @@ class _Step:
 
 
 def _num_layers(model: PreTrainedModel) -> int:
-    """Two, or as many as have the weights of the head, which would drown their difference."""
+    """Two, or enough to have as many weights as the head, whose time would otherwise hide their differences."""
     layer, head = (num_weights(part) for part in _parts(model))
     return max(2, min(len(model.base_model.layers), -(-head // layer)))
 

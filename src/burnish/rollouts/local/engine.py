@@ -1,8 +1,8 @@
-"""The local engine: samples from the training weights themselves, in the process that trains them.
+"""The local engine: samples directly from the training weights, in the process that trains them.
 
 How a call runs: rows (one per sample) wait in a queue, longest prompts first. Each distinct prompt goes through the
-model once, all but its last token; its keys and values are then copied to the rows of its samples. Decoding feeds
-every row its newest token (at first the last one of its prompt). A row that is done leaves at once, the last row takes
+model once, except its last token, and its keys and values are then copied to the rows of its samples. Decoding feeds
+every row its newest token (at first the last token of its prompt). A finished row leaves at once, the last row takes
 its place in memory, and waiting rows join when enough places are free.
 """
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _ADMISSION_FRACTION = 0.125
-"""Waiting rows join when this part of the places is free, so that prompts are prefilled several at a time."""
+"""Waiting rows join when this fraction of the places is free, so that prompts are prefilled several at a time."""
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """One sample on its way."""
+    """One sample in progress."""
 
     order: int
     request: RolloutRequest
@@ -60,7 +60,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Seconds:
-    """What was done since the metrics were last read."""
+    """Time and tokens since the metrics were last read."""
 
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -69,17 +69,18 @@ class _Seconds:
 
 
 class LocalEngine:
-    """A RolloutEngine on any `transformers` causal language model (or peft wrapper), which it never changes.
+    """A RolloutEngine for any `transformers` causal language model (or peft wrapper), which it never changes.
 
-    The model is used as it is (dtype, device, adapters), put into evaluation mode during `generate` only.
+    The model is used as it is (dtype, device, adapters). It is in evaluation mode only during `generate`.
     eos_token_ids: every id that ends a response. context_length: tokens of prompt and response together.
-    max_batch_rows: rows decoded at once; it changes memory and speed, never a sample.
-    plain: decode through the model's own forward pass also where `burnish.rollouts.local.fused` could.
-    kernels: whether fused decoding goes through code in C (`burnish.kernels`).
-    paths: chooses among the ways to decode that give the same, and keeps the choice.
-    `version` is that of the weights of the last `sync`; `notes` are sentences for the user.
+    max_batch_rows: rows decoded at once. It affects memory and speed, never a sample.
+    plain: always decode with the model's own forward pass, even if `burnish.rollouts.local.fused` could.
+    kernels: whether fused decoding uses C code (`burnish.kernels`).
+    paths: chooses among equivalent ways to decode, and remembers the choice.
+    `version` is that of the weights of the last `sync`. `notes` are sentences for the user.
 
-    Raises RolloutError for models that it cannot sample from as they score (`burnish.rollouts.local.choice`).
+    Raises RolloutError for models that it cannot sample from with the log-probabilities of training
+    (`burnish.rollouts.local.choice`).
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class LocalEngine:
             self.notes = () if way.note is None else (way.note,)
             self._make_decoder: MakeAnyDecoder = way.make
             sees_all = not Boundaries.of(model.config).crossed_by(context_length)
+            # The fused decoders attend to every token, so the model may have no window that this run can exceed.
             if sees_all and way.note is None and not plain:
                 own = partial(ModelDecoder, attention=attention)
                 self._make_decoder = choose_decoder(model, own, kernels, paths or FastPaths())
@@ -120,8 +122,8 @@ class LocalEngine:
         self._spent = _Seconds()
 
     def sync(self, weights: Weights) -> None:
-        """Take these weights and their version. Where they are those of the engine's own module, there is nothing to
-        copy; an engine in another process than the policy copies them into its module."""
+        """Use these weights and their version. If they are the engine's own module, nothing is copied. An engine in
+        another process than the policy copies them into its module."""
         if weights.module is not self._model:
             take_tensors(self._model, weights.tensors())
         self.version = weights.version
@@ -148,9 +150,9 @@ class LocalEngine:
     ) -> list[Rollout]:
         """One rollout per request and sample index, in the order of the requests.
 
-        The same prompt id and sample index give the same sample wherever they stand, also twice in one call.
-        Raises RolloutError for numbers out of range, empty prompts and prompts that leave no room in the context,
-        and when the model's log-probabilities are not finite.
+        The same prompt id and sample index give the same sample in any position, even twice in one call.
+        Raises RolloutError for settings out of range, empty prompts, prompts that leave no room in the context, and
+        log-probabilities that are not finite.
         """
         check_sampling(sampling)
         rows = self._rows(requests, sampling, seed, step)
@@ -178,7 +180,8 @@ class LocalEngine:
         ]
 
     def _run(self, rows: list[_Row], sampling: Sampling, stop: StopConditions) -> Iterator[list[_Row]]:
-        """After each token the rows that it finished."""
+        """Yields after each token the rows that it finished."""
+        # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
         queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))
         places = min(self._max_batch_rows, len(rows))
         prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
@@ -195,12 +198,13 @@ class LocalEngine:
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows)
 
     def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
-        """Give the rows their prompts' caches and let them join; `waiting` is the next row that stays outside."""
+        """Give the rows their prompts' caches and let them join. `waiting` is the next row in the queue."""
         if decoding.reads_texts:  # with the first token, so that their time counts as decoding
             decoding.join_texts(joining)
             self._spent.prefilled_tokens += sum(len(row.request.prompt_tokens) - 1 for row in joining)
             return
         started = time.perf_counter()
+        # Samples of one prompt may be admitted in two calls: its cache is then kept for the second.
         later = waiting.request.prompt_tokens if waiting else None
         prompts = [row.request.prompt_tokens for row in joining]
         for chunk in prefiller.prefill(prompts, keep=later):
@@ -224,7 +228,7 @@ class LocalEngine:
 
 
 class _Decoding:
-    """The rows being decoded, and their state on the device: newest token, its position, noise key, token count."""
+    """The rows being decoded and their state on the device: newest token, its position, noise key, token count."""
 
     def __init__(self, decoder: Decoder | TextDecoder, device: torch.device) -> None:
         self.rows: list[_Row] = []
@@ -241,13 +245,13 @@ class _Decoding:
         return isinstance(self._decoder, TextDecoder)
 
     def join(self, rows: list[_Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Rows enter, their next input being the last token of their prompt."""
+        """Add rows, whose next input is the last token of their prompt."""
         assert not isinstance(self._decoder, TextDecoder)
         self._decoder.join([len(row.request.prompt_tokens) for row in rows], prompts, sources)
         self._enter(rows)
 
     def join_texts(self, rows: list[_Row]) -> None:
-        """As `join`, where the decoder reads prompts itself."""
+        """Like `join`, for decoders that read prompts themselves."""
         assert isinstance(self._decoder, TextDecoder)
         self._decoder.join_texts([row.request.prompt_tokens for row in rows])
         self._enter(rows)
@@ -261,8 +265,9 @@ class _Decoding:
         self._counts = self._extended(self._counts, [0] * len(rows))
 
     def advance(self, sampling: Sampling, stop: StopConditions) -> list[_Row]:
-        """One token for every row; rows that are done leave and are returned."""
+        """Decode one token for every row. Finished rows leave and are returned."""
         logits_RV = self._decoder.logits(self._tokens, self._positions)
+        # Noise depends on the row's key and token count only, so a sample does not depend on the rows next to it.
         uniforms_R = uniforms(self._keys, self._counts)
         self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)
         self._positions = self._positions + 1
@@ -279,14 +284,14 @@ class _Decoding:
                 raise RolloutError(
                     f"the model gives log-probability {logprob} at response token {len(row.tokens)} of prompt "
                     f"{row.request.prompt_id!r}, sample {row.sample_index}",
-                    remedy="its weights or activations are not finite: lower the learning rate or use a wider dtype",
+                    remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
                 )
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.finish_reason = stop.finish_reason(row.tokens, row.limit)
 
     def _leave(self) -> None:
-        """Drop finished rows: rows from the end move into their places, everything else stays where it is."""
+        """Drop finished rows. Rows from the end move into their places, and the others stay where they are."""
         count = sum(row.finish_reason is None for row in self.rows)
         holes = [i for i in range(count) if self.rows[i].finish_reason is not None]
         movers = [i for i in range(count, len(self.rows)) if self.rows[i].finish_reason is None]
@@ -313,7 +318,7 @@ def _moved(tensor: Tensor, sources: Tensor, targets: Tensor, count: int) -> Tens
 
 @contextmanager
 def _evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode inside; afterwards each module is back in the mode that it had, which need not be one for all."""
+    """Evaluation mode inside. Afterwards each module is in its earlier mode, which may differ between modules."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

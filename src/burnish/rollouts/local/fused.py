@@ -1,9 +1,9 @@
-"""Decoding of models of Llama's build on a CPU, in few and large operations.
+"""Decoding of models of Llama's architecture on a CPU, in few large operations.
 
-`transformers` runs a decoding step in some forty small operations per layer; for small models they, and not the
-arithmetic, are what a token costs. Here a layer is fifteen: queries, keys and values are one product, gate and up
-another, the weights lie as suits the processor (`packed_weights`), and each prompt's keys stand once for all its
-samples (`shared_cache`). Everything else is the model's own: `decodes_alike` tries whether the logits are too.
+`transformers` runs a decoding step in about forty small operations per layer. For small models a token's cost is these
+operations, not the arithmetic. Here a layer takes fifteen: queries, keys and values are one product, gate and up
+another, weights may be packed for the processor (`packed_weights`), and each prompt's keys are stored once for all its
+samples (`shared_cache`). Everything else is the model's own. `decodes_alike` tests whether the logits are too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Relative distance of the logits that rounding explains; a layer computed otherwise is off by more."""
+"""Relative distance of the logits that rounding explains. A layer computed differently is off by more."""
 
 
 class FusedDecoder:
-    """A `Decoder` with the weights that the model has now; make a new one when they have changed."""
+    """A `Decoder` with the model's current weights. Make a new one when they change."""
 
     def __init__(self, model: PreTrainedModel, places: int, *, packed: bool | None = None) -> None:
         self._parts = LlamaLayers.of(model, packed=packed)
@@ -67,15 +67,15 @@ class FusedDecoder:
         return layer.attention_output(output_RHD.flatten(1))
 
     def _rotation(self, states_RX: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with the sign that the half moved there takes: (R, 1, head size) each. Rotating the halves
-        (x1, x2) -> (-x2, x1) is moving them and turning the sign of the first."""
+        """Cosines and signed sines, (R, 1, head size) each. Rotating the halves (x1, x2) -> (-x2, x1) is a `roll` with
+        the sign of the first half flipped, and that sign is part of the sines."""
         cosine_1RD, sine_1RD = self._parts.rotary(states_RX, positions_R[None])
         first, second = sine_1RD[0].chunk(2, dim=-1)
         return cosine_1RD[0][:, None], torch.cat([-first, second], dim=-1)[:, None]
 
 
 def can_decode(model: PreTrainedModel) -> bool:
-    """Whether the model looks as `FusedDecoder` expects it; `decodes_alike` then tries."""
+    """Whether the model looks as `FusedDecoder` expects. `decodes_alike` then tests it."""
     if not isinstance(model, PreTrainedModel):
         return False
     weight = model.get_input_embeddings().weight
@@ -84,9 +84,9 @@ def can_decode(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def decodes_alike(model: PreTrainedModel, make: MakeDecoder = FusedDecoder) -> bool:
-    """Whether three rows on two prompts, decoded for a few tokens, have the logits of the model itself.
+    """Whether three rows on two prompts, decoded for a few tokens, have the model's own logits.
 
-    Weights that are not finite decode nothing alike.
+    False if any weight is not finite.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)

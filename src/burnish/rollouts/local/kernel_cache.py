@@ -1,8 +1,8 @@
 """Keys and values for the decoding kernels (`burnish.kernels`): one tensor for each prompt and one for each row.
 
-Rows (R) are samples, prompts (P) the distinct ones that they continue. A prompt's tensor holds all its tokens but the
-last, a row's the last one and what follows. Rows change places by changing addresses; nothing is copied but when a
-row outgrows its tensor.
+Rows (R) are samples, prompts (P) the distinct prompts that they continue. A prompt's tensor holds all its tokens except
+the last, a row's tensor the last one and what follows. Rows change places by changing addresses. Data is copied only
+when a row outgrows its tensor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from burnish.rollouts.local.shared_cache import CacheShape
 
 _FIRST_COLUMNS = 64
 _QUERIES = 16
-"""Queries that read one prompt's keys together: rows times the query heads that share a key head."""
+"""Queries that read a prompt's keys together: rows times the query heads that share a key head."""
 
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """`store` (2, layers, key heads, capacity x width): keys as blocks (capacity / BLOCK, width, BLOCK), then values
+    """`store` (2, layers, key heads, capacity x width): keys in blocks (capacity / BLOCK, width, BLOCK), then values
     (capacity, width)."""
 
     store: Tensor
@@ -33,7 +33,7 @@ class _Prompt:
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """One sample: its store is laid out as a prompt's, `first` is the position of its first token."""
+    """One sample. `store` has the layout of a prompt's; `first` is the position of its first token."""
 
     prompt: _Prompt
     first: int
@@ -41,7 +41,7 @@ class _Row:
 
 
 class KernelCache:
-    """Rows 0 .. `num_rows` - 1 are in use. Everything is float32, whatever the model computes in."""
+    """Rows 0 .. `num_rows` - 1 are in use. Everything is float32, whatever the model's dtype."""
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
@@ -65,7 +65,7 @@ class KernelCache:
         return len(self._rows)
 
     def append(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Take more rows: row i has a prompt of `prompt_lengths[i]` tokens, whose first ones are cached in prompt
+        """Add rows. Row i has a prompt of `prompt_lengths[i]` tokens, of which all but the last are cached in prompt
         `sources[i]` (`prompts` is None for prompts of one token)."""
         stored: dict[int, _Prompt] = {}
         for length, source in zip(prompt_lengths, sources, strict=True):
@@ -75,20 +75,20 @@ class KernelCache:
         self._regroup()
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        """Rows `sources` take the places of rows `targets`; only the first `num_rows` stay."""
+        """Move rows `sources` to the places of rows `targets`, and keep only the first `num_rows`."""
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             self._rows[target] = self._rows[source]
         del self._rows[num_rows:]
         self._regroup()
 
     def begin(self, positions_R: Tensor, cosine_RD: Tensor, sine_RD: Tensor, epsilon: float) -> Step:
-        """Make room for the token of each row at these positions of its text. Positions are rotated by these float32
-        cosines and sines; `epsilon` is that of the norms of heads, if there are any.
+        """Make room for each row's token at these positions in its sequence. Positions are rotated by these float32
+        cosines and sines. `epsilon` is that of the head norms, if any.
 
-        What comes back is good until the next call of any method.
+        The result is valid until the next call of any method.
         """
         if cosine_RD.shape != (len(self._rows), self._shape.head_size) or cosine_RD.dtype != torch.float32:
-            raise ValueError(f"rotations of {self._shape.head_size} float32 numbers a row are needed")
+            raise ValueError(f"rotations must have {self._shape.head_size} float32 numbers per row")
         column_R = positions_R - self._first_R
         if bool((column_R >= self._capacity_R).any()):
             self._grow(column_R.tolist())
@@ -98,11 +98,12 @@ class KernelCache:
         return self._step
 
     def _regroup(self) -> None:
-        """Everything that changes with the rows in use."""
+        """Update everything that depends on which rows are in use."""
         rows_of: dict[int, list[int]] = {}
         for row, entry in enumerate(self._rows):
             rows_of.setdefault(id(entry.prompt), []).append(row)
         prompts = [self._rows[rows[0]].prompt for rows in rows_of.values()]
+        # Rows per tile: each brings all query heads that share a key head, and a tile holds about _QUERIES queries.
         size = max(1, _QUERIES * self._shape.key_heads // self._shape.heads)
         order: list[int] = []
         tiles: list[tuple[int, int, int]] = []
@@ -135,7 +136,7 @@ class KernelCache:
         self._readdress()
 
     def _reserve_scratch(self, longest: int) -> None:
-        """Of each thread: queries, outputs and scores of one tile."""
+        """Scratch memory of each thread: queries, outputs and scores of one tile."""
         shared = self._shape.heads // self._shape.key_heads
         seen = rounded_up(self._longest_prompt) + rounded_up(longest + 1)
         wanted = max(_QUERIES, shared) * (2 * self._width + seen)
@@ -148,6 +149,7 @@ class KernelCache:
         if prompts is None or length == 0:
             return _Prompt(self._empty(0), 0)
         shape, capacity = self._shape, rounded_up(length)
+        # The width is the head size rounded up, and the kernels need 0 in the rest of it.
         store = self._empty(capacity).zero_()
         head_size = shape.head_size
         keys = store[0].view(shape.layers, shape.key_heads, -1, self._width, BLOCK)
@@ -167,7 +169,7 @@ class KernelCache:
         return store.shape[-1] // self._width
 
     def _point(self, **tensors: Tensor) -> None:
-        """Let fields of the step be the addresses of these tensors, and keep them alive."""
+        """Set fields of the step to the addresses of these tensors, and keep the tensors alive."""
         self._held |= tensors
         for name, tensor in tensors.items():
             setattr(self._step, name, tensor.data_ptr())

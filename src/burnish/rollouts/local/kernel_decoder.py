@@ -1,4 +1,4 @@
-"""Decoding of models of Llama's build on a CPU through kernels in C: a layer is four products and four calls."""
+"""Decoding of models of Llama's architecture on a CPU with C kernels: four products and four calls per layer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class KernelDecoder:
-    """A `Decoder` with the weights that the model has now; make a new one when they have changed.
+    """A `Decoder` with the model's current weights. Make a new one when they change.
 
-    Raises KernelError where the kernels cannot be built.
+    Raises KernelError if the kernels cannot be built.
     """
 
     def __init__(self, model: PreTrainedModel, places: int, *, packed: bool | None = None) -> None:
@@ -37,6 +37,7 @@ class KernelDecoder:
         norms = parts.layers[0].head_norms
         epsilon = norms[0].epsilon if norms else 0.0
         step = self._cache.begin(positions_R, cosine_1RD[0].float(), sine_1RD[0].float(), epsilon)
+        # Residuals are added to states_RX in place, in the same pass over memory as the next norm.
         more_RX = None
         for number, layer in enumerate(parts.layers):
             norm = layer.input_norm

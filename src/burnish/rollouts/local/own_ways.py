@@ -1,7 +1,7 @@
-"""Decoding for models whose rows cannot share one cache: as the model's own `generate` goes, or from the text anew.
+"""Decoding for models whose rows cannot share one cache: like the model's own `generate`, or from the whole sequence.
 
-Both are slower than a shared cache, and right for any model that reads a text forwards. Which one a model needs is
-found by trying (`burnish.rollouts.local.choice`).
+Both are slower than a shared cache, and correct for any model that reads a sequence forwards. Which one a model needs
+is found by a trial (`burnish.rollouts.local.choice`).
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _CACHES = ("past_key_values", "cache_params", "state")
-"""What models call what they keep of the tokens read so far."""
+"""Names that models use for what they keep of the tokens read so far."""
 
 Tokens = tuple[int, ...]
 
 
 class TextDecoder(ABC):
-    """A decoder that reads prompts itself; else as `decoders.Decoder`. It sets no memory aside."""
+    """A decoder that reads prompts itself, otherwise like `decoders.Decoder`. It does not preallocate memory."""
 
     @abstractmethod
     def __init__(self, model: PreTrainedModel, places: int) -> None: ...
 
     @abstractmethod
     def join_texts(self, prompts: Sequence[Tokens]) -> None:
-        """Rows with these prompts enter behind those that are there."""
+        """Add rows with these prompts after the existing ones."""
 
     @abstractmethod
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        """(R, vocabulary) after each row's newest token, which stands at this position of its text."""
+        """(R, vocabulary) after each row's newest token, which is at this position in its sequence."""
 
     @abstractmethod
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        """Rows `sources` take the places of rows `targets`; only the first `num_rows` stay."""
+        """Move rows `sources` to the places of rows `targets`, and keep only the first `num_rows`."""
 
 
 @dataclass(slots=True, eq=False)
 class _Cohort:
-    """Rows that entered together with prompts of one length, and so keep one length: no padding, one cache. Members
-    that are done stay in it until all are."""
+    """Rows that were added together with prompts of equal length, and so stay equally long: no padding, one cache.
+    Finished members stay until all are finished."""
 
     text_NS: Tensor
     kept: dict[str, Any] = field(default_factory=dict)
 
 
 class EqualLengthDecoder(TextDecoder):
-    """Rows of one length go through the model together, with the cache that the model makes for itself."""
+    """Rows of equal length go through the model together, with the model's own cache."""
 
     def __init__(self, model: PreTrainedModel, places: int) -> None:
         self._model = model
@@ -68,7 +68,7 @@ class EqualLengthDecoder(TextDecoder):
             places.append((len(prompt), len(members)))
             members.append(prompt)
         device = next(self._model.parameters()).device
-        # The newest token of a row comes with the call for its logits, at first the last one of its prompt.
+        # A row's newest token arrives with the call for its logits. The first one is the last token of its prompt.
         cohorts = {
             length: _Cohort(torch.tensor([text[:-1] for text in texts], dtype=torch.int64, device=device))
             for length, texts in by_length.items()
@@ -94,7 +94,7 @@ class EqualLengthDecoder(TextDecoder):
         del self._places[num_rows:]
 
     def _step(self, cohort: _Cohort, newest_N: Tensor) -> Tensor:
-        """(N, vocabulary) after one more token; what the model keeps of the text goes from one call to the next."""
+        """(N, vocabulary) after one more token. What the model keeps of the sequence is passed to the next call."""
         cohort.text_NS = torch.cat([cohort.text_NS, newest_N[:, None]], dim=1)
         begins = not cohort.kept
         inputs = self._model.prepare_inputs_for_generation(
@@ -112,7 +112,7 @@ class EqualLengthDecoder(TextDecoder):
 
 
 class WholeTextDecoder(TextDecoder):
-    """Every row's text goes through the model anew for every token, beside rows of its length at most."""
+    """Every row's sequence goes through the model again for every token, batched only with rows of its length."""
 
     def __init__(self, model: PreTrainedModel, places: int) -> None:
         self._model = model

@@ -1,8 +1,8 @@
-"""Matrix products of a decoding step on a CPU, with weights laid out anew for them.
+"""Matrix products of a decoding step on a CPU, with weights in a layout made for them.
 
-A decoding step multiplies a few rows with large matrices. oneDNN does that at its full rate when it may keep the
-matrix in blocks of its own; from an ordinary tensor the same product runs at a half or, for eight rows, a quarter of
-it. That is so on some processors: `burnish.rollouts.local.decoding_ways` tries and times it.
+A decoding step multiplies a few rows by large matrices. oneDNN reaches its full rate if it may store the matrix in its
+own blocks. From an ordinary tensor the same product runs at half that rate or, for eight rows, a quarter. This is true
+of some processors only, so `burnish.rollouts.local.decoding_ways` tests and times it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Product = Callable[[Tensor], Tensor]
 """(R, inputs) -> (R, outputs)."""
 
 _ROWS = 64
-"""Rows that the layout is made for; other numbers run as well with it."""
+"""Rows that the layout is optimised for. Other numbers of rows also work."""
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there are packed products for these weights on this processor."""
+    """Whether this processor supports packed products for such weights."""
     if device.type != "cpu":
         return False
     if dtype == torch.bfloat16:
@@ -34,11 +34,11 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def joined_product(*linears: nn.Module, packed: bool) -> Product:
-    """One product for all linear layers that read the same input; their outputs stand side by side. Adapters are
-    added in. `packed` only where `can_pack` says so.
+    """One product for all linear layers that read the same input, with their outputs concatenated. Adapters are merged
+    in. Set `packed` only if `can_pack` is true.
 
-    The weights are copied unless it is one layer that is not packed: what trains later need not show in it. Raises
-    RolloutError when they cannot be packed.
+    The weights are copied except for a single layer that is not packed, so later training may not show in the product.
+    Raises RolloutError if they cannot be packed.
     """
     weight, bias = _together([effective_weight(linear) for linear in linears])
     weight = weight.detach()
@@ -46,10 +46,10 @@ def joined_product(*linears: nn.Module, packed: bool) -> Product:
         return lambda inputs: linear(inputs, weight, bias)
     try:
         blocks = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-    except (RuntimeError, AttributeError) as error:  # whatever oneDNN lacks: the processor's help, or memory
+    except (RuntimeError, AttributeError) as error:  # oneDNN lacks processor support, or memory
         raise RolloutError(
             f"the weights cannot be packed for decoding: {' '.join(str(error).split())[:200]}",
-            remedy=f"set {processor.WITHOUT}=onednn in the environment, which decodes without packing",
+            remedy=f"set {processor.WITHOUT}=onednn in the environment to decode without packing",
         ) from error
 
     def product(inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Prompts through the model, each distinct one once."""
+"""Prefill: runs each distinct prompt through the model once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _TOKENS_PER_FORWARD = {"cpu": 2_048}
-"""Prompt tokens, with padding, that go through the model at once, by type of device; a CPU gains nothing from more."""
+"""Prompt tokens (with padding) per forward pass, by type of device. More are not faster on a CPU."""
 _TOKENS_PER_FORWARD_ELSEWHERE = 16_384
 
 Tokens = tuple[int, ...]
 
 
 def attention_kind(config: PreTrainedConfig) -> str:
-    """`sdpa` or `eager`; RolloutError for models loaded with an attention that takes no mask of ours."""
+    """`sdpa` or `eager`. RolloutError for models whose attention implementation does not accept our masks."""
     kind = "sdpa" if packing_way(config) is not None else str(config._attn_implementation)
     if kind not in ("sdpa", "eager"):
         raise RolloutError(
@@ -37,7 +37,7 @@ def attention_kind(config: PreTrainedConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrefilledRows:
-    """Some of the rows that were asked for (indices), and which of the prompts here each one continues."""
+    """Some of the requested rows (indices), and which of these prompts each of them continues."""
 
     rows: list[int]
     prompts: PrefilledPrompts | None
@@ -45,10 +45,10 @@ class PrefilledRows:
 
 
 class Prefiller:
-    """Computes keys and values of all tokens of a prompt but the last, which decoding feeds first.
+    """Computes keys and values of all tokens of a prompt except the last, which is the first input of decoding.
 
-    Rows come in order of their prompts. When the rows of one prompt are split over two calls, its cache is kept between
-    them.
+    Rows arrive in the order of their prompts. If the rows of a prompt are split over two calls, its cache is kept
+    between them.
     """
 
     def __init__(self, model: PreTrainedModel, *, pad_token_id: int) -> None:
@@ -64,7 +64,7 @@ class Prefiller:
         return count
 
     def prefill(self, prompts: Sequence[Tokens], *, keep: Tokens | None) -> Iterator[PrefilledRows]:
-        """Caches for rows with these prompts, in pieces; that of `keep`, if among them, is kept for the next call."""
+        """Yield caches for rows with these prompts. That of `keep`, if it is one of them, is kept for the next call."""
         rows_of: dict[Tokens, list[int]] = {}
         for row, prompt in enumerate(prompts):
             rows_of.setdefault(prompt, []).append(row)
@@ -91,7 +91,7 @@ class Prefiller:
         return PrefilledRows([row for row, _ in pairs], computed, [source for _, source in pairs])
 
     def _forward(self, chunk: Sequence[Tokens]) -> PrefilledPrompts:
-        """Right-padded, so that causal attention alone keeps the padding out of every real token."""
+        """One forward pass, right-padded: causal attention is then enough to hide the padding from every real token."""
         width = max(len(prompt) for prompt in chunk) - 1
         padded = [list(prompt[:-1]) + [self._pad_token_id] * (width + 1 - len(prompt)) for prompt in chunk]
         cache = DynamicCache()
@@ -101,7 +101,7 @@ class Prefiller:
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=1,  # none are needed, but 0 would mean all
             **quiet_outputs(self._model),
         )
         self._tokens += sum(len(prompt) - 1 for prompt in chunk)
@@ -109,7 +109,7 @@ class Prefiller:
 
 
 def _chunks(prompts: list[Tokens], budget: int) -> Iterator[list[Tokens]]:
-    """Neighbours together, as many as fit (at least one)."""
+    """Consecutive prompts, as many as fit (at least one)."""
     chunk: list[Tokens] = []
     for prompt in prompts:
         width = max(len(member) for member in [*chunk[:1], prompt])

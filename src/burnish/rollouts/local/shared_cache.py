@@ -1,9 +1,9 @@
-"""Keys and values for decoding when several rows continue one prompt: each prompt stands there once.
+"""Keys and values for decoding when several rows continue one prompt: each prompt is stored once.
 
 Rows (R) are samples, groups (G) the distinct prompts that they continue. A token attends to its prompt and to its own
-row; the two parts are computed apart and joined by their log-sum-exps, as blocks of keys are in FlashAttention (Dao
-et al. 2022, https://arxiv.org/abs/2205.14135). All tokens of a prompt but the last are in the prompt's part, the last
-is a row's first.
+row. The two parts are computed separately and joined by their log-sum-exps, like blocks of keys in FlashAttention (Dao
+et al. 2022, https://arxiv.org/abs/2205.14135). All tokens of a prompt except the last are in the prompt's part. The
+last is the first token of a row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheShape:
-    """Of each layer; `scaling` multiplies the attention scores."""
+    """The shape of each layer's cache. `scaling` multiplies the attention scores."""
 
     layers: int
     heads: int
@@ -34,9 +34,9 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Membership:
-    """Rows by the prompt that they continue: table_GN (rows; any row where a group has fewer), place_R (where each row
-    stands in it), mask_G11P (added to the scores; None where all prompts fill the width), bare_R1 (True where a row's
-    prompt has nothing cached; None where none is so)."""
+    """Rows by the prompt that they continue: table_GN (rows; shorter groups repeat one of theirs), place_R (where each
+    row is in the table), mask_G11P (added to the scores; None if all prompts have the full width), bare_R1 (True if a
+    row's prompt has nothing cached; None if there is no such row)."""
 
     table_GN: Tensor
     place_R: Tensor
@@ -45,11 +45,11 @@ class _Membership:
 
 
 class SharedCache:
-    """Rows 0 .. `num_rows` - 1 are in use. On a CPU only (`torch`'s fused attention for it tells its log-sum-exp).
+    """Rows 0 .. `num_rows` - 1 are in use. CPU only, where `torch`'s fused attention returns its log-sum-exp.
 
-    Rows' own keys and values are float32 whatever the model computes in: with one query to a row, that attention takes
-    four times as long in bfloat16 (which it converts anew for every query) as in float32. Prompts, with many queries
-    each, keep `dtype`.
+    Rows' own keys and values are float32 whatever the model's dtype: with one query per row, that attention takes four
+    times as long in bfloat16 (which it converts for every query) as in float32. Prompts, with many queries each, keep
+    `dtype`.
     """
 
     def __init__(self, shape: CacheShape, places: int, dtype: torch.dtype) -> None:
@@ -72,7 +72,7 @@ class SharedCache:
         self._mask_R11T: Tensor | None = None
 
     def append(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Take more rows: row i has a prompt of `prompt_lengths[i]` tokens, whose first ones are cached in prompt
+        """Add rows. Row i has a prompt of `prompt_lengths[i]` tokens, of which all but the last are cached in prompt
         `sources[i]` (`prompts` is None for prompts of one token)."""
         groups = sorted(set(sources))
         first = len(self._prompt_lengths)
@@ -90,14 +90,14 @@ class SharedCache:
             values = None if prompts is None else prompts.values[layer][index]
             self._prompt_keys[layer] = _stacked(self._prompt_keys[layer], keys, len(groups))
             self._prompt_values[layer] = _stacked(self._prompt_values[layer], values, len(groups))
-            # A hidden column counts nothing only if what stands in it is a number.
+            # A masked column has weight 0, but 0 times a stray NaN would still be NaN.
             self._keys[layer][joining] = 0
             self._values[layer][joining] = 0
         self._membership = None
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        """Copy rows `sources` over rows `targets`, and use only the first `num_rows` from now on; prompts that no row
-        continues any more are dropped."""
+        """Copy rows `sources` over rows `targets`, and keep only the first `num_rows`. Prompts that no row continues
+        are dropped."""
         for tensor in (*self._keys, *self._values) if len(sources) else ():
             tensor[targets, :, : self._width] = tensor[sources, :, : self._width]
         self._first_position_R[targets] = self._first_position_R[sources]
@@ -110,9 +110,10 @@ class SharedCache:
         self._membership = None
 
     def begin(self, positions_R: Tensor) -> None:
-        """Make room for the token of each row at these positions of its text."""
+        """Make room for each row's token at these positions in its sequence."""
         self._columns_R = positions_R - self._first_position_R
         lowest, highest = (int(bound) for bound in self._columns_R.aminmax())
+        # Rows that are equally far into their responses write one column, a slice, and need no mask.
         self._column = lowest if lowest == highest else None
         self._width = highest + 1
         self._reserve(self._width)
@@ -124,7 +125,7 @@ class SharedCache:
             self._membership = self._grouped()
 
     def attend(self, layer: int, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
-        """Write the new token's key and value; (R, H, D) is what it sees of its prompt and its row, itself included."""
+        """Write the new token's key and value. Returns (R, H, D), its attention over prompt and row (with itself)."""
         assert self._membership is not None
         keys, values = self._keys[layer], self._values[layer]
         if self._column is not None:
@@ -142,12 +143,13 @@ class SharedCache:
         if self._prompt_keys[layer].shape[2] == 0:
             return own_RHD.to(query_RHD.dtype)
         prompt_RHD, prompt_RH = self._prompt_part(layer, query_RHD, self._membership)
+        # The prompt's share of the softmax: e^p / (e^p + e^o) for log-sum-exps p of the prompt and o of the row.
         weight_RH = torch.sigmoid(prompt_RH - own_RH1[:, :, 0])
         return torch.lerp(own_RHD, prompt_RHD.float(), weight_RH[:, :, None]).to(query_RHD.dtype)
 
     def _prompt_part(self, layer: int, query_RHD: Tensor, members: _Membership) -> tuple[Tensor, Tensor]:
-        """(output (R, H, D), log-sum-exp (R, H)) of each row over its prompt; query heads that share a key head and
-        rows that share a prompt are queries beside each other."""
+        """(output (R, H, D), log-sum-exp (R, H)) of each row over its prompt. Query heads that share a key head and
+        rows that share a prompt become queries of one attention call."""
         shape = self._shape
         groups, size = members.table_GN.shape
         repeat = shape.heads // shape.key_heads
@@ -185,7 +187,7 @@ class SharedCache:
         )
 
     def _drop_finished_prompts(self) -> None:
-        """The last prompts move to the places of those that are done."""
+        """Move the last prompts to the places of finished ones."""
         rows = Counter(self._group_of_row)
         count = len(rows)
         if count == len(self._prompt_lengths):
@@ -204,7 +206,7 @@ class SharedCache:
         self._prompt_values = [tensor[:count, :, :width] for tensor in self._prompt_values]
 
     def _reserve(self, width: int) -> None:
-        """Room for `width` columns; only rows in use are copied."""
+        """Make room for `width` columns. Only rows in use are copied."""
         columns = self._keys[0].shape[2]
         if width <= columns:
             return
@@ -222,7 +224,7 @@ class SharedCache:
 
 @usual_float32()
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """(output, log-sum-exp of the scores) of `torch`'s fused attention for CPUs; heads may share keys."""
+    """(output, log-sum-exp of the scores) of `torch`'s fused attention for CPUs. Heads may share keys."""
     output, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, attn_mask=mask, scale=scaling
     )
@@ -230,12 +232,12 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, s
 
 
 def _additive(hidden_NX: Tensor, dtype: torch.dtype) -> Tensor:
-    """(N, 1, 1, X): 0 where something is seen, -inf where hidden."""
+    """(N, 1, 1, X): 0 where visible, -inf where hidden."""
     return torch.zeros(hidden_NX.shape, dtype=dtype).masked_fill(hidden_NX, -torch.inf)[:, None, None, :]
 
 
 def _stacked(above: Tensor, below: Tensor | None, count: int) -> Tensor:
-    """Prompts under each other, padded to the longest; `below` None: `count` prompts with nothing cached."""
+    """Concatenate prompts, padded to the longest. `below` None means `count` prompts with nothing cached."""
     below = above.new_zeros(count, above.shape[1], 0, above.shape[3]) if below is None else below
     width = max(above.shape[2], below.shape[2])
     parts = [torch.nn.functional.pad(part, (0, 0, 0, width - part.shape[2])) for part in (above, below)]

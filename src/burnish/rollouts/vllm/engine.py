@@ -1,9 +1,9 @@
-"""The vLLM engine: samples in a process of its own, which gets the weights through shared memory after each update.
+"""The vLLM engine: samples in a separate process, which gets the weights through shared memory after each update.
 
-The worker (worker.py) starts with the first call and lives as long as the engine is open. It knows the model's
-configuration and tokenizer from a folder without weights, and the weights only from pushes, each with the policy's
-version; every call names the version that it wants. A worker that dies or hangs is started again once for each call,
-with the same weights: calls are made between `sync` and the next update, so the policy still has them.
+The worker (worker.py) starts with the first call and lives as long as the engine is open. It gets the model's
+configuration and tokenizer from a folder without weights. The weights come only from pushes, each with the policy's
+version, and every call names the version that it wants. A worker that dies or hangs is restarted once per call with
+the same weights: calls are made between `sync` and the next update, so the policy still has them.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LOWEST_TEMPERATURE = 0.01
-"""vLLM replaces lower ones by this."""
+"""vLLM raises lower temperatures to this."""
 
 _TOKENS_PER_STEP = 4096
-"""Prompt tokens that vLLM reads at once on processors, where no prompt is longer."""
+"""Prompt tokens that vLLM reads at once on a CPU, unless the context is longer."""
 
 _SEED_BITS = 63
-"""Seeds travel as non-negative numbers."""
+"""Seeds are sent as non-negative numbers."""
 
 
 @dataclass(slots=True)
 class _Spent:
-    """What was done since the metrics were last read."""
+    """Time, tokens and restarts since the metrics were last read."""
 
     generate_seconds: float = 0.0
     sync_seconds: float = 0.0
@@ -58,11 +58,11 @@ class _Spent:
 
 
 class VllmEngine:
-    """A RolloutEngine on vLLM; also a context manager, which ends the worker.
+    """A RolloutEngine on vLLM. Also a context manager, which ends the worker.
 
-    model: vLLM is set up for its configuration, and samples with its weights until the first `sync`. context_length:
-    most tokens of prompt and response together, for which vLLM reserves memory. max_batch_rows: rows decoded at once.
-    log: file that gets what the worker prints. script: stands in for the worker in tests. `version` is that of the
+    model: vLLM uses its configuration, and samples with its weights until the first `sync`. context_length: maximum
+    tokens of prompt and response together, for which vLLM reserves memory. max_batch_rows: rows decoded at once.
+    log: file for everything that the worker prints. script: replaces the worker in tests. `version` is that of the
     weights of the last `sync`.
     """
 
@@ -100,13 +100,13 @@ class VllmEngine:
         self.close()
 
     def close(self) -> None:
-        """End the worker. Idempotent; a later call would start another."""
+        """End the worker. Idempotent. A later call would start another worker."""
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
 
     def sync(self, weights: Weights) -> None:
-        """Push these weights; a worker that is lost on the way is replaced by the next `generate`."""
+        """Push these weights. If the worker is lost meanwhile, the next `generate` replaces it."""
         self.version, self._weights = weights.version, weights
         if self._worker is not None:
             try:
@@ -115,7 +115,7 @@ class VllmEngine:
                 self._bury(lost, "sync")
 
     def take_metrics(self) -> dict[str, Metric]:
-        """Seconds, tokens and restarts since the last call. Prefilled tokens are those that no prefix cache held."""
+        """Seconds, tokens and restarts since the last call. Prefilled tokens exclude those from the prefix cache."""
         spent, self._spent = self._spent, _Spent()
         decoded = spent.decoded_tokens
         return {
@@ -137,11 +137,11 @@ class VllmEngine:
         step: int,
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
-        """One rollout per request and sample index, in the order of the requests. The worker answers once, with all of
-        them: nothing is known to be finished before.
+        """One rollout per request and sample index, in the order of the requests. The worker answers once with all of
+        them, so `on_finished` is not called.
 
-        Raises RolloutError for numbers out of range, empty prompts and prompts that leave no room in the context, when
-        log-probabilities are not finite, when vLLM cannot start, and when its worker is lost twice.
+        Raises RolloutError for settings out of range, empty prompts, prompts that leave no room in the context and
+        log-probabilities that are not finite, and if vLLM cannot start or its worker is lost twice.
         """
         check_sampling(sampling)
         check_filters(sampling)
@@ -159,14 +159,14 @@ class VllmEngine:
         samples = self._ask(message) if requests else []
         rows = [(r, index, limit) for r, limit in zip(requests, limits, strict=True) for index in r.sample_indices]
         if len(samples) != len(rows):
-            raise RolloutError(f"the vLLM worker gave {len(samples)} samples where {len(rows)} were asked for")
+            raise RolloutError(f"the vLLM worker returned {len(samples)} samples, but {len(rows)} were asked for")
         return [
             self._rollout(request, index, limit, sample, stop)
             for (request, index, limit), sample in zip(rows, samples, strict=True)
         ]
 
     def _ask(self, message: Message) -> list[Message]:
-        """The samples; a worker that is lost is replaced once."""
+        """The samples. A worker that is lost is replaced once."""
         lost_before = False
         while True:
             try:
@@ -187,9 +187,9 @@ class VllmEngine:
             return samples
 
     def _ready(self) -> WorkerProcess:
-        """The worker, started where there is none, with the weights of the last sync."""
+        """The worker with the weights of the last sync, started if there is none."""
         if self._worker is None:
-            tensors = self._weights.tensors()  # refuses weights that have moved on, before anything is started
+            tensors = self._weights.tensors()  # refuses outdated weights before anything is started
             started = time.perf_counter()
             self._worker = self._start()
             self._spent.start_seconds += time.perf_counter() - started
@@ -197,7 +197,7 @@ class VllmEngine:
         return self._worker
 
     def _start(self) -> WorkerProcess:
-        """A worker with vLLM set up and weights of no version. RolloutError when that fails."""
+        """A worker with vLLM set up, but no weights yet. Raises RolloutError if that fails."""
         python, seconds = self._settings.interpreter, self._settings.start_timeout_seconds
         worker = WorkerProcess(python, self._log, script=self._script)
         try:
@@ -215,7 +215,7 @@ class VllmEngine:
             worker.kill()
             raise RolloutError(
                 f"vLLM cannot start in {python}: the worker {_what(error)}\n{worker.log_tail()}",
-                remedy=f"mend rollout.vllm (options, python, start_timeout_seconds); all that it said: {self._log}",
+                remedy=f"fix rollout.vllm (options, python, start_timeout_seconds); the full log is {self._log}",
             ) from error
         except BaseException:
             worker.kill()
@@ -223,10 +223,10 @@ class VllmEngine:
         return worker
 
     def _arguments(self, folder: str, *, on_cpu: bool) -> Message:
-        """What vllm.LLM is built with. Every row has a seed of its own; vLLM's is for what it starts with.
+        """Arguments of vllm.LLM. Every row has its own seed. vLLM's own seed is only for its initialisation.
 
-        On processors each prompt is read in one piece: vLLM 0.32 fails where it reads a part of a prompt whose request
-        has a seed, because it would turn the generator back, which only a GPU's can.
+        On a CPU each prompt is read in one piece: vLLM 0.32 fails if it reads only part of a prompt whose request has a
+        seed, because it would rewind the generator, which only a GPU's generator can do.
         """
         whole_prompts = {
             "enable_chunked_prefill": False,
@@ -254,10 +254,10 @@ class VllmEngine:
         self._spent.sync_seconds += time.perf_counter() - started
 
     def _bury(self, lost: WorkerLost | WorkerFault, during: str) -> None:
-        """End a worker that is of no use any more, and leave word of it beside what it said."""
+        """End a worker that can no longer be used, and say so in its log."""
         self.close()
         self._spent.restarts += 1
-        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # the next worker opens it too
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # the next one also opens it
             log.write(f"burnish: the worker {_what(lost)} during {during}; starting another\n")
 
     def _lost_twice(self, lost: WorkerLost | WorkerFault) -> RolloutError:
@@ -268,9 +268,9 @@ class VllmEngine:
             tail = f"\n{worker.log_tail()}"
         return RolloutError(
             f"the vLLM worker was lost twice in one call: it {_what(lost)}{tail}",
-            remedy="killed by SIGKILL is mostly too little memory: lower rollout.max_batch_rows, or "
-            "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; where it only needs longer, "
-            f"raise rollout.vllm.call_timeout_seconds. All that it said is in {self._log}",
+            remedy="SIGKILL usually means too little memory: lower rollout.max_batch_rows, or "
+            "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; if it only needs longer, "
+            f"raise rollout.vllm.call_timeout_seconds. The full log is {self._log}",
         )
 
     def _rollout(
@@ -280,17 +280,17 @@ class VllmEngine:
         length, reason = _end(tokens, limit, stop, said_stop=sample["finish"] == "stop")
         if reason is None or len(logprobs) != len(tokens):
             raise RolloutError(
-                f"vLLM gave {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt "
-                f"{request.prompt_id!r}, sample {index}, and finished with {sample['finish']!r}, where up to {limit} "
+                f"vLLM returned {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt "
+                f"{request.prompt_id!r}, sample {index}, and finished with {sample['finish']!r}, but up to {limit} "
                 "tokens were asked for",
-                remedy=f"see {self._log}; more memory for keys and values may help (options of rollout.vllm)",
+                remedy=f"see {self._log}; more memory for keys and values may help (rollout.vllm.options)",
             )
         for position, logprob in enumerate(logprobs[:length]):
             if not math.isfinite(logprob):
                 raise RolloutError(
                     f"the model gives log-probability {logprob} at response token {position} of prompt "
                     f"{request.prompt_id!r}, sample {index}",
-                    remedy="its weights or activations are not finite: lower the learning rate or use a wider dtype",
+                    remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
                 )
         return Rollout(
             prompt_id=request.prompt_id,
@@ -306,8 +306,8 @@ class VllmEngine:
 
 
 def sampling_parameters(sampling: Sampling, stop: StopConditions) -> Message:
-    """Arguments of vllm.SamplingParams, but for seed and max_tokens. Ends of sequence are stop ids like any other; stop
-    texts stay in the response, and special tokens in the text that they are looked for in."""
+    """Arguments of vllm.SamplingParams, except seed and max_tokens. End-of-sequence ids are ordinary stop ids. Stop
+    texts stay in the response, and the text that is searched for them contains special tokens."""
     parameters: Message = {
         "stop_token_ids": sorted(stop.token_ids),
         "ignore_eos": True,
@@ -328,22 +328,22 @@ def sampling_parameters(sampling: Sampling, stop: StopConditions) -> Message:
 
 
 def check_filters(sampling: Sampling) -> None:
-    """RolloutError for settings that vLLM reads differently: filters in another order, temperatures that it raises."""
+    """RolloutError for settings that vLLM treats differently: filters in another order, temperatures that it raises."""
     if sampling.temperature < LOWEST_TEMPERATURE and not sampling.greedy:
         raise RolloutError(
-            f"sampling.temperature is {sampling.temperature:g}, and vLLM samples at {LOWEST_TEMPERATURE:g} or above",
+            f"sampling.temperature is {sampling.temperature:g}, but vLLM samples at {LOWEST_TEMPERATURE:g} or above",
             remedy="raise the temperature, or use rollout.engine: local",
         )
     if sampling.top_p < 1.0 and sampling.min_p > 0.0 and not sampling.greedy:
         raise RolloutError(
-            f"sampling.top_p {sampling.top_p:g} and min_p {sampling.min_p:g} together: vLLM applies min_p first, which "
-            "leaves other tokens than top_p first",
+            f"sampling.top_p {sampling.top_p:g} and min_p {sampling.min_p:g} are both set: vLLM applies min_p first, "
+            "which keeps other tokens than top_p first",
             remedy="use one of the two, or rollout.engine: local",
         )
 
 
 def model_config(model: PreTrainedModel) -> ConfigJson:
-    """config.json of the live model, as `save_pretrained` writes it."""
+    """The live model's config.json, as `save_pretrained` writes it."""
     config: ConfigJson = json.loads(model.config.to_json_string())
     return config | {"architectures": [type(model).__name__]}
 
@@ -356,8 +356,8 @@ def _seeds(request: RolloutRequest, seed: int, step: int) -> list[int]:
 def _end(
     tokens: Sequence[int], limit: int, stop: StopConditions, *, said_stop: bool
 ) -> tuple[int, FinishReason | None]:
-    """(tokens of the response, why it ends). The tokens themselves decide; vLLM's word counts only for a stop text that
-    it found and the tokenizer, which may tidy spaces, does not show."""
+    """(tokens of the response, why it ends). The tokens themselves decide. vLLM's own reason counts only for a stop
+    text that it found but that our decoded text lacks, because the tokenizer may tidy spaces."""
     if stop.texts:
         for length in range(1, len(tokens)):
             if stop.finish_reason(tokens[:length], limit) is FinishReason.STOP:

@@ -1,12 +1,12 @@
-"""Attention heads of a size that vLLM's CPU build can compute, by zeros that change nothing.
+"""Pads attention heads with zeros to a size that vLLM's CPU build supports, which changes no result.
 
-Its attention on processors knows head sizes from 32 up, and the smallest models have smaller ones. A head of D
-dimensions computes the same with more of them, when
+Its CPU attention supports head sizes from 32 up, and the smallest models have smaller heads. A head of D dimensions
+computes the same with D' > D dimensions if
   - the rows of the new dimensions are 0 in the query, key and value projections, and so are the columns that read
     them in the output projection;
   - queries are multiplied by sqrt(D' / D), since scores are divided by sqrt(D') instead of sqrt(D);
-  - rotary embeddings (https://arxiv.org/abs/2104.09864) keep their angles: dimension i turns together with i + D / 2 by
-    base^(-2 i / D), so the second half of a head moves to D' / 2, and the base becomes base^(D' / D).
+  - rotary embeddings (https://arxiv.org/abs/2104.09864) keep their angles: dimensions i and i + D / 2 rotate together
+    by base^(-2 i / D), so the second half of a head moves to D' / 2, and the base becomes base^(D' / D).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 from burnish.errors import RolloutError
 
 ConfigJson = dict[str, Any]
-"""The content of a model's config.json."""
+"""The contents of a model's config.json."""
 
 LARGEST_BASE = 1e30
-"""Of a rotation whose angles float32 can still compute."""
+"""The largest base of a rotation whose angles float32 can compute."""
 
 _ARCHITECTURES = ("llama",)
-"""Model types with nothing between projections and rotation (no norm over a head's dimensions), and whose code in vLLM
-goes by `head_dim` (that of qwen2 does not)."""
+"""Model types with nothing between projections and rotation (no norm over a head's dimensions), whose code in vLLM
+uses `head_dim` (qwen2's does not)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class HeadPadding:
         return {**config, "head_dim": self.padded, "rope_parameters": rotation}
 
     def base(self, config: ConfigJson) -> float:
-        """The base of the rotation that keeps its angles."""
+        """The rotation base that keeps the angles."""
         return float(config["rope_parameters"]["rope_theta"]) ** (self.padded / self.size)
 
     def weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -61,7 +61,7 @@ class HeadPadding:
                 yield name, tensor
 
     def _spread_rows(self, tensor: Tensor) -> Tensor:
-        """(heads * size, ...) to (heads * padded, ...): each half of a head at the beginning of the wider half."""
+        """(heads * size, ...) to (heads * padded, ...): each half of a head goes to the start of the wider half."""
         halves = tensor.reshape(-1, self.size // 2, *tensor.shape[1:])
         wide = torch.zeros(len(halves), self.padded // 2, *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
         wide[:, : self.size // 2] = halves
@@ -69,8 +69,8 @@ class HeadPadding:
 
 
 def choose_padding(config: ConfigJson, head_sizes: Sequence[int] | None) -> HeadPadding | None:
-    """The padding that this model needs where only these head sizes can be computed (None: any). RolloutError when
-    there is none that leaves the model the same."""
+    """The padding that this model needs if only these head sizes are supported (None: any). RolloutError if no padding
+    leaves the model's results the same."""
     if head_sizes is None:
         return None
     size = _head_size(config)
@@ -81,7 +81,7 @@ def choose_padding(config: ConfigJson, head_sizes: Sequence[int] | None) -> Head
     known = config["model_type"] in _ARCHITECTURES and plain and size % 2 == 0 and wider.padded > size
     if not known or wider.base(config) > LARGEST_BASE:
         raise RolloutError(
-            f"vLLM's CPU build computes attention for heads of {', '.join(map(str, head_sizes))} dimensions; those of "
+            f"vLLM's CPU build supports attention heads of {', '.join(map(str, head_sizes))} dimensions, but those of "
             f"this {config['model_type']} model have {size}",
             remedy="use rollout.engine: local, which has no such limit, or vLLM on a GPU",
         )
@@ -89,7 +89,7 @@ def choose_padding(config: ConfigJson, head_sizes: Sequence[int] | None) -> Head
 
 
 def _head_size(config: ConfigJson) -> int | None:
-    """None where config.json calls it by names of its own."""
+    """None if config.json uses other names for it."""
     if config.get("head_dim"):
         return int(config["head_dim"])
     if "hidden_size" in config and "num_attention_heads" in config:

@@ -1,4 +1,4 @@
-"""The engine's handle of its worker process: start it, push weights into it, ask it, end it."""
+"""The engine's handle on its worker process: start it, push weights to it, ask it, end it."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from burnish.plugins import describe_exit, holding_back_stop_signals
 
 SCRIPT = Path(__file__).with_name("worker.py")
 Message = dict[str, Any]
-"""A JSON object; worker.py says what each holds."""
+"""A JSON object. worker.py describes each kind."""
 
 CHUNK_BYTES = 256 << 20
-"""Weights in the shared memory at a time (a larger tensor travels alone)."""
+"""Weights in the shared memory at a time (a larger tensor is sent alone)."""
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
 _LOG_TAIL_LINES = 12
-_LOOK_SECONDS = 120.0  # an interpreter on a slow network disk takes its time
+_LOOK_SECONDS = 120.0  # an interpreter on a slow network disk starts slowly
 
 
 class WorkerLost(Exception):
-    """The worker died, did not answer in time or answered nonsense; the message says which, with the end of its log."""
+    """The worker died, did not answer in time or sent an invalid answer. The message says which."""
 
 
 class WorkerFault(Exception):
-    """The worker lives and says that it could not do what it was asked."""
+    """The worker is alive and reports that a request failed."""
 
 
 class WorkerProcess:
-    """A worker in a session of its own. `log` gets everything that it prints; nothing of it reaches our output."""
+    """A worker in its own session. Everything that it prints goes to `log`, nothing to our output."""
 
     def __init__(self, python: str, log: Path, *, script: Path = SCRIPT) -> None:
-        """Raises RolloutError when the interpreter cannot be started, or the log not be opened."""
+        """Raises RolloutError if the interpreter cannot be started or the log cannot be opened."""
         self._log = log
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             try:
@@ -61,8 +61,8 @@ class WorkerProcess:
             except OSError as error:
                 raise RolloutError(
                     f"cannot start {python} with its log in {log}: {error}",
-                    remedy="mend rollout.vllm.python, move away what stands in the place of the log, or raise the "
-                    "limits of processes and open files (ulimit -u, ulimit -n)",
+                    remedy="fix rollout.vllm.python, move away whatever is at the path of the log, or raise the limits "
+                    "of processes and open files (ulimit -u, ulimit -n)",
                 ) from error
             ours.pop_all()
 
@@ -83,8 +83,8 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(self, message: Message, *, seconds: float) -> Message:
-        """The answer. WorkerLost when there is none within so many seconds, WorkerFault when it is an error,
-        RolloutError when the worker refuses."""
+        """The answer. WorkerLost if there is none within this many seconds, WorkerFault if it is an error,
+        RolloutError if the worker refuses."""
         deadline = time.monotonic() + seconds
         try:
             data = json.dumps(message).encode()
@@ -97,20 +97,20 @@ class WorkerProcess:
         except (EOFError, ConnectionError) as error:
             raise WorkerLost(self._epitaph()) from error
         except (ValueError, MemoryError, OverflowError) as error:
-            raise WorkerLost(f"answered what is no message ({error})") from error
+            raise WorkerLost(f"sent an answer that is not a message ({error})") from error
         if not isinstance(answer, dict):
-            raise WorkerLost(f"answered what is no message ({answer!r})")
+            raise WorkerLost(f"sent an answer that is not a message ({answer!r})")
         if "refused" in answer:
             raise RolloutError(
                 f"the vLLM worker refuses {message['kind']!r}: {answer['refused']}",
-                remedy="its weights must be those of the last sync(): this is a defect of Burnish, please report it",
+                remedy="its weights must be those of the last sync(): this is a bug in Burnish, please report it",
             )
         if "error" in answer:
             raise WorkerFault(str(answer["error"]))
         return answer
 
     def push(self, weights: Iterable[tuple[str, Tensor]], version: int, *, seconds: float) -> int:
-        """Send the weights through the shared memory; returns their number of bytes. Raises as `ask` does."""
+        """Send the weights through the shared memory. Returns their number of bytes. Raises as `ask` does."""
         self._send_only({"kind": "push", "version": version})
         total, waiting = 0, 0
         chunk: list[tuple[str, Tensor]] = []
@@ -126,11 +126,11 @@ class WorkerProcess:
             self._push_chunk(chunk, waiting, seconds)
         answer = self.ask({"kind": "chunk", "tensors": []}, seconds=seconds)
         if answer.get("version") != version:
-            raise WorkerLost(f"holds version {answer.get('version')!r} after version {version} was pushed")
+            raise WorkerLost(f"has version {answer.get('version')!r} after version {version} was pushed")
         return total
 
     def kill(self) -> None:
-        """End the worker and whatever it started, at once and for certain. Idempotent."""
+        """Kill the worker and everything that it started. Idempotent."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -140,12 +140,12 @@ class WorkerProcess:
             self._memory = -1
 
     def log_tail(self) -> str:
-        """The last lines that this worker printed; why they cannot be shown where that is so."""
+        """The last lines that this worker printed, or why they cannot be read."""
         try:
             with self._log.open("rb") as log:
                 log.seek(self._log_start)
                 lines = log.read().decode("utf-8", "replace").splitlines()
-        except OSError as error:  # somebody has removed the log: what happened to the worker is to be told all the same
+        except OSError as error:  # the log was removed, but the worker's failure must still be reported
             lines = [f"(cannot read {self._log}: {error.strerror})"]
         return "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:])
 
@@ -181,7 +181,7 @@ class WorkerProcess:
         return b"".join(parts)
 
     def _epitaph(self) -> str:
-        """How it ended. It has closed its end of the socket, so it is ending, or has lost its mind."""
+        """How it ended. It has closed its end of the socket, so it should be ending."""
         try:
             return f"ended ({describe_exit(self._process.wait(timeout=5.0))})"
         except subprocess.TimeoutExpired:
@@ -189,8 +189,9 @@ class WorkerProcess:
 
 
 def worker_environment(python: str) -> dict[str, str]:
-    """This process's environment, without its module path for another interpreter, and vLLM in one process, silent
-    about itself and off the network: all that it needs is in the folder that it is given. What is set already stays."""
+    """This process's environment, without its module path if the interpreter differs. vLLM runs in one process, logs
+    only warnings and stays off the network: all it needs is in the folder that it gets. Variables that are already set
+    keep their values, except the one for a single process."""
     inherited = dict(os.environ)
     if python != sys.executable:
         for name in ("PYTHONPATH", "PYTHONHOME"):
@@ -205,8 +206,8 @@ def worker_environment(python: str) -> dict[str, str]:
 
 
 def has_vllm(python: str) -> bool:
-    """Whether that interpreter finds the package. OSError when it cannot be started or does not end."""
-    # Without the current folder, where another `vllm` may lie, and where the worker does not look either.
+    """Whether this interpreter finds the vllm package. OSError if it cannot be started or does not end."""
+    # The current folder is left out, because it may contain another `vllm` and the worker does not look there either.
     program = (
         "import sys; del sys.path[0]; from importlib.util import find_spec; "
         "found = find_spec('vllm'); sys.exit(found is None or found.origin is None)"

@@ -1,21 +1,21 @@
-"""The vLLM side of `rollout.engine: vllm`: a script of its own, run by its path with the interpreter that has vLLM.
+"""The vLLM side of `rollout.engine: vllm`: a separate script, run by its path with the interpreter that has vLLM.
 
     python worker.py SOCKET MEMORY PARENT
 
 SOCKET is the descriptor of a stream socket to the engine, MEMORY that of an anonymous file that both sides map, PARENT
-the engine's process id. Messages are JSON objects behind their length (8 bytes, little endian). Only the standard
-library, torch and vllm are imported, never burnish: the two environments need not agree on anything but this protocol.
+the engine's process id. Messages are JSON objects, preceded by their length (8 bytes, little endian). Only the standard
+library, torch and vllm are imported, never burnish: the two environments share nothing but this protocol.
 
-    ->  hello                                    <-  vllm (its version), cpu (whether that is what it computes on),
-                                                     head_sizes (those that its attention knows there, else null)
+    ->  hello                                    <-  vllm (its version), cpu (whether it computes on a CPU),
+                                                     head_sizes (that its attention supports there, else null)
     ->  build: folder, arguments of vllm.LLM     <-  done
-    ->  push: version, then chunks: a list of name, dtype, shape and offset in the first `bytes` bytes of MEMORY; each
-        is answered with `done`; the empty one ends the weights
+    ->  push: version, then chunks: a list of name, dtype, shape and offset in the first `bytes` bytes of MEMORY. Each
+        is answered with `done`. An empty one ends the weights
                                                  <-  version
     ->  generate: version, sampling, requests (prompt, seeds, max_tokens)
                                                  <-  samples (tokens, logprobs, finish), cached_tokens
 
-An answer with `error` says that a message could not be carried out, one with `refused` that it must not be.
+An answer with `error` means that the request failed, one with `refused` that it must not be carried out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # A script's own folder comes first on the module path, and this one's neighbours belong to burnish.
+    # A script's own folder comes first on the module path, and the files in this one belong to burnish.
     _FOLDER = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _FOLDER]
 
@@ -58,7 +58,7 @@ class Channel:
         self._stream.flush()
 
     def receive(self) -> Message:
-        """EOFError when the engine is gone."""
+        """Raises EOFError if the engine is gone."""
         length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
         message: Message = json.loads(self._read(length))
         return message
@@ -71,7 +71,7 @@ class Channel:
 
 
 class Server:
-    """One vLLM engine and what it is asked."""
+    """One vLLM engine, and the requests to it."""
 
     def __init__(self, channel: Channel, memory: int) -> None:
         self._channel = channel
@@ -106,21 +106,22 @@ class Server:
         from vllm import LLM
 
         self._llm = LLM(**arguments, logits_processors=[greedy_temperature()])
-        # It warns of every layer without weights of its own (rotary tables, a tied head), at every push.
+        # It warns about every layer without its own weights (rotary tables, a tied head) at every push.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         return {"done": True}
 
     def _push(self, version: int) -> Message:
-        self._version = None  # until all of them are there, the weights are no version's
+        self._version = None  # incomplete weights have no version
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
         self._llm.apply_model(repack_embeddings)
         if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM did not reset its prefix cache, which holds keys and values of the old weights")
+            raise RuntimeError("vLLM did not reset its prefix cache, which has keys and values of the old weights")
         self._version = version
         return {"version": version}
 
     def _weights(self) -> Iterator[tuple[str, Any]]:
-        """Copies of the tensors, chunk by chunk: vLLM collects those of a layer, and the memory is written again."""
+        """Copies of the tensors, chunk by chunk. Copies, because vLLM collects a layer's tensors before it loads them,
+        and the next chunk overwrites the memory."""
         import torch
 
         while True:
@@ -159,8 +160,8 @@ class Server:
 def repack_embeddings(model: Any) -> None:
     """Let vLLM's CPU build pack embeddings for its matrix product again.
 
-    `reload_weights` does so for every layer that received weights. A head tied to the embedding receives none, and
-    would go on multiplying by the old ones.
+    `reload_weights` does this for every layer that received weights. A head tied to the embedding receives none, and
+    would continue to use the old ones.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.platforms import current_platform
@@ -172,9 +173,9 @@ def repack_embeddings(model: Any) -> None:
 
 
 def greedy_temperature() -> Any:
-    """The class of a logits processor that divides the logits of greedy requests by a temperature of their own.
+    """A logits processor class that divides the logits of greedy requests by their own temperature.
 
-    vLLM's greedy requests have temperature 0, and their log-probabilities are those of undivided logits.
+    vLLM's greedy requests have temperature 0, and their log-probabilities are those of the undivided logits.
     """
     from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
@@ -190,15 +191,15 @@ def greedy_temperature() -> Any:
 
 
 def end_with(parent: int) -> None:
-    """Wait for the end of the parent, then end everything that was started here."""
+    """Wait until the parent has ended, then kill everything that was started here."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.killpg(0, signal.SIGKILL)
 
 
 def outlive_stop_signals() -> None:
-    """Ctrl-C, SIGTERM and SIGHUP are the parent's to handle, which needs this process to finish its step. It has held
-    them back until here."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP. The parent handles them, and needs this process to finish its step. It has
+    blocked them until now."""
     stop = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in stop:
         signal.signal(number, signal.SIG_IGN)
@@ -219,7 +220,7 @@ def serve(descriptor: int, memory: int, parent: int) -> None:
             answer = server.answer(message)
         except EOFError:
             os._exit(0)
-        except Exception as error:  # noqa: BLE001 - boundary: vLLM may raise anything, and the engine is to be told
+        except Exception as error:  # noqa: BLE001 - boundary: vLLM may raise anything, and the engine must learn of it
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         channel.send(answer)

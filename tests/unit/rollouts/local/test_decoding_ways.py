@@ -77,7 +77,7 @@ def test_a_faster_decoder_that_computes_otherwise_is_passed_over(
     wrong = lambda model, maker: maker.func is not KernelDecoder and decodes_alike(model, maker)  # noqa: E731
     monkeypatch.setattr(decoding_ways, "decodes_alike", wrong)
     assert decoder_of(make(llama, paths_with([KERNELS, FUSED]))) is FusedDecoder
-    with pytest.raises(RolloutError, match="kernels is required"):
+    with pytest.raises(RolloutError, match="kernels is `required`"):
         make(llama, paths_with([KERNELS, FUSED]), kernels="required")
 
 

@@ -187,5 +187,5 @@ def test_an_engine_without_a_compiler_goes_without_or_refuses(
 @pytest.mark.compiler
 def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:
     assert engine(make_model("llama"), "required")._make_decoder.func is KernelDecoder
-    with pytest.raises(RolloutError, match=r"model\.kernels is required"):
+    with pytest.raises(RolloutError, match=r"model\.kernels is `required`"):
         engine(make_model("gpt2"), "required")

@@ -153,7 +153,7 @@ def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make, l
     [
         ("die", "ended \\(killed by SIGKILL\\)\n    .*\n(.*\n)*    out of luck"),
         ("hang", "did not answer 'generate' within 0.5 seconds"),
-        ("garbage", "answered what is no message"),
+        ("garbage", "it sent an answer that is not a message"),
         ("fail", "failed with ValueError: no memory left"),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_restart_does_not_take_weights_of_another_version(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("does", "tokens", "message"),
-    [("nan", 1, "log-probability nan at response token 0"), ("short", 6, "gave 1 tokens and 1 log-prob.*up to 6")],
+    [("nan", 1, "log-probability nan at response token 0"), ("short", 6, "returned 1 tokens and 1 log-prob.*up to 6")],
 )
 def test_samples_that_cannot_be_are_refused(make: Make, does: str, tokens: int, message: str) -> None:
     with pytest.raises(RolloutError, match=message):

@@ -178,4 +178,4 @@ def test_the_local_engine_is_told_as_well_and_says_what_is_slower(tmp_path: Path
         with open_rl_engine(config, loaded, console):
             said.append(console.export_text())
     assert said[0] == ""
-    assert "sampling is slower than for most models: in this gpt_neo model" in said[1]
+    assert "sampling is slower than for most models: this gpt_neo model" in said[1]
