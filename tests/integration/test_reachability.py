@@ -34,7 +34,8 @@ from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup import build_kl, build_objective, open_rl_run
+from burnish.trainers.rl.objective_setup import build_objective
+from burnish.trainers.rl.setup import build_kl, open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 CRITICS = ("separate", "shared")

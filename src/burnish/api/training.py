@@ -133,7 +133,7 @@ def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, a
     def call() -> None:
         match loaded.config:
             case RlConfig():
-                from burnish.trainers.rl.run import train_rl
+                from burnish.trainers.cluster import train_rl
 
                 train_rl(loaded.config, console=console, accept_changes=accept_changes)
             case SftConfig():

@@ -54,7 +54,7 @@ def train_with_rl(
     if fresh:
         check_output(loaded.config)
         move_aside(loaded.config.output, console)
-    from burnish.trainers.rl.run import train_rl
+    from burnish.trainers.cluster import train_rl
 
     silence_transformers()
     show_result(train_rl(loaded.rl, console=console, accept_changes=accept_changes), console)

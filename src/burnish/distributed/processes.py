@@ -70,8 +70,8 @@ class RoleProcess:
         """Returns when the roles are built: `build(*arguments)`, both pickled by reference.
 
         `name` is for messages. threads: of PyTorch there, as many as here where None. environment: variables that it
-        has in addition. stacks: the file in which a process that stalls says where its threads are. Raises what `build`
-        raises, and RoleLostError when it takes longer than `seconds`.
+        has in addition. stacks: the folder in which a process that stalls says where its threads are. Raises what
+        `build` raises, and RoleLostError when it takes longer than `seconds`.
         """
         self.name = name
         self._lost: str | None = None
@@ -85,7 +85,7 @@ class RoleProcess:
                     sys.executable,
                     *("-m", "burnish.distributed.server"),
                     *map(str, (theirs.fileno(), self._pulse.descriptor, os.getpid())),
-                    *(() if stacks is None else (str(stacks),)),
+                    *(() if stacks is None else (str(stacks / f"{name.replace(' ', '-')}.txt"),)),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), self._pulse.descriptor),

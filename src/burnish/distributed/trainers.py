@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from burnish.distributed.handover import SharedWeights
@@ -19,19 +20,29 @@ class Seat:
     name: str
     build: BuildRoles
     arguments: tuple[object, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def start_all(seats: Sequence[Seat], *, seconds: float, **settings: Any) -> list[RoleProcess]:
-    """Start the processes side by side (those of a team wait for each other). `settings` are those of `RoleProcess`.
+def start_all(seats: Sequence[Seat], *, seconds: float, threads: int | None, stacks: Path) -> list[RoleProcess]:
+    """Start the processes side by side (those of a team wait for each other). `stacks`: a folder for their stacks.
 
     When one cannot be started, the others are killed and its error is raised.
     """
     if not seats:
         return []
     started: list[RoleProcess] = []
-    with ThreadPoolExecutor(len(seats)) as threads:
+    with ThreadPoolExecutor(len(seats)) as starting:
         futures = [
-            threads.submit(RoleProcess, seat.name, seat.build, *seat.arguments, seconds=seconds, **settings)
+            starting.submit(
+                RoleProcess,
+                seat.name,
+                seat.build,
+                *seat.arguments,
+                seconds=seconds,
+                threads=threads,
+                environment=seat.environment,
+                stacks=stacks,
+            )
             for seat in seats
         ]
         errors = [future.exception() for future in futures]

@@ -1,39 +1,56 @@
-"""What a process of its own holds of a run: the models that train, or the engine. `RoleProcess` builds these.
-
-Both load the model of the run file and take the fast paths that the run has recorded in its folder, so that they
-compute what one process would.
-"""
+"""What a process of its own holds of a run: the models that train, an engine, or both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.path_record import recorded_paths
+from burnish.trainers.rl.opening import open_model, open_rl_engine
 from burnish.trainers.rl.roles import build_roles
-from burnish.trainers.rl.setup import open_model, open_rl_engine
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """A role that tells which fast paths its process takes, what to say of them, and of the model."""
+
+    record: dict[str, str]
+    lines: tuple[str, ...]
 
 
 @contextmanager
-def trained_roles(config: RlConfig) -> Iterator[dict[str, object]]:
-    """`policy`, and `reference` and `critic` where the algorithm needs them."""
-    with open_model(config, recorded_paths(Path(config.output)), Console(quiet=True)) as loaded:
-        roles = build_roles(config, loaded)
-        named = {"policy": roles.policy, "reference": roles.reference, "critic": roles.critic}
+def trained_roles(
+    config: RlConfig, paths: FastPaths | None = None, lanes: Lanes = ONE_LANE, *, samples: bool = False
+) -> Iterator[dict[str, object]]:
+    """`policy`, and `reference` and `critic` where the algorithm needs them; with `samples` an `engine` that shares the
+    policy's weights; `ways`. Without `paths` those that the run has recorded in its folder are taken."""
+    console = Console(quiet=True)
+    paths = recorded_paths(Path(config.output)) if paths is None else paths
+    with ExitStack() as stack:
+        loaded = stack.enter_context(open_model(config, paths, console))
+        roles = build_roles(config, loaded, lanes)
+        named: dict[str, object] = {"policy": roles.policy, "reference": roles.reference, "critic": roles.critic}
+        if samples:
+            named["engine"] = stack.enter_context(open_rl_engine(config, loaded, console))
+        named["ways"] = Ways(paths.record(), (*loaded.notes, *paths.lines()))
         yield {name: role for name, role in named.items() if role is not None}
 
 
 @contextmanager
-def engine_role(config: RlConfig) -> Iterator[dict[str, RolloutEngine]]:
-    """`engine`, with the weights of the run file's model until its first `sync`."""
+def engine_role(config: RlConfig, paths: FastPaths | None = None) -> Iterator[dict[str, RolloutEngine | Ways]]:
+    """`engine`, with the weights of the run file's model until its first `sync`; `ways`."""
     console = Console(quiet=True)
+    paths = recorded_paths(Path(config.output)) if paths is None else paths
     with (
-        open_model(config, recorded_paths(Path(config.output)), console) as loaded,
+        open_model(config, paths, console) as loaded,
         open_rl_engine(config, loaded, console) as engine,
     ):
-        yield {"engine": engine}
+        yield {"engine": engine, "ways": Ways(paths.record(), (*loaded.notes, *paths.lines()))}

@@ -18,17 +18,19 @@ from burnish.trainers.orderly import naming_memory_errors
 from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
-from burnish.trainers.rl.setup import build_evaluator, open_model, open_rl_engine, open_rl_run, open_scorer
+from burnish.trainers.rl.cast import Cast
+from burnish.trainers.rl.opening import open_model, open_rl_engine
+from burnish.trainers.rl.setup import INLINE, build_evaluator, open_rl_run, open_scorer
 from burnish.trainers.telemetry.journal import token_texts
 
 
-def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False, cast: Cast = INLINE) -> RunResult:
     """Run the loop of `burnish.trainers.rl.loop`; goes on from the newest checkpoint in the run's folder.
 
     The first Ctrl-C finishes the step and saves. `accept_changes`: go on although files or versions that the run
     depends on have changed. Raises BurnishError for everything that a user can put right.
     """
-    return train_to_end(open_rl_run(config, console, accept_changes=accept_changes), console)
+    return train_to_end(open_rl_run(config, console, accept_changes=accept_changes, cast=cast), console)
 
 
 def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = None) -> EvalReport:

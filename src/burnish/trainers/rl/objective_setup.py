@@ -1,0 +1,85 @@
+"""From a run file to what an optimizer step of the policy minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from burnish.algorithms.advantages import resolve_estimator
+from burnish.algorithms.policy_losses import PolicyLossSpec
+from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.forward.batch import Batch
+from burnish.forward.token_scores import TokenScores
+from burnish.models.roles import Denominators, Objective, ObjectiveValue
+from burnish.plugins import is_outside
+from burnish.trainers.rl.algorithm import AlgorithmParts, resolve_algorithm
+from burnish.trainers.rl.critic_setup import with_value_loss
+from burnish.trainers.rl.objective import Correction, PolicyObjective
+from burnish.trainers.rl.returned import CheckedLoss
+from burnish.trainers.rl.value_objective import ActorCriticObjective
+
+
+def objectives(config: RlConfig, parts: AlgorithmParts) -> Callable[[float], Objective]:
+    """The objective for a KL coefficient. Where the KL is not in the loss, it is one for all of them."""
+    objective = build_objective(config, parts.loss, parts.loss_numbers, config.algorithm.kl_coef)
+    return objective.with_kl_coef if config.algorithm.kl_in == "loss" else lambda kl_coef: objective
+
+
+def build_objective(
+    config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float
+) -> PolicyObjective | ActorCriticObjective:
+    """What an optimizer step of the policy minimises, for the KL coefficient of the moment."""
+    algorithm = config.algorithm
+    objective = PolicyObjective(
+        policy_loss=CheckedLoss(loss.function, loss.name) if is_outside(loss.name) else loss.function,
+        numbers=numbers,
+        aggregation=algorithm.aggregation,
+        length=config.rollout.max_response_tokens,
+        kl_coef=kl_coef if algorithm.kl_in == "loss" else 0.0,
+        kl_estimator=algorithm.kl_function,
+        kl_times_ratio=algorithm.kl_times_ratio,
+        entropy_coef=algorithm.entropy_coef,
+        correction=_correction(algorithm),
+        takes_selection=loss.needs_selection,
+    )
+    needs_values = resolve_estimator(algorithm.estimator).needs_values
+    return with_value_loss(config, objective) if needs_values else objective
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveElsewhere:
+    """The objective of a run file for a KL coefficient, built where it is used: functions that a run file names by
+    their paths cannot be sent to another process, and its text can."""
+
+    run_file: str
+    kl_coef: float
+
+    @staticmethod
+    def of(config: RlConfig) -> Callable[[float], Objective]:
+        text = config.model_dump_json()
+        return lambda kl_coef: ObjectiveElsewhere(text, kl_coef)
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self._built().needs_entropy
+
+    def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        return self._built()(scores, batch, denominators)
+
+    def _built(self) -> Objective:
+        return _objectives_of(self.run_file)(self.kl_coef)
+
+
+@lru_cache(maxsize=1)
+def _objectives_of(run_file: str) -> Callable[[float], Objective]:
+    config = RlConfig.model_validate_json(run_file)
+    return objectives(config, resolve_algorithm(config.algorithm))
+
+
+def _correction(algorithm: AlgorithmConfig) -> Correction | None:
+    if algorithm.mismatch_correction == "none":
+        return None
+    level, mode = algorithm.mismatch_correction.split("_")
+    return Correction(level, mode, algorithm.mismatch_low, algorithm.mismatch_high)

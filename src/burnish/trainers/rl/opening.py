@@ -1,0 +1,71 @@
+"""Opening the model of a run file, and the engine that samples with it, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+
+from burnish.config.schema import RlConfig
+from burnish.forward.allocator import keep_freed_memory
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.float32 import fast_float32
+from burnish.models.loading import LoadedModel, load_model, num_embeddings
+from burnish.observability.console import say
+from burnish.plugins import is_outside
+from burnish.rollouts.engine import RolloutEngine
+from burnish.rollouts.outside_engine import OutsideEngine
+from burnish.rollouts.registry import build_engine
+from burnish.trainers.rl.preflight import check_fit
+
+if TYPE_CHECKING:
+    from burnish.rollouts.local.engine import LocalEngine
+
+ENGINE_LOG = "vllm.log"
+
+
+@contextmanager
+def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator[LoadedModel]:
+    """The model of the run file, which has room for the run's responses. Inside, float32 products go the way that
+    `paths` chose."""
+    loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
+    check_fit(config, loaded.context_length, num_embeddings(loaded.model))
+    keep_freed_memory(loaded.model.device.type)
+    with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):
+        say(console, loaded.notes)
+        yield loaded
+
+
+@contextmanager
+def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> Iterator[RolloutEngine]:
+    """The engine of the run file, told the longest texts that this run can have: vLLM sets memory aside for them, and
+    windows that they fit into concern nobody. What it holds is let go at the end."""
+    rollout = config.rollout
+    engine = build_engine(
+        rollout.engine,
+        loaded.model,
+        tokenizer=loaded.tokenizer,
+        eos_token_ids=loaded.eos_token_ids,
+        pad_token_id=loaded.pad_token_id,
+        context_length=longest_text(config, loaded),
+        max_batch_rows=rollout.max_batch_rows,
+        vllm=rollout.vllm,
+        log=Path(config.output) / ENGINE_LOG,
+        plain=loaded.plain,
+        kernels=loaded.kernels,
+        paths=loaded.paths,
+    )
+    if rollout.engine == "local":
+        say(console, cast("LocalEngine", engine).notes)
+    if is_outside(rollout.engine):
+        engine = OutsideEngine(engine, rollout.engine)
+    with engine if isinstance(engine, AbstractContextManager) else nullcontext():
+        yield engine
+
+
+def longest_text(config: RlConfig, loaded: LoadedModel) -> int:
+    """Tokens that prompt and response can have together in this run."""
+    return min(loaded.context_length, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
