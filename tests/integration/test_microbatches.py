@@ -31,8 +31,8 @@ from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.objective_setup import build_objective
+from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import build_kl, open_rl_run
 from burnish.trainers.sft import train_sft
 from burnish.trainers.telemetry.stopwatch import Stopwatch

@@ -9,6 +9,7 @@ from burnish.config import names
 from burnish.config.checks import held_out, is_function_name, known_sinks, warmup_too_long
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
+from burnish.config.schema_cluster import ClusterConfig
 from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, ScoringConfig
 from burnish.words import suggestion
 
@@ -33,6 +34,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_labels(config),
         *_judging_reward(config),
         *_critic(config),
+        *_cluster(config.cluster),
         *held_out(config.data),
         *known_sinks(config),
     ]
@@ -211,6 +213,19 @@ def _arithmetic(config: RlFields) -> Iterator[Problem]:
     if config.max_staleness != 0:
         message = f"is {config.max_staleness}, but only 0 (synchronous) works in this version"
         yield Problem("max_staleness", message, "set it to 0 or remove it")
+
+
+def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
+    processes = cluster.trainers > 1 or cluster.rollout_workers > 0
+    if cluster.backend == "inline" and processes:
+        message = (
+            f"is inline, but cluster.trainers ({cluster.trainers}) and cluster.rollout_workers "
+            f"({cluster.rollout_workers}) ask for several processes"
+        )
+        yield Problem("cluster.backend", message, "set it to auto, or ask for one trainer and no rollout worker")
+    if cluster.num_lanes % cluster.trainers:
+        message = f"is {cluster.lanes}, which {cluster.trainers} trainers cannot share equally"
+        yield Problem("cluster.lanes", message, f"set it to a multiple of {cluster.trainers}")
 
 
 def _critic(config: RlFields) -> Iterator[Problem]:

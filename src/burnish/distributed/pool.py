@@ -181,7 +181,7 @@ class _Call:
         self.seed = seed
         self.step = step
         self._waiting = deque(portions)
-        self._open = len(portions)
+        self._count = self._open = len(portions)
         self._changed = threading.Condition()
         self._results: queue.SimpleQueue[list[Rollout] | Exception] = queue.SimpleQueue()
 
@@ -228,7 +228,7 @@ class _Call:
     def results(self, threads: Sequence[threading.Thread]) -> Iterator[list[Rollout]]:
         """The rollouts of each portion, as they are done. Raises the error that ended the call, and RolloutError when
         no thread is left to go on."""
-        for _ in range(self._open):
+        for _ in range(self._count):
             while True:
                 try:
                     result = self._results.get(timeout=_LOOK_SECONDS)

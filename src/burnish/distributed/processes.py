@@ -43,7 +43,11 @@ BuildRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
 
 
 class RoleLostError(BurnishError):
-    """A process with roles of the run ended, or did not answer in time."""
+    """A process with roles of the run ended, or did not answer in time. `process` is its name."""
+
+    def __init__(self, message: str, *, remedy: str, process: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.process = process
 
 
 class TracebackElsewhereError(Exception):
@@ -238,6 +242,7 @@ class RoleProcess:
             f"{what}: process {self.name!r} {why}",
             remedy="start the run again, which goes on from its newest checkpoint; killed by SIGKILL is mostly too "
             "little memory",
+            process=self.name,
         )
 
     def _epitaph(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from rich.console import Console
 from burnish.config.schema import RlConfig
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference
 from burnish.distributed.pool import RolloutPool, Worker
-from burnish.distributed.processes import ProcessRole, RoleProcess
+from burnish.distributed.processes import ProcessRole, RoleLostError, RoleProcess
 from burnish.distributed.team import Meeting, joined
 from burnish.distributed.trainers import Seat, TeamRole, start_all
 from burnish.forward.fast_paths import FastPaths
@@ -41,8 +42,19 @@ START_SECONDS = 600.0
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Train with as many processes as the run file asks for; see `burnish.trainers.rl.run.train_rl`."""
-    return train_rl_with(config, console=console, accept_changes=accept_changes, cast=cast_of(config))
+    """Train with as many processes as the run file asks for; see `burnish.trainers.rl.run.train_rl`.
+
+    When a trainer is lost, all of them are started again from the newest checkpoint, `cluster.restarts` times at most:
+    the steps since then are made again, with the same numbers.
+    """
+    for attempt in count(1):
+        try:
+            return train_rl_with(config, console=console, accept_changes=accept_changes, cast=cast_of(config))
+        except RoleLostError as error:
+            if attempt > config.cluster.restarts:
+                raise
+            say(console, (f"{error}", "the trainers are started again from the newest checkpoint"))
+    raise AssertionError("count() does not end")
 
 
 def cast_of(config: RlConfig) -> Cast:

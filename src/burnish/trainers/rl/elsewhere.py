@@ -26,6 +26,13 @@ class Ways:
     lines: tuple[str, ...]
 
 
+def without_progress_bars() -> None:
+    """Keep transformers from drawing on a terminal that this process shares with the live display."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 @contextmanager
 def trained_roles(
     config: RlConfig, paths: FastPaths | None = None, lanes: Lanes = ONE_LANE, *, samples: bool = False
@@ -34,6 +41,7 @@ def trained_roles(
     policy's weights; `ways`. Without `paths` those that the run has recorded in its folder are taken."""
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if paths is None else paths
+    without_progress_bars()
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(config, paths, console))
         roles = build_roles(config, loaded, lanes)
@@ -49,6 +57,7 @@ def engine_role(config: RlConfig, paths: FastPaths | None = None) -> Iterator[di
     """`engine`, with the weights of the run file's model until its first `sync`; `ways`."""
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if paths is None else paths
+    without_progress_bars()
     with (
         open_model(config, paths, console) as loaded,
         open_rl_engine(config, loaded, console) as engine,

@@ -16,8 +16,8 @@ from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig, VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.rollouts.engine import Sampling
-from burnish.trainers.rl.preflight import check_estimator, check_vllm
 from burnish.trainers.rl.opening import open_rl_engine
+from burnish.trainers.rl.preflight import check_estimator, check_vllm
 from burnish.trainers.rl.setup import build_kl
 from burnish.types import RolloutRequest
 
