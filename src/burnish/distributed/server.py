@@ -77,7 +77,7 @@ class Server:
         weights = policy.publish()
         if weights.version != version:
             raise RolloutError(
-                f"version {version} of the weights of {role!r} is asked for, but it is at version {weights.version} now",
+                f"version {version} of the weights of {role!r} was requested; it is at version {weights.version} now",
                 remedy="call sync() after every update with the weights that publish() gives",
             )
         return weights.tensors()
