@@ -51,6 +51,7 @@ def assign_advantages(
         rewards, metrics = _clip(rewards, algorithm.reward_clip)
     rewarded_BT, kl_BT, scores_B = _rewarded(batch, estimator), None, rewards.scores_B
     if algorithm.kl_in == "reward":
+        # Under the weights that sampled, without gradient: as a part of the reward the KL is a number, not a loss.
         kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=rewarded_BT)
     # Token-level estimators see dense rewards; the others see one score per sequence, which was clipped as a sum.
     dense_BT = rewards.dense_rewards_BT if estimator.token_level else None
@@ -61,6 +62,7 @@ def assign_advantages(
     reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
+    # Outcome estimators read scores_B and the others rewards_BT. Both have been through the same steps.
     rewards = dataclasses.replace(rewards, scores_B=scores_B)
     raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
     batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)

@@ -56,6 +56,7 @@ class PolicyObjective:
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         mask, logprobs = batch.loss_mask, scores.logprobs_BT
+        # Detached, so that the ratio is exactly 1 and still has the gradient of the log-probability.
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         result = self.policy_loss(logprobs, old, batch.advantages, mask, **self._numbers(batch))
         per_token = self._weighted(result.per_token_BT, old, batch)
