@@ -1,4 +1,4 @@
-"""Roles in a process of their own: start it, ask it with a deadline, and notice when it is gone."""
+"""Roles in a separate process: start it, send it requests with a deadline, and notice when it is gone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from burnish.errors import BurnishError
 from burnish.plugins import describe_exit, holding_back_stop_signals
 
 START_SECONDS = 600.0
-"""Until the roles are built: a large model may come from a slow disk."""
+"""Time limit for building the roles: a large model may come from a slow disk."""
 
 _END_SECONDS = 10.0
 
 BuildRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
-"""Makes the roles of a process by name, in that process, and lets go of them at its end."""
+"""Makes the roles of a process by name, in that process, and releases them at its end."""
 
 
 class RoleLostError(BurnishError):
@@ -36,20 +36,20 @@ class RoleLostError(BurnishError):
 
 
 class TracebackElsewhereError(Exception):
-    """The traceback of an error that was raised in another process."""
+    """The traceback of an error raised in another process."""
 
 
 class RoleProcess:
-    """A process with roles of the run, in a session of its own. A context manager, which ends it.
+    """A process with roles of the run, in its own session. As a context manager it ends the process.
 
-    Requests go one at a time; none is sent before the one before it is answered. After one that was not answered in
-    time nobody knows what state its roles are in, so the process is killed, and every later request is an error too.
+    Requests go one at a time: none is sent before the previous one is answered. If one is not answered in time, the
+    state of the roles is unknown, so the process is killed and every later request is an error too.
     """
 
     def __init__(self, name: str, build: BuildRoles, *arguments: object, seconds: float = START_SECONDS) -> None:
-        """Returns when the roles are built: `build(*arguments)`, both pickled by reference.
+        """Returns when the roles are built by `build(*arguments)`, which are sent pickled (functions by reference).
 
-        `name` is for messages. Raises what `build` raises, and RoleLostError when it takes longer than `seconds`.
+        `name` is for messages. Raises what `build` raises, and RoleLostError if it takes longer than `seconds`.
         """
         self.name = name
         self._lost: str | None = None
@@ -72,7 +72,7 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also that of its session."""
+        """Its process id, which is also its session id."""
         return self._process.pid
 
     def role(self, name: str, *, seconds: float) -> ProcessRole:
@@ -84,10 +84,10 @@ class RoleProcess:
     def ask(
         self, message: tuple[object, ...], *, what: str, seconds: float, giving: Iterator[list[Named]] | None = None
     ) -> Any:
-        """The result of a request (`burnish.distributed.server` lists them), which `what` names in messages.
+        """The result of a request (`burnish.distributed.server` lists them). `what` names it in messages.
 
-        `giving` are the tensors to hand out when they are asked for. Raises what the role raises, of the same type and
-        caused by its traceback, and RoleLostError when the process has ended or does not answer within `seconds`.
+        `giving` are the tensors to send when they are asked for. Raises what the role raises, with the same type and
+        caused by its traceback, and RoleLostError if the process has ended or does not answer within `seconds`.
         """
         if self._lost is not None:
             raise self._error(what, self._lost)
@@ -108,7 +108,7 @@ class RoleProcess:
         except EOFError as error:
             self._lost = self._epitaph()
             raise self._error(what, self._lost) from error
-        except BaseException:  # the answer would be taken for that of the next request
+        except BaseException:  # otherwise a late answer would be taken for that of the next request
             self.kill()
             raise
         if kind == "raised":
@@ -117,7 +117,7 @@ class RoleProcess:
         return rest[0]
 
     def close(self) -> None:
-        """Let the process leave its roles and end; kill it where that takes long. Idempotent."""
+        """Let the process release its roles and end; kill it if that takes too long. Idempotent."""
         if self._lost is None:
             with contextlib.suppress(EOFError, TimeoutError, OSError, subprocess.TimeoutExpired):
                 self._channel.send(pickled(("end",)), seconds=_END_SECONDS)
@@ -125,11 +125,11 @@ class RoleProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the process and whatever it started, at once. Idempotent."""
+        """End the process and everything it started, at once. Idempotent."""
         self._lost = self._lost or "has been ended"
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel ends when that lets it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one stuck in the kernel ends when the kernel lets it
             self._process.wait(timeout=_END_SECONDS)
         self._channel.close()
 
@@ -145,15 +145,15 @@ class RoleProcess:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise BurnishError(
                 f"{what}: cannot be sent to process {self.name!r}: {error}",
-                remedy="code that a run file names by its path cannot go to another process; make it a module, and "
+                remedy="code that a run file names by its path cannot be sent to another process; make it a module and "
                 "name it as package.module:name",
             ) from error
 
     def _error(self, what: str, why: str) -> RoleLostError:
         return RoleLostError(
             f"{what}: process {self.name!r} {why}",
-            remedy="start the run again, which goes on from its newest checkpoint; killed by SIGKILL is mostly too "
-            "little memory",
+            remedy="start the run again: it continues from its newest checkpoint; a SIGKILL usually means that memory "
+            "ran out",
         )
 
     def _epitaph(self) -> str:
@@ -177,12 +177,12 @@ class ProcessRole:
         return self._ask("call", f"{self.name}.{method}", method, arguments, named)
 
     def read(self, version: int) -> Iterator[Named]:
-        """Begin to read the weights that this role, a policy, has published. RolloutError if it has moved on."""
+        """Begin to read the weights that this role, a policy, has published. RolloutError if it has a newer version."""
         self._ask("read", f"weights of {self.name}", version)
         return self._buckets()
 
     def sync(self, version: int, buckets: Iterator[list[Named]]) -> None:
-        """Let this role, an engine, take over the weights."""
+        """Give this role, an engine, the weights."""
         what = f"{self.name}.sync"
         self.process.ask(("sync", self.name, version), what=what, seconds=self.seconds, giving=buckets)
 

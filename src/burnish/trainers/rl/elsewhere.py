@@ -1,7 +1,7 @@
-"""What a process of its own holds of a run: the models that train, or the engine. `RoleProcess` builds these.
+"""What a separate process holds of a run: the models that are trained, or the engine. `RoleProcess` builds these.
 
-Both load the model of the run file and take the fast paths that the run has recorded in its folder, so that they
-compute what one process would.
+Both load the model of the run file and take the fast paths recorded in the run's folder, so that they compute exactly
+what a single process would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from burnish.trainers.rl.setup import open_model, open_rl_engine
 
 @contextmanager
 def trained_roles(config: RlConfig) -> Iterator[dict[str, object]]:
-    """`policy`, and `reference` and `critic` where the algorithm needs them."""
+    """`policy`, and `reference` and `critic` if the algorithm needs them."""
     with open_model(config, recorded_paths(Path(config.output)), Console(quiet=True)) as loaded:
         roles = build_roles(config, loaded)
         named = {"policy": roles.policy, "reference": roles.reference, "critic": roles.critic}
@@ -30,7 +30,7 @@ def trained_roles(config: RlConfig) -> Iterator[dict[str, object]]:
 
 @contextmanager
 def engine_role(config: RlConfig) -> Iterator[dict[str, RolloutEngine]]:
-    """`engine`, with the weights of the run file's model until its first `sync`."""
+    """`engine`, which has the weights of the run file's model until its first `sync`."""
     console = Console(quiet=True)
     with (
         open_model(config, recorded_paths(Path(config.output)), console) as loaded,

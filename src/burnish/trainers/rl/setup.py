@@ -1,4 +1,4 @@
-"""From a run file to the parts of a run: what the algorithm needs is loaded, nothing else."""
+"""From a run file to the parts of a run: only what the algorithm needs is loaded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ENGINE_LOG = "vllm.log"
 
 @contextmanager
 def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RlRun]:
-    """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
+    """Open everything that `run_loop` uses; workers, sinks and the lock are released at the end."""
     parts = resolve_algorithm(config.algorithm)
     check_settings(config, parts)
     estimator, loss, numbers = parts
@@ -80,6 +80,7 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
             scorer=scorer,
             sampling=build_sampling(config),
             needs_greedy=estimator.needs_greedy,
+            # On a CPU, workers that score would slow down sampling by more than they save (see `Collector`).
             overlaps=loaded.model.device.type != "cpu",
         )
         evaluator = None
@@ -111,14 +112,14 @@ def open_rl_run(config: RlConfig, console: Console, *, accept_changes: bool = Fa
         )
         if workplace.checkpoint is not None:
             restore(run, workplace.checkpoint)
-            engine.sync(run.policy.publish())  # it was built on the weights that the run began with
+            engine.sync(run.policy.publish())  # it was built with the weights that the run began with
         yield run
 
 
 @contextmanager
 def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator[LoadedModel]:
-    """The model of the run file, which has room for the run's responses. Inside, float32 products go the way that
-    `paths` chose."""
+    """The model of the run file, checked to have room for the run's responses. Within this context, float32 products
+    take the path that `paths` chose."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     check_fit(config, loaded.context_length, num_embeddings(loaded.model))
     keep_freed_memory(loaded.model.device.type)
@@ -130,7 +131,7 @@ def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator
 def build_objective(
     config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float
 ) -> PolicyObjective | ActorCriticObjective:
-    """What an optimizer step of the policy minimises, for the KL coefficient of the moment."""
+    """What an optimizer step of the policy minimises, with this KL coefficient."""
     algorithm = config.algorithm
     objective = PolicyObjective(
         policy_loss=CheckedLoss(loss.function, loss.name) if is_outside(loss.name) else loss.function,
@@ -156,8 +157,8 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
 
 @contextmanager
 def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> Iterator[RolloutEngine]:
-    """The engine of the run file, told the longest texts that this run can have: vLLM sets memory aside for them, and
-    windows that they fit into concern nobody. What it holds is let go at the end."""
+    """The engine of the run file, released at the end. It gets the longest text that this run can have as its context:
+    vLLM reserves memory for that much, and a sliding window that the texts fit into can be ignored."""
     rollout = config.rollout
     engine = build_engine(
         rollout.engine,
@@ -182,7 +183,7 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
 
 
 def longest_text(config: RlConfig, loaded: LoadedModel) -> int:
-    """Tokens that prompt and response can have together in this run."""
+    """Most tokens that prompt and response together can have in this run."""
     return min(loaded.context_length, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
 
 
@@ -209,7 +210,7 @@ def build_evaluator(
     *,
     train: PromptSet | None = None,
 ) -> Evaluator | None:
-    """None without held-out data. Says which of its prompts are in `train` too."""
+    """None without held-out data. Reports which of its prompts are also in `train`."""
     settings = config.evaluation
     if not config.data.eval:
         return None
@@ -234,10 +235,10 @@ def build_evaluator(
 
 
 def vote_key(config: RlConfig) -> Callable[[Rollout], str]:
-    """What counts as the same answer for maj@k: the extracted answer where the reward is `math`, else the text."""
+    """What counts as the same answer for maj@k: the extracted answer if a reward is `math`, else the text."""
     if not any(reward.name == "math" for reward in config.rewards):
         return _by_text
-    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when it votes
+    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when needed
 
     reader = MathAnswer()
     return lambda rollout: canonical(reader.extract(rollout.response) or rollout.response)
@@ -249,7 +250,7 @@ def _by_text(rollout: Rollout) -> str:
 
 @contextmanager
 def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
-    """The rewards of the run file, loaded now, so that a wrong name or option stops the run before a model loads."""
+    """The rewards of the run file, loaded first, so that a wrong name or option stops the run before a model loads."""
     scorer = ProcessRewardScorer(config.rewards, config.scoring)
     try:
         success_of(config.rewards, scorer.answer_labels, config.evaluation)  # refuses a threshold out of reach
