@@ -100,7 +100,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(halfway: tuple[Path,
     for checkpoint in (folder / "checkpoints").iterdir():
         (checkpoint / "policy" / "model.safetensors").unlink()
     metrics = (folder / "metrics.jsonl").read_text()
-    with pytest.raises(CheckpointError, match=r"none that is whole\n.*--fresh"):
+    with pytest.raises(CheckpointError, match=r"none is complete\n.*--fresh"):
         finish()
     assert (folder / "metrics.jsonl").read_text() == metrics
     assert len(list((folder / "checkpoints").iterdir())) == 2

@@ -154,7 +154,7 @@ def test_the_second_signal_stops_at_once_and_leaves_no_process(
     assert command.wait_for(lambda: "stopping after this step" in command.output)
     command.send(signal.SIGINT)
     assert command.wait(seconds=30) == 130
-    assert "stopped; the same command goes on from the newest checkpoint" in command.output
+    assert "stopped; the same command continues from the newest checkpoint" in command.output
     assert "Traceback" not in command.output
     workers = [int(line) for line in pids.read_text().split()]
     assert workers

@@ -75,7 +75,7 @@ def test_a_reward_outage_loses_no_step(
     assert command.wait() == 2, command.output
     assert "the service is down" in command.output
     (saved,) = checkpoints(run)
-    assert f"step {int(saved[5:])} is saved; the same command goes on from there" in command.output
+    assert f"step {int(saved[5:])} is saved; the same command continues from there" in command.output
     assert int(saved[5:]) >= 4
     flag.unlink()
     assert commands.run(*words, f"output={run}").code == 0
@@ -167,7 +167,7 @@ def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(
         patch.setattr(LocalPolicy, "update", update)
         said = stop_by(BaseException, config)
     assert "step 3 was stopped in the middle of its updates" in said
-    assert "nothing is saved, the newest checkpoint is that of step 2" in said
+    assert "nothing is saved, the newest checkpoint is of step 2" in said
     assert checkpoints(tmp_path / "run") == ["step-000002"]
     folder, _ = train(config)
     calm, _ = train(tiny_run(f"output={tmp_path}/calm", **BUSY))

@@ -78,7 +78,7 @@ def test_the_same_call_goes_on_and_another_is_refused(fields: dict[str, Any], ti
     burnish.train(given, output="parts", steps=1, quiet=True)
     assert trace(burnish.train(given, output="parts", quiet=True).output) == trace(whole.output)
     for change in ({"data": _rows(tiny_task, "eval")}, {"rewards": _digits(3)}):
-        with pytest.raises(burnish.BurnishError, match="other inputs than this call gives"):
+        with pytest.raises(burnish.BurnishError, match="different inputs from those of this call"):
             burnish.train({**given, **change}, output="parts", steps=4, quiet=True)
     prints = json.loads((Path("parts/checkpoints/step-000003/fingerprints.json")).read_text())["files"]
     assert {"rewards.0: digits.txt", "data.train.0: train.jsonl"} <= set(prints)
@@ -148,7 +148,7 @@ def test_a_policy_answers_and_can_be_copied(fields: dict[str, Any]) -> None:
     assert len(sampled) > 1
     copied = burnish.Policy(run.policy.save("copy"))
     assert copied.generate("1+1=", max_response_tokens=4, greedy=True) == greedy
-    with pytest.raises(burnish.BurnishError, match="is there already"):
+    with pytest.raises(burnish.BurnishError, match="already exists"):
         run.policy.save("copy")
     with pytest.raises(burnish.BurnishError, match="no chat template"):
         copied.generate([{"role": "user", "content": "1+1="}])

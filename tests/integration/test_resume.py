@@ -259,7 +259,7 @@ def test_fewer_steps_than_done_do_no_harm(tiny_run: BuildRl, trace: ReadTrace) -
     folder, _ = train(rl_config(tiny_run, "grpo"))
     before, written = trace(folder), (folder / "config.yaml").read_text()
     _, said = train(rl_config(tiny_run, "grpo", "steps=2"))
-    assert f"{folder} is finished at step 5 (2 asked for), nothing to do; raise `steps` to go on" in said
+    assert f"{folder} is finished at step 5 (2 asked for), nothing to do; raise `steps` to continue" in said
     assert trace(folder) == before
     assert (folder / "config.yaml").read_text() == written
     assert "steps: 5" in written
@@ -343,7 +343,7 @@ def test_checkpoints_from_before_there_were_fingerprints_go_on_with_a_note(tiny_
     del manifest["files"]["fingerprints.json"]
     (newest / "manifest.json").write_text(json.dumps(manifest))
     _, said = train(rl_config(tiny_run, "grpo", "steps=3"))
-    assert "step-000002 has no fingerprints: whether files or versions have changed since is not known" in said
+    assert "step-000002 has no fingerprints, so changes of files or versions since then cannot be detected" in said
     assert (folder / "checkpoints" / "step-000003" / "fingerprints.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""`burnish.evaluate`: the measurements of `burnish eval`, on runs, on models and on what is in memory."""
+"""`burnish.evaluate`: the measurements of `burnish eval`, on runs, models, and data or functions in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured. `evaluation["eval/accuracy"]` is one of the `metrics`; `folder` holds them and the
+    """The result of an evaluation. `evaluation["eval/accuracy"]` is one of the `metrics`; `folder` holds them and the
     responses."""
 
     metrics: Mapping[str, float]
@@ -38,7 +38,7 @@ class Evaluation:
 
     @property
     def rollouts(self) -> list[RecordedRollout]:
-        """The responses; none where none are sampled (`sft`, `reward_model`)."""
+        """The responses; empty if none are sampled (`sft`, `reward_model`)."""
         return [] if self.rollouts_file is None else recorded(self.rollouts_file)
 
     def __repr__(self) -> str:
@@ -53,11 +53,11 @@ def evaluate(
     """Measure a run or a model on held-out data, as `burnish eval` does.
 
     `target` is a `Run` or the folder of one (`runs/first@best`), a model (folder, hub name, `(model, tokenizer)`), or
-    the fields of a run file. `data` and `rewards` take the place of the run's own, and may be in memory as in
-    `burnish.train`; a model by itself needs both. `fields` win over the configuration: `evaluation={"samples": 8}`.
+    the fields of a run file. `data` and `rewards` replace the run's own, and may be in memory as in `burnish.train`; a
+    model alone needs both. `fields` override the configuration: `evaluation={"samples": 8}`.
 
-    The result lies in RUN/eval/NNN, of a model by itself in a fresh folder below runs/. Raises BurnishError for
-    everything that the caller can put right.
+    The result is written to RUN/eval/NNN, or for a model alone to a new folder in runs/. Raises BurnishError for
+    everything that the caller can fix.
     """
     from rich.console import Console
 
@@ -77,7 +77,7 @@ def evaluate(
 
 
 def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
-    """The measurements that belong to this kind of run, on its model or on saved weights."""
+    """The measurements of this kind of run, on its model or on saved weights."""
     from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
     from burnish.trainers.rl.run import evaluate_run
 
@@ -108,13 +108,13 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
     else:
         section = fields.get("data")
         held_out = section.get("eval") if isinstance(section, Mapping) else None
-        # Nothing is trained, so the held-out data may stand for the training data that a run file has to name.
+        # A run file has to name training data. Nothing is trained here, so the held-out data can be named.
         given, kind = {"model": target, "data": {"train": held_out}}, "rl"
     with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as call:
         yield call.loaded.config, None, call.inputs
 
 
 def _inputs_folder(run: Path) -> Path:
-    """A folder of its own for what this evaluation is given in memory: earlier ones stay as they were."""
+    """A new folder for what this evaluation is given in memory, so that those of earlier ones stay unchanged."""
     folders = (run / "eval" / "inputs" / f"{number:03d}" for number in itertools.count(1))
     return next(folder for folder in folders if not folder.exists())

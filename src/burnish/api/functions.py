@@ -1,4 +1,4 @@
-"""Functions as rewards: which of them any process can import, and a text of the others that changes when they do."""
+"""Functions as rewards: which of them any process can import, and for the others a text that changes when they do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST_FUNCTIONS = 100
 
 
 def importable_name(call: Callable[..., Any]) -> str | None:
-    """`package.module:name` of a function or class that a fresh interpreter finds under this name; None for any other:
-    closures, lambdas, instances, and all that the program's own script or notebook defines."""
+    """`package.module:name` of a function or class that a new interpreter can import by this name. None for any other:
+    closures, lambdas, instances, and whatever the program's own script or notebook defines."""
     if not (isinstance(call, FunctionType) or inspect.isclass(call)):
         return None
     module, name = call.__module__, call.__qualname__
@@ -46,10 +46,10 @@ def _is_found(name: str, module: ModuleType) -> bool:
 
 
 def text_of(call: Callable[..., Any]) -> str:
-    """What a function computes, as text: source (of a lambda its bytecode, as its source line may hold other things),
-    and the plain values and further functions that it reads from outside. Equal functions have equal texts.
+    """What a function computes, as text: its source (for a lambda its bytecode, because its source line may have other
+    things in it), and the plain values and functions that it reads from outside. Equal functions have equal texts.
 
-    Of other objects that it reads only the class is in the text, so a change inside them is not seen.
+    For other objects that it reads, only the class is in the text, so a change inside them is not noticed.
     """
     return "\n\n".join(_texts(call)) + "\n"
 
@@ -78,7 +78,7 @@ def _name(call: Callable[..., Any]) -> str:
 
 
 def _unwrapped(call: object) -> tuple[FunctionType | None, dict[str, object]]:
-    """The function that is run in the end, and what is bound to it: arguments of a partial, attributes of an object."""
+    """The function that is finally run, and what is bound to it: arguments of a partial, attributes of an object."""
     match call:
         case FunctionType():
             return call, {}
@@ -100,12 +100,12 @@ def _attributes(value: object) -> dict[str, object]:
 
 
 def _read_from_outside(function: FunctionType) -> dict[str, object]:
-    """Values of the enclosing functions, defaults, and the globals that its code names, modules left out."""
+    """Values of the enclosing functions, defaults, and the globals that its code names, except modules."""
     found: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # not given a value yet
+        except ValueError:  # has no value yet
             continue
     for name in _names(function.__code__):
         if name in function.__globals__ and not isinstance(function.__globals__[name], ModuleType):
@@ -121,7 +121,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_code(value: object) -> bool:
-    """Whether a value is a function of the user's, whose text belongs to that of the function that calls it."""
+    """Whether a value is a user's function, whose text becomes part of the text of the function that calls it."""
     function, _ = _unwrapped(value) if callable(value) and not inspect.isclass(value) else (None, {})
     return function is not None and not function.__code__.co_filename.startswith(_INSTALLED)
 
@@ -130,13 +130,13 @@ def _source(function: FunctionType) -> str:
     if function.__name__ != "<lambda>":
         try:
             return textwrap.dedent(inspect.getsource(function)).strip()
-        except (OSError, TypeError):  # typed in somewhere that keeps no source
+        except (OSError, TypeError):  # entered in something that keeps no source
             pass
     return "# bytecode " + hashlib.sha256(_code_text(function.__code__).encode()).hexdigest()
 
 
 def _code_text(code: CodeType) -> str:
-    """What the code does, without where it stands: no file, no line, no name of its own."""
+    """What the code does, independent of where it is: without file, line, or its own name."""
     constants = [_code_text(c) if isinstance(c, CodeType) else _value_text(c) for c in code.co_consts]
     return repr((code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, constants))
 
@@ -149,7 +149,7 @@ def _value_text(value: object) -> str:
 
 
 def _plain_text(value: object) -> str | None:
-    """The value as text that is the same in every process; None for one that is not made of plain values."""
+    """The value as text that is the same in every process; None if it does not consist of plain values."""
     if value is None or value is Ellipsis or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
         return repr(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""What a call gives that no run file can hold: rows, loaded models, functions.
+"""Arguments of a call that a run file cannot hold: rows, loaded models, functions.
 
-Each is replaced by the words that a run file would have for it. Rows and models are written below RUN/inputs and named
-by their paths; a function that can be imported is named so, any other is `python:NAME`, and a text of what it computes
-is written, so that a resumed run notices when it is another one.
+Each is replaced by what a run file would say. Rows and models are written to RUN/inputs and named by their paths. A
+function that can be imported is named as `package.module:name`. Any other is `python:NAME`, and a text of what it
+computes is written, so that a resumed run notices if it is a different function.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SOURCE_KEYS = set(DataSource.model_fields)
 
 @dataclass(slots=True)
 class Inputs:
-    """What is to be written into `folder` before a run begins, by the name of the file there, and the functions.
+    """What to write into `folder` before a run begins, by file name, and the functions.
 
-    `folder` is written into the configuration as it stands.
+    `folder` appears in the configuration as it is given.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Inputs:
         return bool(self.rows or self.tables or self.models or self.functions)
 
     def plain(self, given: Mapping[str, object]) -> dict[str, Json]:
-        """Fields of a run file with plain values in place of everything that a run file cannot hold."""
+        """Fields of a run file, with everything that a run file cannot hold replaced by plain values."""
         found = dict(given)
         if "model" in found:
             found["model"] = self._model(found["model"])
@@ -67,7 +67,7 @@ class Inputs:
         return {name: _plain(value) for name, value in found.items()}
 
     def write(self, *, may_change: bool) -> None:
-        """Write what is not there yet. CheckpointError for what is there with another content, unless `may_change`."""
+        """Write what is missing. CheckpointError if a file exists with different content, unless `may_change`."""
         if not self:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,9 @@ class Inputs:
             changed = [str(name) for name in _files_below(Path(made)) if _differs(Path(made), self.folder, name)]
             if changed and not may_change:
                 raise CheckpointError(
-                    f"{self.folder} holds other inputs than this call gives: {', '.join(changed)}",
-                    remedy="give what the run began with to go on with it; or set output to another folder, start over "
-                    "with fresh=True, or go on with what there is now with accept_changes=True",
+                    f"{self.folder} holds different inputs from those of this call: {', '.join(changed)}",
+                    remedy="to continue the run, give what it began with, or accept the new inputs with "
+                    "accept_changes=True; otherwise set output to another folder, or start over with fresh=True",
                 )
             for name in _files_below(Path(made)):
                 if changed or not (self.folder / name).exists():
@@ -137,7 +137,7 @@ class Inputs:
         return dict(given) | {name: self._sources(given[name], name) for name in names if name in given}
 
     def _sources(self, given: object, name: str) -> object:
-        """One source or several. A list of dictionaries is rows, unless each of them can be a source."""
+        """One source or several. A list of dictionaries is rows, unless one of them can be a source."""
         if isinstance(given, (list, tuple)) and any(_is_source(item) for item in given):
             return [self._source(item, f"{name}-{number}") for number, item in enumerate(given, start=1)]
         return self._source(given, name)
@@ -180,7 +180,7 @@ class Inputs:
         return given
 
     def _function(self, call: Callable[..., Any]) -> str:
-        """How the configuration names a function; two of one name are told apart by a number."""
+        """How the configuration names a function; a number distinguishes functions of the same name."""
         found = importable_name(call)
         if found is not None:
             return found
@@ -194,7 +194,7 @@ class Inputs:
 
 
 def rows_text(rows: Rows, name: str) -> str:
-    """Rows as the lines of a file. DataError, naming row and column, for a value that no such file can hold."""
+    """Rows as the lines of a JSONL file. DataError, naming row and column, for a value that cannot be written."""
     from burnish.data.rows import plain_value
 
     lines: list[str] = []
@@ -215,12 +215,12 @@ def rows_text(rows: Rows, name: str) -> str:
         try:
             lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n")
         except ValueError as error:
-            raise DataError(f"row {number} of {name} cannot be written: {error}", remedy="mend that row") from error
+            raise DataError(f"row {number} of {name} cannot be written: {error}", remedy="fix that row") from error
     return "".join(lines)
 
 
 def _plain(value: object) -> Json:
-    """Paths and runs as text, tuples as lists, at any depth. What is not plain is left for the checks to refuse."""
+    """Paths and runs as text, tuples as lists, at any depth. Other values are left for the checks to refuse."""
     if isinstance(value, (Path, Run)):
         return str(value)
     if isinstance(value, Policy):
@@ -233,19 +233,19 @@ def _plain(value: object) -> Json:
 
 
 def _is_source(item: object) -> bool:
-    """A mapping of which every key is one of a source's, `path` among them; a path; a data set; a list of rows."""
+    """A mapping with only the keys of a source, including `path`; a path; a data set; a list of rows."""
     if isinstance(item, Mapping):
         return "path" in item and set(item) <= _SOURCE_KEYS
     return isinstance(item, (str, Path, list, tuple)) or _is_dataset(item)
 
 
 def _is_dataset(value: object) -> bool:
-    """Tells a data set without importing its package, which takes a second."""
+    """Recognises a data set without importing its package, which takes a second."""
     return type(value).__module__.startswith("datasets.") and type(value).__name__ == "Dataset"
 
 
 def _is_model(value: object) -> bool:
-    """Whether it is a module of torch, told without importing torch."""
+    """Whether it is a torch module, found without importing torch."""
     return any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__)
 
 
@@ -258,5 +258,5 @@ def _differs(made: Path, folder: Path, name: Path) -> bool:
 
 
 def inputs_of(output: str) -> Inputs:
-    """Inputs that lie in the folder of the run."""
+    """Inputs in the folder of the run."""
     return Inputs(Path(output) / INPUTS_FOLDER)

@@ -20,8 +20,8 @@ _SHOWN_ROWS = 10
 
 
 class MetricsTable(Mapping[str, list[float]]):
-    """What `run.metrics` is where pandas is not installed: `table["reward/mean"]` is one number for each entry of
-    `table.steps`, nan where the metric was not measured."""
+    """`run.metrics` if pandas is not installed: `table["reward/mean"]` has one number for each entry of `table.steps`,
+    nan where the metric was not measured."""
 
     def __init__(self, rows: Sequence[Mapping[str, float]]) -> None:
         self._rows = list(rows)

@@ -9,7 +9,7 @@ from html import escape
 from burnish.observability.console import columns_of
 
 CURVES = ("eval/accuracy", "reward/mean", "eval/reward_mean", "eval/loss", "train/loss", "train/accuracy")
-"""What a curve shows: the first of these that was measured at two steps or more."""
+"""A curve shows the first of these that was measured at two steps or more."""
 _WIDTH, _HEIGHT, _MARGIN = 460, 150, 34
 _DARKEST = 6.0
 """A token of this many nats or more (a probability below 0.25 %) has the full tint."""
@@ -69,7 +69,7 @@ def curve_svg(points: Sequence[tuple[int, float]], title: str) -> str:
 
 
 def tinted_html(tokens: Sequence[str], logprobs: Sequence[float]) -> str:
-    """The tokens in a row, each the redder the less likely it was; the number shows when the pointer rests on it."""
+    """The tokens as a line of text, redder the less likely they were; hovering over one shows its log-probability."""
     span = '<span title="{:.3f}" style="background:rgba(214,69,42,{:.2f})">{}</span>'
     spans = [
         span.format(value, surprise(value) * 0.6, escape(token)) for token, value in zip(tokens, logprobs, strict=True)
@@ -78,5 +78,5 @@ def tinted_html(tokens: Sequence[str], logprobs: Sequence[float]) -> str:
 
 
 def surprise(logprob: float) -> float:
-    """0 for a certain token, 1 for one of `_DARKEST` nats or more, or whose number is not finite."""
+    """0 for a certain token, 1 from `_DARKEST` nats on or if the number is not finite."""
     return min(1.0, -min(logprob, 0.0) / _DARKEST) if math.isfinite(logprob) else 1.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The arithmetic of a run (`plan`), its resolved configuration, and remarks. Printing it shows all that matters."""
+    """The arithmetic of a run (`plan`), its resolved configuration, and notes. Print it for an overview."""
 
     plan: Plan
     config: RunConfig
@@ -31,7 +31,7 @@ class RunPlan:
 
     @property
     def steps(self) -> int | None:
-        """Steps of the run; None where that depends on data that would have to be downloaded."""
+        """Steps of the run; None if that depends on data that would have to be downloaded."""
         return self.plan.steps
 
     @property
@@ -41,7 +41,7 @@ class RunPlan:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimate of the memory that the run needs; 0 when the model's sizes are unknown."""
+        """Estimate of the memory that the run needs; 0 if the model's sizes are unknown."""
         return self.plan.memory_bytes
 
     def __repr__(self) -> str:
@@ -57,10 +57,10 @@ class RunPlan:
 
 
 def plan(config: Given, **fields: object) -> RunPlan:
-    """What `burnish.train` (or `sft`, or `reward_model`, as the fields say) would do with the same arguments.
+    """What `burnish.train` (or `sft`, or `reward_model`, depending on the fields) would do with the same arguments.
 
-    Nothing of a run is made, no weights are loaded and nothing is downloaded. What the run would refuse before it has
-    loaded its model is refused here too (BurnishError).
+    It writes nothing, loads no weights and downloads nothing. What the run would refuse before loading its model is
+    refused here too (BurnishError).
     """
     from burnish.rewards.in_memory import functions_at_hand
 
@@ -91,8 +91,8 @@ def _kind_of(config: Given, fields: Mapping[str, object]) -> Kind:
 
 
 def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
-    """The plan of a checked run, and in `notes` what else is worth saying. Reads local data and rewards; loads no
-    weights and downloads nothing. Raises what the run would refuse (BurnishError)."""
+    """The plan of a checked run; adds notes for the user to `notes`. Reads local data and rewards, but loads no weights
+    and downloads nothing. Raises what the run would refuse (BurnishError)."""
     from burnish.checkpointing.output import check_output
     from burnish.planning.model_facts import read_model_facts
     from burnish.trainers.chaining import pinned
@@ -131,7 +131,7 @@ def _emulation_notes(config: RunConfig) -> Iterator[str]:
 
 
 def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """Raises the errors of `burnish rl`, as far as they can be found without weights and downloads."""
+    """The plan of `burnish rl`. Raises its errors, as far as they can be found without weights and downloads."""
     from burnish.planning.plan import plan_rl
     from burnish.trainers.rl.preflight import check_fit, preview
 
@@ -145,7 +145,7 @@ def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
 
 
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """The plan of `burnish rm`. A local model's tokenizer shows how many comparisons fit, and so how many steps."""
+    """The plan of `burnish rm`. A local model's tokenizer shows how many comparisons fit, which gives the steps."""
     from burnish.planning.plan_rm import plan_rm
     from burnish.trainers.preview import preview_rm
 
@@ -155,7 +155,7 @@ def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
 
 
 def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """The plan of `burnish sft`. A local model's tokenizer shows how long the examples are, and so how many steps."""
+    """The plan of `burnish sft`. A local model's tokenizer shows how long the examples are, which gives the steps."""
     from burnish.planning.plan import plan_sft
     from burnish.trainers.preview import preview_sft
 

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as something to talk to, or to copy."""
+"""The weights of a checkpoint, to generate with or to copy."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from burnish.rollouts.local.engine import LocalEngine
 
 Asked = str | Sequence[Message | Mapping[str, Any]]
-"""A text to be continued, or the turns of a conversation (`burnish.Message`, or dictionaries with role and content)."""
+"""A text to continue, or the turns of a conversation (`burnish.Message`, or dictionaries with role and content)."""
 _LEAST_CONTEXT = 2048
-"""Tokens that an engine is made for at least, so that a conversation which grows needs no new one each turn."""
+"""An engine has room for at least this many tokens, so that a growing conversation needs no new one each turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a policy answered. `tokens` and `logprobs` (nats, at the temperature of sampling) have one entry a sampled
-    token, the one that ended the response among them, which is not in `text`."""
+    """A policy's answer. `tokens` and `logprobs` (nats, at the sampling temperature) have one entry per sampled token,
+    including the one that ended the response, which is not in `text`."""
 
     text: str
     tokens: tuple[str, ...]
@@ -45,10 +45,10 @@ class Response:
 
 
 class Policy:
-    """A language model in a folder. Its weights are loaded at the first `generate`, and stay."""
+    """A language model in a folder. Its weights are loaded when they are first needed, and kept."""
 
     def __init__(self, folder: str | Path, model: ModelConfig | None = None, data: DataConfig | None = None) -> None:
-        """`model` and `data` are those of the run that the weights come from: number type, device and chat template."""
+        """`model` and `data` are those of the run that the weights come from: dtype, device and chat template."""
         self.folder = Path(folder)
         self._model = model or ModelConfig(path=str(folder))
         self._data = data or DataConfig()
@@ -60,11 +60,11 @@ class Policy:
         return f"burnish.Policy({str(self.folder)!r})"
 
     def save(self, folder: str | Path) -> Path:
-        """Copy weights, configuration and tokenizer into a folder that `from_pretrained` loads, and return it.
-        BurnishError for a folder that holds something already."""
+        """Copy weights, configuration and tokenizer to a folder that `from_pretrained` loads, and return it.
+        BurnishError if the folder is not empty."""
         target = Path(folder)
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-            raise BurnishError(f"{target} is there already", remedy="name a folder that does not exist yet")
+            raise BurnishError(f"{target} already exists", remedy="name a folder that does not exist yet")
         try:
             shutil.copytree(self.folder, target, dirs_exist_ok=True)
         except OSError as error:
@@ -75,7 +75,7 @@ class Policy:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be written for this model."""
+        """Whether `generate` can take conversations."""
         return bool(self._load().tokenizer.chat_template)
 
     def generate(
@@ -93,7 +93,7 @@ class Policy:
     ) -> Response:
         """Answer a prompt. The same arguments give the same response; another `seed` gives another sample.
 
-        A text is continued as it is, or made a user's turn where the run's `data.chat` is `always`; a conversation goes
+        A text is continued as it is, or becomes a user's turn if the run's `data.chat` is `always`. A conversation goes
         through the chat template. Raises DataError for a conversation without a template, RolloutError for sampling
         numbers out of range and for prompts that leave no room in the context.
         """
@@ -133,7 +133,7 @@ class Policy:
         return self._loaded
 
     def _engine_for(self, loaded: LoadedModel, num_tokens: int) -> LocalEngine:
-        """An engine for texts of so many tokens. It is kept until a longer text comes."""
+        """An engine for texts of this many tokens, kept until a longer text comes."""
         if self._engine is None or num_tokens > self._engine_tokens:
             from burnish.rollouts.local.engine import LocalEngine
 

@@ -1,4 +1,4 @@
-"""From the arguments of a call to a checked configuration, in the words of a run file."""
+"""From the arguments of a call to a checked configuration, as a run file would give it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNS_FOLDER = Path("runs")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked configuration, and what it names that is still to be written."""
+    """A checked configuration, and the inputs that still have to be written."""
 
     loaded: LoadedConfig
     inputs: Inputs
@@ -35,8 +35,8 @@ class Prepared:
 def prepared_run(
     kind: Kind, given: Given, fields: Mapping[str, object], caller: str, *, folder_name: str | None = None
 ) -> Iterator[Prepared]:
-    """The call as a run. Without an `output` it has a fresh folder, which is removed again when an error ends the call
-    before a run has begun there."""
+    """The call as a run. Without an `output` it gets a new folder, which is removed if an error ends the call before
+    the run has begun there."""
     output = fields.get("output", output_of(given))
     if output is not None:
         yield prepare(kind, given, fields, inputs_of(str(output)), caller)
@@ -51,8 +51,8 @@ def prepared_run(
 
 
 def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
-    """Check the run as the command line would. `fields` win over it, as overrides do there: dictionaries are merged,
-    and a name may have dots. ConfigError with every problem."""
+    """Check the run as the command line would. `fields` override it as overrides do there: dictionaries are merged, and
+    a name may have dots. ConfigError that lists every problem."""
     if isinstance(given, RunConfig):
         given = given.model_dump(mode="json", exclude_unset=True)
     overrides = as_overrides(inputs.plain(fields))
@@ -67,12 +67,12 @@ def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inpu
 
 
 def as_overrides(fields: Mapping[str, object]) -> list[str]:
-    """Plain values as overrides of the command line."""
+    """Plain values as command-line overrides."""
     return [f"{name}={_as_yaml(name, value)}" for name, value in fields.items()]
 
 
 def next_folder(kind: str) -> Path:
-    """`runs/rl-001`, or the next number that is free. Makes nothing."""
+    """`runs/rl-001`, or the next free number. Does not create it."""
     return next(folder for folder in _numbered(kind) if not folder.exists())
 
 
@@ -83,7 +83,7 @@ def _fresh_folder(kind: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise AssertionError("the numbers have no end")
+    raise AssertionError("itertools.count has no end")
 
 
 def _numbered(kind: str) -> Iterator[Path]:
@@ -91,7 +91,7 @@ def _numbered(kind: str) -> Iterator[Path]:
 
 
 def output_of(given: Given) -> object:
-    """What a call sets as `output`; None where it sets none."""
+    """What a call sets as `output`; None if it sets none."""
     if isinstance(given, RunConfig):
         return given.output if "output" in given.model_fields_set else None
     if isinstance(given, Mapping):
@@ -107,4 +107,4 @@ def _as_yaml(name: str, value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError as error:
-        raise ConfigError(f"{name} holds what no run file can hold: {error}", remedy="give plain values") from error
+        raise ConfigError(f"{name} is not a value for a run file: {error}", remedy="give plain values") from error

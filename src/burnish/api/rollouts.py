@@ -17,10 +17,10 @@ from burnish.types import FinishReason, Json, RewardStatus, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout(Rollout):
-    """A rollout as the run recorded it: with what was asked, and what the trainer made of it.
+    """A rollout as the run recorded it: with its prompt, and what the trainer did with it.
 
-    `prompt` is text, or the turns of a conversation. `advantage` is None where the rollout was not trained on;
-    `dropped_because` then says why. `token_texts` and `token_advantages` have one entry a response token.
+    `prompt` is text, or the turns of a conversation. `advantage` is None if the rollout was not trained on;
+    `dropped_because` then says why. `token_texts` and `token_advantages` have one entry per response token.
     """
 
     step: int
@@ -47,7 +47,7 @@ class RecordedRollout(Rollout):
 
 
 def recorded(path: Path) -> list[RecordedRollout]:
-    """The rollouts of a file, in their order. DataError for a file that is damaged or not there."""
+    """The rollouts of a file, in order. DataError if the file is damaged or missing."""
     with reading(f"{path}: reading recorded rollouts", DataError, remedy="remove it, or record that step again"):
         return [_rollout(line) for line in read_rollouts(path)]
 

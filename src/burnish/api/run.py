@@ -1,4 +1,4 @@
-"""A run as an object: what it was asked to do, how far it has come, and what it has left behind."""
+"""A run as an object: its configuration, how far it has come, and what it has written."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would im
 class Run:
     """A run in its folder: the result of `burnish.train`, `sft` and `reward_model`, or of `burnish.load_run`.
 
-    All that it says is read from the folder when it is asked, so it is true of a run that is still going on as well,
-    and of one that another process goes on with.
+    Everything is read from the folder at the time of the call, so it is also up to date for a run that is still in
+    progress, or that another process continues.
     """
 
     def __init__(self, output: str | Path, *, choice: str | None = None, stop: StopRequest | None = None) -> None:
-        """`choice`: a step, `best` or `best:METRIC`, which checkpoint is meant (None: the newest). `stop` lets
-        `Run.stop` end a run that this program trains."""
+        """`choice`: the checkpoint, given as a step, `best` or `best:METRIC` (None: the newest). `stop` lets `Run.stop`
+        end a run that this program trains."""
         self.output = Path(output)
         """Folder of the run."""
         self._choice = choice
@@ -54,7 +54,7 @@ class Run:
         return f"burnish.Run({str(self)!r}), {state} at step {self.step}" + (f"\n{shown(rows)}" if rows else "")
 
     def __str__(self) -> str:
-        """What a run file may name as a model: the folder, with the checkpoint that is meant."""
+        """What a run file may name as a model: the folder, with the chosen checkpoint."""
         return str(self.output) if self._choice is None else f"{self.output}@{self._choice}"
 
     def _repr_html_(self) -> str:
@@ -67,8 +67,8 @@ class Run:
 
     @property
     def metrics(self) -> DataFrame | MetricsTable:
-        """Every metric of every step: a pandas table with the step as its index where pandas is installed, else a
-        light table. Either way `run.metrics["reward/mean"]` is that metric over the steps."""
+        """Every metric of every step: a pandas table with the step as its index if pandas is installed, else a light
+        table. Either way `run.metrics["reward/mean"]` is that metric over the steps."""
         return metrics_table(self._rows())
 
     @property
@@ -79,20 +79,20 @@ class Run:
 
     @property
     def stopped(self) -> bool | None:
-        """Whether the run ended before its last step; None where the configuration counts passes and not steps."""
+        """Whether the run ended before its last step; None if the configuration gives passes instead of steps."""
         steps = run_config(self.output).config.model_dump(include={"steps"})["steps"]
         return None if steps is None else self.step < steps
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that are kept, oldest first: `step` and `folder` of each."""
+        """The checkpoints that exist, oldest first: `step` and `folder` of each."""
         store = CheckpointStore(self.output)
         return [store.at(step) for step in store.steps()]
 
     @property
     def policy(self) -> Policy:
-        """The weights of the newest checkpoint, or of the one that `load_run` was asked for. ConfigError for a reward
-        model, which generates nothing; CheckpointError before there is a checkpoint."""
+        """The weights of the newest checkpoint, or of the one that `load_run` chose. ConfigError for a reward model,
+        which generates nothing; CheckpointError before the first checkpoint."""
         folder, config = self.weights, self.config
         if kind_of_data(config.model_dump()) == "rm":
             raise ConfigError(
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """The folder of that checkpoint that `from_pretrained` loads."""
+        """The weights folder of the chosen checkpoint, which `from_pretrained` loads."""
         return self._chosen().checkpoint.folder / WEIGHTS_FOLDER
 
     def report(self, *, open: bool = False) -> Path:
@@ -118,8 +118,8 @@ class Run:
         return page
 
     def rollouts(self, step: int | None = None, *, evaluation: bool = False) -> list[RecordedRollout]:
-        """What was sampled in a step (None: in the last one), or when it was evaluated. DataError for a step that has
-        none, naming those that have."""
+        """What was sampled in a step (None: the last one), or in its evaluation. DataError for a step without rollouts,
+        which names those that have some."""
         kind = "eval-" if evaluation else "step-"
         files = {step_of(path): path for path in recorded_files(self.output / "rollouts") if path.name.startswith(kind)}
         if not files or (step is not None and step not in files):
@@ -132,8 +132,8 @@ class Run:
         return recorded(files[max(files) if step is None else step])
 
     def stop(self) -> None:
-        """End the training after the step that is under way, and save, as Ctrl-C does. For functions given to
-        `on_step`, and for other threads. BurnishError for a run that this program does not train."""
+        """End the training after the current step and save, as Ctrl-C does. For functions given to `on_step`, and for
+        other threads. BurnishError for a run that this program does not train."""
         if self._stop is None:
             raise BurnishError(
                 f"{self.output} is not being trained by this program", remedy="stop the program that does"
@@ -151,18 +151,18 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """The run in a folder; `runs/first@500`, `runs/first@best` and `runs/first@best:eval/loss` choose the checkpoint
-    that its policy is. CheckpointError where no run is."""
+    """The run in a folder. `runs/first@500`, `runs/first@best` and `runs/first@best:eval/loss` choose the checkpoint of
+    its policy. CheckpointError if the folder is not a run."""
     place, choice = split_choice(str(folder))
     run_config(place)
     return Run(place, choice=choice)
 
 
 def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """The configuration that a run of any kind was started with. Its `output`, and the inputs that lie in the folder,
-    are where the folder is now.
+    """The configuration that a run of any kind was started with. Its `output` and the paths of its own inputs are where
+    the folder is now.
 
-    Overrides that name held-out comparisons take the place of the part that `held_out_fraction` held out.
+    Overrides that name held-out comparisons replace the part that `held_out_fraction` held out.
     """
     run = RunDirectory(folder)
     if not run.begun():
@@ -177,7 +177,7 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 
 def _moved(value: Json, before: str, folder: Path) -> Json:
-    """The value with paths into the run's own inputs as they are after the folder was moved or copied."""
+    """The value, with paths of the run's own inputs changed if the folder was moved or copied."""
     if isinstance(value, str) and value.startswith(before):
         return str(folder / INPUTS_FOLDER / value.removeprefix(before))
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_loading_bars() -> Iterator[None]:
-    """No bars of transformers for weights that are loaded or written; afterwards they are as they were."""
+    """Without the progress bars of transformers for loading and writing weights; afterwards they are as before."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

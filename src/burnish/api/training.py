@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from burnish.trainers.watching import StopRequest, Watcher
 
 OnStep = Callable[[Run, Mapping[str, float]], None]
-"""Called after each step with the run and the step's metrics. It may call `run.stop()`. What it raises ends the run,
-with its finished steps saved, and reaches the caller."""
+"""Called after each step with the run and the step's metrics. It may call `run.stop()`. If it raises, the run saves its
+finished steps and ends, and the exception reaches the caller."""
 
 
 def train(
@@ -41,16 +41,16 @@ def train(
 ) -> Run:
     """Train a policy with reinforcement learning, as `burnish rl` does, and return the run.
 
-    `config` has the fields of a run file (docs/configuration.md); `fields` win over it. As well as what a run file can
+    `config` has the fields of a run file (docs/configuration.md); `fields` override it. As well as what a run file can
     hold, `model` may be `(model, tokenizer)` of transformers or a `Run`, `data` may be a list of rows, a data set, or
     `{"train": ..., "eval": ...}` of them, and `rewards` may be functions, lambdas and `burnish.rewards`.
 
-    Without `output` the run has a fresh folder, `runs/rl-001` and so on. With one that holds a run the run goes on from
-    its newest checkpoint. `fresh` moves such a run aside and starts over; `accept_changes` goes on although data, code,
+    Without `output` the run gets a new folder, `runs/rl-001` and so on. If `output` holds a run, that run continues
+    from its newest checkpoint. `fresh` moves it aside and starts over. `accept_changes` continues even if data, code,
     model or package versions have changed. `quiet` shows nothing.
 
-    Ctrl-C finishes the step and saves. Outside of the main thread, and in notebooks, signals are left alone.
-    Raises BurnishError for everything that the caller can put right.
+    Ctrl-C finishes the step and saves. Outside the main thread, and in notebooks, signals are left alone.
+    Raises BurnishError for everything that the caller can fix.
     """
     return _train("rl", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
 
@@ -77,8 +77,8 @@ def reward_model(
     accept_changes: bool = False,
     **fields: object,
 ) -> Run:
-    """Train a reward model on comparisons, as `burnish rm` does, and return the run, which may be one of the `rewards`
-    of `train`. Arguments are those of `train`."""
+    """Train a reward model on comparisons, as `burnish rm` does, and return the run, which `train` takes as one of its
+    `rewards`. Arguments are those of `train`."""
     return _train("rm", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
 
 
@@ -120,8 +120,8 @@ _NAMES = {"rl": "train", "sft": "sft", "rm": "reward_model"}
 
 
 def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None:
-    """Nothing of a run that another process is writing is touched. Before the first checkpoint a run depends on
-    nothing yet."""
+    """Write the inputs with the run's folder locked, so that a run that another process is writing is not touched. They
+    may change until there is a checkpoint, because nothing depends on them before."""
     if inputs:
         with RunLock(output):
             inputs.write(may_change=accept_changes or not CheckpointStore(output).steps())
@@ -152,8 +152,8 @@ def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, a
 
 
 def _in_a_thread(call: Callable[[], None], stop: StopRequest, console: Console) -> None:
-    """In a notebook the signals belong to the kernel, whose interrupt raises KeyboardInterrupt here. The training goes
-    on in a thread meanwhile: the first interrupt lets it finish its step and save, a second one does not wait for it.
+    """In a notebook, signals belong to the kernel, whose interrupt raises KeyboardInterrupt here. So the training runs
+    in a thread: the first interrupt lets it finish its step and save, a second one does not wait for it.
     """
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="burnish")
     training = pool.submit(copy_context().run, call)
@@ -162,5 +162,5 @@ def _in_a_thread(call: Callable[[], None], stop: StopRequest, console: Console) 
         training.result()
     except KeyboardInterrupt:
         stop.requested = True
-        console.print("stopping after this step, then saving (interrupt once more not to wait for it)")
+        console.print("stopping after this step, then saving (interrupt again not to wait for it)")
         training.result()

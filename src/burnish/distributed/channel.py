@@ -1,6 +1,6 @@
-"""Messages between a process and the roles that it asks elsewhere: pickles behind their length, over a stream socket.
+"""Messages between a process and its roles in another one: length, then pickle, over a stream socket.
 
-Both ends are Burnish itself, started by one run. Nothing from outside is read here: rewards answer in JSON
+Both ends are Burnish itself, started by the same run. Nothing from outside is unpickled here: rewards answer in JSON
 (`burnish.rewards.wire`), and so does vLLM.
 """
 
@@ -21,8 +21,8 @@ _READ_BYTES = 1 << 20
 
 
 class Channel:
-    """One end of the socket. `TimeoutError` when the other end does not read or write within the seconds that are
-    given, `EOFError` when it is gone. None as `seconds` waits as long as it takes, which only a server does."""
+    """One end of the socket. `TimeoutError` if the other end does not read or write within `seconds`, `EOFError` if it
+    is gone. With `seconds` None it waits as long as it takes, which only a server does."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._socket = stream
@@ -37,7 +37,7 @@ class Channel:
             raise EOFError from error
 
     def receive(self, *, seconds: float | None) -> Any:
-        """The next message, as the value that it was."""
+        """The next message, unpickled."""
         deadline = None if seconds is None else time.monotonic() + seconds
         length = int.from_bytes(self._read(_LENGTH_BYTES, deadline), "little")
         return pickle.loads(self._read(length, deadline))
@@ -66,7 +66,7 @@ class Channel:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end; the other one reads its end of file. Idempotent."""
+        """Close this end; the other end then reads an end of file. Idempotent."""
         self._socket.close()
 
     def _read(self, count: int, deadline: float | None) -> bytearray:
@@ -85,9 +85,9 @@ class Channel:
 
 
 def pickled(message: object) -> bytes:
-    """A message to send. Tensors arrive in the host's memory, with the numbers that they have now, without gradient.
+    """A message to send. Tensors arrive in host memory, with their present values and without gradient.
 
-    Raises what `pickle` raises for values that it does not know, such as functions without a module.
+    Raises what `pickle` raises for values that it cannot handle, such as functions without a module.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
@@ -95,7 +95,7 @@ def pickled(message: object) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as their bytes: of a view its own numbers, not the whole storage, and from any device."""
+    """Pickles tensors from any device as their bytes. Of a view only its own numbers, not the whole storage."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, Tensor):

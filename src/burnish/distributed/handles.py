@@ -41,7 +41,7 @@ class RoleHandle(Protocol):
 
 
 class _RemoteLearner:
-    """What a policy and a critic have in common. Folders have to be on a disk that both processes see."""
+    """What a policy and a critic have in common. Folders must be on a disk that both processes see."""
 
     def __init__(self, role: RoleHandle) -> None:
         self._role = role
@@ -70,7 +70,7 @@ class _RemoteLearner:
 
 
 class RemotePolicy(_RemoteLearner):
-    """`roles.Policy` in another process. Objectives go there pickled."""
+    """`roles.Policy` in another process. Objectives are sent there pickled."""
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         scores: TokenScores = self._role.ask("logprobs", batch, entropy=entropy, correct=correct)
@@ -93,7 +93,7 @@ class RemotePolicy(_RemoteLearner):
         return update
 
     def publish(self) -> Weights:
-        """The weights of this version, fetched a few tensors at a time by whoever reads them."""
+        """The weights of this version. Whoever reads them fetches a few tensors at a time."""
         version = self.version
         return Weights(version, PublishedElsewhere(self._role, version))
 
@@ -114,7 +114,7 @@ class PublishedElsewhere:
 
 
 class RemoteCritic(_RemoteLearner):
-    """`roles.Critic` in another process: that of the policy, where it shares its trunk."""
+    """`roles.Critic` in another process, which is the policy's if they share a backbone."""
 
     @property
     def shares_trunk(self) -> bool:
@@ -145,7 +145,8 @@ class RemoteReference:
 
 
 class RemoteEngine:
-    """A `RolloutEngine` in another process, with a copy of the weights. It learns of all responses at once."""
+    """A `RolloutEngine` in another process, with a copy of the weights. All responses arrive at once, at the end, so
+    `on_finished` is never called."""
 
     def __init__(self, role: ProcessRole) -> None:
         self._role = role

@@ -1,4 +1,4 @@
-"""Roles in a process of their own: start it, ask it with a deadline, and notice when it is gone."""
+"""Roles in a separate process: start it, send it requests with a deadline, and notice when it is gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from burnish.plugins import describe_exit, holding_back_stop_signals
 from burnish.types import Rollout
 
 START_SECONDS = 600.0
-"""Until the roles are built: a large model may come from a slow disk."""
+"""Time limit for building the roles: a large model may come from a slow disk."""
 
 GRACE_SECONDS = 10.0
 """For processes that worked together with one that is lost: those that wait for it notice by themselves."""
@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.5
 _STACKS_SECONDS = 0.5
 
 BuildRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
-"""Makes the roles of a process by name, in that process, and lets go of them at its end."""
+"""Makes the roles of a process by name, in that process, and releases them at its end."""
 
 
 class RoleLostError(BurnishError):
@@ -51,14 +51,14 @@ class RoleLostError(BurnishError):
 
 
 class TracebackElsewhereError(Exception):
-    """The traceback of an error that was raised in another process."""
+    """The traceback of an error raised in another process."""
 
 
 class RoleProcess:
-    """A process with roles of the run, in a session of its own. A context manager, which ends it.
+    """A process with roles of the run, in its own session. As a context manager it ends the process.
 
-    Requests go one at a time; none is sent before the one before it is answered. After one that was not answered in
-    time nobody knows what state its roles are in, so the process is killed, and every later request is an error too.
+    Requests go one at a time: none is sent before the previous one is answered. If one is not answered in time, the
+    state of the roles is unknown, so the process is killed and every later request is an error too.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also that of its session."""
+        """Its process id, which is also its session id."""
         return self._process.pid
 
     def role(self, name: str, *, seconds: float) -> ProcessRole:
@@ -125,7 +125,7 @@ class RoleProcess:
         giving: Iterator[list[Named]] | None = None,
         descriptor: int | None = None,
     ) -> Any:
-        """The result of a request (`burnish.distributed.server` lists them), which `what` names in messages.
+        """The result of a request (`burnish.distributed.server` lists them). `what` names it in messages.
 
         `giving` are the tensors to hand out when they are asked for; `descriptor` is sent behind the request. Raises
         what the role raises, of the same type and caused by its traceback, and RoleLostError when the process has
@@ -204,7 +204,7 @@ class RoleProcess:
             time.sleep(_STACKS_SECONDS)
 
     def close(self) -> None:
-        """Let the process leave its roles and end; kill it where that takes long. Idempotent."""
+        """Let the process release its roles and end; kill it if that takes too long. Idempotent."""
         if self._lost is None:
             with contextlib.suppress(EOFError, TimeoutError, OSError, subprocess.TimeoutExpired):
                 self._channel.send(pickled(("end",)), seconds=_END_SECONDS)
@@ -212,11 +212,11 @@ class RoleProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the process and whatever it started, at once. Idempotent."""
+        """End the process and everything it started, at once. Idempotent."""
         self._lost = self._lost or "has been ended"
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel ends when that lets it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one stuck in the kernel ends when the kernel lets it
             self._process.wait(timeout=_END_SECONDS)
         self._channel.close()
         self._pulse.close()
@@ -233,15 +233,15 @@ class RoleProcess:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise BurnishError(
                 f"{what}: cannot be sent to process {self.name!r}: {error}",
-                remedy="code that a run file names by its path cannot go to another process; make it a module, and "
+                remedy="code that a run file names by its path cannot be sent to another process; make it a module and "
                 "name it as package.module:name",
             ) from error
 
     def _error(self, what: str, why: str) -> RoleLostError:
         return RoleLostError(
             f"{what}: process {self.name!r} {why}",
-            remedy="start the run again, which goes on from its newest checkpoint; killed by SIGKILL is mostly too "
-            "little memory",
+            remedy="start the run again: it continues from its newest checkpoint; a SIGKILL usually means that memory "
+            "ran out",
             process=self.name,
         )
 
@@ -325,12 +325,12 @@ class ProcessRole:
         return self.ask(method, *arguments, **named)
 
     def read(self, version: int) -> Iterator[Named]:
-        """Begin to read the weights that this role, a policy, has published. RolloutError if it has moved on."""
+        """Begin to read the weights that this role, a policy, has published. RolloutError if it has a newer version."""
         self._ask("read", f"weights of {self.name}", version)
         return self._buckets()
 
     def sync(self, version: int, buckets: Iterator[list[Named]]) -> None:
-        """Let this role, an engine, take over the weights."""
+        """Give this role, an engine, the weights."""
         what = f"{self.name}.sync"
         self.process.ask(("sync", self.name, version), what=what, seconds=self.seconds, giving=buckets)
 

@@ -1,4 +1,4 @@
-"""The other end of `burnish.distributed.processes`: holds roles and does what they are asked for.
+"""The other end of `burnish.distributed.processes`: holds roles and answers requests to them.
 
     python -m burnish.distributed.server SOCKET PULSE PARENT [STACKS]
 
@@ -6,10 +6,10 @@ SOCKET is the descriptor of a stream socket, PULSE that of a `burnish.distribute
 that asks, STACKS the file in which a process that stalls says where its threads are. Messages are tuples, one
 at a time:
 
-    (paths,)                               where modules are looked for; comes first
+    (paths,)                               sys.path; comes first
     (build, arguments, threads)            build(*arguments) is a context manager that gives the roles by name
     ("call", role, method, args, named)    a method of a role, or a property
-    ("read", role, version)                begins to read the tensors of role.publish(), if they are of that version
+    ("read", role, version)                begins to read the tensors of role.publish(), if they have that version
     ("next",)                              the next of these tensors with their names; none at the end
     ("generate", role, arguments, named)   role.generate(...), which counts as alive with every token
     ("sync", role, version)                role.sync(Weights(...)); tensors are asked for by ("want",), none ends them
@@ -49,7 +49,7 @@ from burnish.rollouts.engine import RolloutEngine
 from burnish.types import Rollout
 
 BUCKET_BYTES = 64 << 20
-"""Weights in one message (a larger tensor travels alone)."""
+"""Weights in one message (a larger tensor gets its own)."""
 
 STACKS_SIGNAL = signal.SIGUSR1
 """Asks a process to write where its threads are."""
@@ -58,7 +58,7 @@ Named = tuple[str, Tensor]
 
 
 class Server:
-    """Roles by name, and what they are asked for."""
+    """Roles by name, and the answers to requests."""
 
     def __init__(self, channel: Channel, roles: Mapping[str, Any], pulse: Pulse) -> None:
         self._channel = channel
@@ -96,15 +96,15 @@ class Server:
                 role, version = rest
                 engine: RolloutEngine = self._roles[role]
                 return engine.sync(Weights(version, self._wanted))
-        raise ValueError(f"no message is called {kind!r}")
+        raise ValueError(f"unknown message {kind!r}")
 
     def _published(self, role: str, version: int) -> Weights:
         policy: Policy = self._roles[role]
         weights = policy.publish()
         if weights.version != version:
             raise RolloutError(
-                f"version {version} of the weights of {role!r} is asked for, which is at version {weights.version} now",
-                remedy="call sync() with the weights that publish() gives after every update",
+                f"version {version} of the weights of {role!r} was requested; it is at version {weights.version} now",
+                remedy="call sync() after every update with the weights that publish() gives",
             )
         return weights
 
@@ -121,7 +121,7 @@ class Server:
 
 
 def buckets(tensors: Iterable[Named]) -> Iterator[list[Named]]:
-    """The tensors in lists of at most `BUCKET_BYTES`, each made when it is asked for."""
+    """The tensors in lists of at most `BUCKET_BYTES`, each list made when it is asked for."""
     bucket: list[Named] = []
     size = 0
     for name, tensor in tensors:
@@ -135,17 +135,17 @@ def buckets(tensors: Iterable[Named]) -> Iterator[list[Named]]:
 
 
 def serve(channel: Channel, pulse: Pulse) -> None:
-    """Build the roles, then answer until the other end says so or is gone."""
+    """Build the roles, then answer until the other end says "end" or is gone."""
     try:
         (sys.path[:],) = channel.receive(seconds=None)
         build, arguments, threads = channel.receive(seconds=None)
-        torch.set_num_threads(threads)  # sums of floats depend on it
+        torch.set_num_threads(threads)  # the last bits of sums depend on the number of threads
         with build(*arguments) as roles:
             channel.send(pickled(("done", list(roles))), seconds=None)
             _answer_all(channel, Server(channel, roles, pulse))
     except EOFError:  # nobody is left to answer
         return
-    except BaseException as error:  # noqa: BLE001 - boundary: whatever ends the start is told to the one who asked
+    except BaseException as error:  # noqa: BLE001 - boundary: the other end raises whatever ends the start
         channel.send(_raised(error), seconds=None)
 
 
@@ -165,14 +165,14 @@ def _raised(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         message = pickled(("raised", error, text))
-        pickle.loads(message)  # an exception may be pickled and still not be made again
+        pickle.loads(message)  # some exceptions can be pickled but not unpickled
     except Exception:  # noqa: BLE001 - boundary: errors from outside may hold anything
         message = pickled(("raised", RuntimeError(f"{type(error).__name__}: {error}"), text))
     return message
 
 
 def _live_with(parent: int, pulse: Pulse) -> None:
-    """Give signs of life until the parent ends, then end everything that was started here."""
+    """Wait until the parent has ended, then end everything that was started here."""
     while os.getppid() == parent:
         pulse.beat()
         time.sleep(BEAT_SECONDS)
@@ -181,7 +181,7 @@ def _live_with(parent: int, pulse: Pulse) -> None:
 
 def main() -> None:
     """Serve the socket that the command line names."""
-    for number in STOP_SIGNALS:  # they are for the parent, which needs this process to finish its step
+    for number in STOP_SIGNALS:  # the parent handles them, and needs this process to finish its step
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     descriptor, shared, parent = map(int, sys.argv[1:4])

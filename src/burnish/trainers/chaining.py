@@ -1,7 +1,7 @@
 """Models that a run file takes from other runs: each path that names a run becomes the folder of its checkpoint.
 
-It happens before anything is loaded or written, so that the run's config.yaml names the very weights it began with:
-when the other run has gone on in the meantime, a resume is refused with both steps instead of taking other weights.
+This happens before anything is loaded or written, so config.yaml names exactly the weights that the run began with.
+If the other run has trained further since, a resume is refused (the error gives both steps) instead of taking those.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Found = list[str]
 
 
 def pinned(config: Config) -> tuple[Config, list[str]]:
-    """The configuration with every model path that names a run replaced by the weights of its checkpoint, and a line
-    for each of them. Raises CheckpointError as `find_checkpoint`."""
+    """The configuration with each model path that names a run replaced by the weights of its checkpoint, and one line
+    about each replacement. Raises CheckpointError as `find_checkpoint` does."""
     said: Found = []
     changed: dict[str, Any] = {"model": _model(config.model, said)}
     if isinstance(config, RlConfig):
@@ -33,8 +33,8 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
 
 
 def with_weights(model: ModelConfig, weights: str) -> ModelConfig:
-    """The model of a run file with saved weights in place of its own: whole (adapters are merged on saving), and never
-    drawn anew."""
+    """The model of a run file with saved weights instead of its own. They are complete: adapters are merged on saving,
+    and nothing is initialised from scratch."""
     return model.model_copy(update={"path": weights, "lora": None, "from_scratch": False, "revision": None})
 
 
@@ -52,7 +52,7 @@ def _reward(reward: RewardConfig, index: int, said: Found) -> RewardConfig:
 
 
 def _critic(critic: CriticConfig, said: Found) -> CriticConfig:
-    """A run of `burnish rm` gives its reward model, one with a critic of its own gives that critic."""
+    """A run with a separate critic gives that critic, a run of `burnish rm` its reward model."""
     if critic.init in ("policy", "reward_model"):
         return critic
     chosen = find_checkpoint(critic.init, field="critic.init")

@@ -50,8 +50,8 @@ Config = TypeVar("Config", SftConfig, RmConfig)
 def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
     """Held-out loss, perplexity and token accuracy of the run file's model, or of saved weights, on data.eval.
 
-    Writes `metrics.json` and `config.yaml` into a fresh folder `eval/NNN` of the run's. Raises ConfigError when the run
-    file names no held-out data.
+    Writes `metrics.json` and `config.yaml` to a new folder `eval/NNN` in the run's folder. Raises ConfigError if the
+    run file names no held-out data.
     """
     if not config.data.eval:
         raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
@@ -76,10 +76,10 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
 
 def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
     """Accuracy of a saved reward model with its interval, calibration, and what length alone explains, on data.eval or
-    on the comparisons that `held_out_fraction` held out.
+    on the comparisons set aside by `held_out_fraction`.
 
-    Writes `metrics.json`, `config.yaml` and `score_histogram.json` into a fresh folder `eval/NNN` of the run's. Raises
-    ConfigError when nothing is held out, ModelError when the model is not a reward model.
+    Writes `metrics.json`, `config.yaml` and `score_histogram.json` to a new folder `eval/NNN` in the run's folder.
+    Raises ConfigError if nothing is held out, ModelError if the model is not a reward model.
     """
     if not config.data.eval and config.held_out_fraction == 0:
         raise ConfigError(
@@ -92,7 +92,7 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
     rule, heldout = _comparisons(config, model, console)
     decided = evaluated_comparisons(config, heldout)
     if not decided:
-        raise DataError("the held-out comparisons are all ties", remedy="name comparisons that have a best response")
+        raise DataError("the held-out comparisons are all ties", remedy="name comparisons with a best response")
     pairs = [(example.prompt_tokens, response) for example in decided for response in example.responses_tokens]
     with fast_float32(model.loaded.model, paths=recorded_paths(Path(config.output))):  # as in training
         numbers = iter(model.score(pairs, config.optimization.tokens_per_microbatch))
@@ -104,7 +104,7 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
 
 
 def _comparisons(config: RmConfig, model: RewardModel, console: Console) -> tuple[LengthRule | None, PreferenceSet]:
-    """What the training comparisons say about lengths, where they are still there, and the held-out ones."""
+    """The length rule of the training comparisons (None if they can no longer be read), and the held-out ones."""
     tokenizer: PreTrainedTokenizerBase = model.loaded.tokenizer
     limit = min(config.max_tokens, model.loaded.context_length)
     if not config.data.eval:
@@ -116,13 +116,13 @@ def _comparisons(config: RmConfig, model: RewardModel, console: Console) -> tupl
     try:
         train = load_set(config, config.data.train, tokenizer, limit, Console(quiet=True))
     except DataError as error:
-        say(console, [f"eval/length_rule_accuracy is not measured, for want of the training data: {error.message}"])
+        say(console, [f"eval/length_rule_accuracy needs the training data and is not measured: {error.message}"])
         return None, heldout
     return length_rule(train), heldout
 
 
 def _by_domain(domains: list[str], scored: list[ScoredComparison]) -> dict[str, float]:
-    """Accuracy and its interval in each domain, where there are several."""
+    """Accuracy and its interval per domain, if there are several."""
     members: dict[str, list[ScoredComparison]] = defaultdict(list)
     for domain, comparison in zip(domains, scored, strict=True):
         members[domain].append(comparison)
@@ -137,7 +137,7 @@ def _by_domain(domains: list[str], scored: list[ScoredComparison]) -> dict[str, 
 
 
 def _on_weights(config: Config, weights: Path | None, console: Console) -> Config:
-    """The configuration with the weights to be measured as its model."""
+    """The configuration with the weights to measure as its model."""
     if weights is not None:
         config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
     config, chained = pinned(config)

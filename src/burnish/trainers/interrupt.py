@@ -15,23 +15,23 @@ from burnish.trainers.watching import StopRequest, present_watch
 __all__ = ["StopRequest", "graceful_stop"]
 
 _ECHO_SECONDS = 0.25
-"""`timeout` sends SIGTERM to its child and then to its whole group, a shell that ends passes SIGHUP on: what comes so
-soon after the first signal is the same one. Not for SIGINT: a hand on Ctrl-C means every press."""
+"""`timeout` sends SIGTERM to its child and then to the process group, and an exiting shell passes SIGHUP on. A signal
+this soon after the first is therefore taken for the same one. Not SIGINT: every press of Ctrl-C is meant."""
 
 
 @contextmanager
 def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
     """Within this context the first signal only asks to stop; a second one raises KeyboardInterrupt at once. SIGHUP
-    (the terminal is gone) counts, unless it is ignored, as under `nohup`.
+    (the terminal is gone) counts, unless it is ignored as under `nohup`.
 
-    Outside of the main thread Python cannot install handlers: there signals stay as they are. The request is that of
-    the program that trains, where it has one.
+    Python can install handlers only in the main thread; in any other, signals are left alone. If the program that
+    trains has its own stop request (`watching`), that one is used.
     """
     request = present_watch().stop
     first_seconds = -math.inf
 
     def tell(text: str) -> None:
-        # The terminal may be gone, and the signal may have come in the middle of another line that is being printed.
+        # The terminal may be gone, or the signal may have interrupted another line being printed.
         with suppress(OSError, RuntimeError):
             notify(text)
 
@@ -40,7 +40,7 @@ def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
         if request.requested:
             if number != signal.SIGINT and time.monotonic() - first_seconds < _ECHO_SECONDS:
                 return
-            tell("stopped; the same command goes on from the newest checkpoint")
+            tell("stopped; the same command continues from the newest checkpoint")
             raise KeyboardInterrupt
         request.requested, first_seconds = True, time.monotonic()
         tell("stopping after this step, then saving (once more to stop now)")
@@ -48,7 +48,7 @@ def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
     previous: dict[int, object] = {}
     try:
         for number in STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: meant to go on
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: meant to keep running
                 previous[number] = signal.signal(number, handle)
     except ValueError:  # not the main thread: the caller keeps its own signal handling
         previous = {}

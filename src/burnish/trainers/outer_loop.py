@@ -1,7 +1,7 @@
-"""The loop around every kind of training, and how its state is saved and taken up again.
+"""The loop around every kind of training, and how its state is saved and restored.
 
-Supervised fine-tuning, reward models and reinforcement learning differ in what a step and an evaluation are; when they
-evaluate, write, save and stop is said here, once.
+Supervised fine-tuning, reward models and reinforcement learning differ in what a step and an evaluation are. When they
+evaluate, write, save and stop is decided only here.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Progress:
     """How far a run has come. Everything random follows from the seed and these numbers."""
 
     step: int = 0
-    """The last step whose updates are made."""
+    """The last step whose updates are done."""
     position: int = 0
     """Prompts, examples or comparisons drawn so far."""
     saved_step: int | None = None
     """Step of the newest checkpoint; None before the first."""
     pending: Pending | None = None
-    """What remains to be done for `step`: its updates are made, but it has no evaluation and no line of metrics yet."""
+    """What is left to do for `step`: its updates are done, but its evaluation and its line of metrics are not."""
     versions: tuple[int, ...] = ()
-    """Optimizer steps of each learner when the step under way began; empty between steps."""
+    """Optimizer steps of each learner when the current step began; empty between steps."""
 
     def advance(self, position: int, row: dict[str, float]) -> None:
-        """The updates of a step are made: whatever ends the run from here on, its numbers are saved with it."""
+        """Call it when the updates of a step are done: whatever ends the run after this, its metrics are saved too."""
         self.step, self.position, self.versions, self.pending = self.step + 1, position, (), Pending(row)
 
 
@@ -62,7 +62,7 @@ class Learner(Protocol):
 
 
 class Controller(Protocol):
-    """Something small that changes during a run and is saved with it, such as an adaptive KL coefficient."""
+    """Something small that changes during a run and is saved in checkpoints, such as an adaptive KL coefficient."""
 
     def state_dict(self) -> dict[str, float]: ...
     def load_state_dict(self, state: Mapping[str, float]) -> None: ...
@@ -70,7 +70,7 @@ class Controller(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Training(ABC):
-    """A run of one kind, opened: what a step is, what an evaluation is, and which models they train."""
+    """An open run of one kind: what a step is, what an evaluation is, and which models it trains."""
 
     journal: Journal
     store: CheckpointStore
@@ -80,7 +80,7 @@ class Training(ABC):
     @property
     @abstractmethod
     def settings(self) -> RunConfig:
-        """The run file; the outer loop reads when to evaluate and to save."""
+        """The run file; the outer loop reads from it when to evaluate and save."""
 
     @abstractmethod
     def learners(self) -> Mapping[str, Learner]:
@@ -92,21 +92,21 @@ class Training(ABC):
 
     @abstractmethod
     def train_step(self) -> dict[str, float]:
-        """Make one step: `progress` is one step further, with the returned numbers pending."""
+        """Do one step. Afterwards `progress` is one step further, with the returned metrics pending."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Numbers on held-out data, `eval/...`; none when the run holds nothing out."""
+        """Metrics on held-out data, `eval/...`; empty if the run holds nothing out."""
 
     def before_first_step(self) -> None:  # noqa: B027  most kinds do nothing here
         """What a new run does once, before it evaluates or trains."""
 
     def after_last_step(self, pending: Pending) -> None:  # noqa: B027
-        """What a run does once its last update is made. Notes in `pending` that it has been done."""
+        """What a run does once, after its last update. It notes in `pending` that this is done."""
 
 
 def train_to_end(opened: AbstractContextManager[Training], console: Console) -> RunResult:
-    """Open a run, train it, and say where it lies. The first Ctrl-C finishes the step under way and saves."""
+    """Open a run, train it, and return where it is. The first Ctrl-C finishes the current step and saves."""
     with (
         naming_memory_errors(),
         graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
@@ -122,12 +122,13 @@ def run_loop(training: Training, stop: StopRequest) -> None:
     with saving_finished_steps(partial(finished, training), training.journal.display.note):
         settings, progress = training.settings, training.progress
         if progress.saved_step is None:
-            # Once there is a checkpoint, even one of step 0, the beginning is done and its evaluation written.
+            # Once any checkpoint exists, even of step 0, this has been done and its evaluation written.
             training.before_first_step()
             if settings.evaluation.begins:
                 _write_beginning(training)
-        close_step(training)  # an error may have stopped the run between the updates of its last step and their line
+        close_step(training)  # an error may have stopped the run between the last step's updates and its metrics
         while progress.step < training.total_steps and not stop:
+            # Versions go up before weights change, so comparing them tells `finished` whether this step has moved any.
             progress.versions = _versions(training)
             training.train_step()
             close_step(training)
@@ -146,15 +147,15 @@ def close_step(training: Training) -> None:
     if settings.evaluation.due(progress.step, last=last):
         row = row | training.evaluate()
     training.journal.write(progress.step, row)
-    progress.pending = None
+    progress.pending = None  # before saving: a resume from this checkpoint must not write the line a second time
     lacking = training.journal.lacks_checkpoint(progress.saved_step)  # asked at every step, because it also says so
     if lacking or settings.checkpoint.due(progress.step, last=last):
         save(training)
 
 
 def save(training: Training) -> None:
-    """Write a checkpoint of the present step: weights that `from_pretrained` loads, and beside them everything that an
-    undisturbed run would remember."""
+    """Write a checkpoint of the current step: weights that `from_pretrained` loads, and everything else that an
+    uninterrupted run would remember."""
     progress, journal = training.progress, training.journal
 
     def write(folder: Path) -> None:
@@ -192,12 +193,12 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
 
 
 def with_throughput(row: dict[str, float], tokens: int, stopwatch: Stopwatch) -> dict[str, float]:
-    """The row with the tokens per second of an update on so many tokens."""
+    """The row with the tokens per second of an update on this many tokens."""
     return row | {"throughput/tokens_per_second": tokens / max(stopwatch.seconds("update"), 1e-9)}
 
 
 def finished(training: Training) -> Finished:
-    """How far the run has come, as it can be saved when something ends the loop."""
+    """How far the run has come, for saving when something ends the loop."""
     progress = training.progress
     moved = bool(progress.versions) and progress.versions != _versions(training)
     return Finished(progress.step, progress.saved_step, moved, progress.pending, partial(save, training))

@@ -1,4 +1,4 @@
-"""The fast paths that a run began with, in its folder, so that its resumption takes the same ones."""
+"""The fast paths that a run began with, recorded in its folder so that a resume takes the same ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATHS_FILE = "paths.json"
 
 
 def recorded_paths(folder: Path) -> FastPaths:
-    """Choices bound by those of the run in this folder, if there is one. Raises CheckpointError for a broken file."""
+    """Choices bound by those of the run in this folder, if any. Raises CheckpointError for a broken file."""
     file = folder / PATHS_FILE
     if not os.path.lexists(file):
         return FastPaths()
@@ -23,17 +23,17 @@ def recorded_paths(folder: Path) -> FastPaths:
         content = read_json(file)
         ways = content["ways"]
         if not all(isinstance(text, str) for entry in ways.items() for text in entry):
-            raise TypeError("its ways are no texts")
+            raise TypeError("its ways are not texts")
     except (UnreadableError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"cannot read {file}, which holds the fast paths of this run: {reason_of(error)}",
-            remedy="remove it: the run then chooses anew, and its numbers may differ in the last bits",
+            remedy="remove it: the run then chooses again, and its numbers may differ in the last bits",
         ) from error
     return FastPaths(ways)
 
 
 def record_paths(folder: Path, paths: FastPaths) -> None:
-    """Write what was chosen. Raises CheckpointError when the folder cannot be written."""
+    """Write what was chosen. Raises CheckpointError if the folder cannot be written to."""
     text = json.dumps({"ways": paths.record()}, indent=2) + "\n"
     try:
         write_text_atomically(folder / PATHS_FILE, text)

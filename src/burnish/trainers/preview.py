@@ -1,5 +1,5 @@
-"""What `burnish plan` finds out about a run of `sft` or `rm`: it refuses what the run would refuse before it has loaded
-a model, as `preflight` does for `rl`."""
+"""What `burnish plan` finds out about a run of `sft` or `rm`. It refuses what the run would refuse before loading a
+model, as `preflight` does for `rl`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from burnish.trainers.sft import Schedule, load_examples
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Rows to train on (examples or comparisons), tokens of all of them, and optimizer steps of `optimization.epochs`
-    passes over examples; None for what only a download could tell. `notes` are worth saying."""
+    """Rows to train on (examples or comparisons), their tokens, and optimizer steps of `optimization.epochs` passes
+    over examples; None for what cannot be known without a download. `notes` are for the user."""
 
     rows: int | None = None
     tokens: int | None = None
@@ -36,7 +36,7 @@ class Preview:
 
 def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     """Raises what a run would raise about its settings, model folder and local data (BurnishError). Loads no weights
-    and downloads nothing. `context_tokens`: of the model, if known."""
+    and downloads nothing. `context_tokens`: the model's, if known."""
     _check_settings(config)
     notes = notes_on(config)
     sources = (*config.data.train, *config.data.eval)
@@ -57,7 +57,7 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
 
 
 def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
-    """The same for `burnish rm`; the data that rewards are normalised on are read as well."""
+    """The same for `burnish rm`; also reads the data that scores are normalised on."""
     _check_settings(config)
     settings = config.normalization
     if settings.policy is not None:
@@ -95,4 +95,4 @@ def _far(sources: Sequence[DataSource]) -> str | None:
 
 
 def _unknown(path: str, what: str) -> str:
-    return f"{path!r} is a data set of the hub, so the number of {what} is unknown"
+    return f"{path!r} is a data set on the hub, so the number of {what} is unknown"

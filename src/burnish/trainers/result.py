@@ -1,4 +1,4 @@
-"""What a finished command has to tell."""
+"""What a finished command returns."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from burnish.observability.atomic import write_text_atomically
 WEIGHTS_FOLDER = "policy"
 """Name of the folder inside a checkpoint that `from_pretrained` loads."""
 CRITIC_FOLDER = "critic"
-"""Name of the folder inside a checkpoint with the critic's trunk (where it has its own) and value head."""
+"""Name of the folder inside a checkpoint with the critic's value head, and its backbone if it is a separate one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Where a run lies, the step it has reached, and the folder that `from_pretrained` loads."""
+    """Where a run is, the step it has reached, and the folder that `from_pretrained` loads."""
 
     folder: Path
     step: int
     weights: Path
     stopped: bool
-    """True when the run was asked to stop before its last step."""
+    """True if the run was asked to stop before its last step."""
 
     @staticmethod
     def of(folder: Path, step: int, *, stopped: bool) -> RunResult:
@@ -35,8 +35,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Numbers of an evaluation by name (`eval/...`), and the files that hold them and, where there are any, the
-    responses."""
+    """Metrics of an evaluation (`eval/...`), the file that holds them, and the file with the responses, if any."""
 
     metrics: Mapping[str, float]
     metrics_file: Path
@@ -44,7 +43,7 @@ class EvalReport:
 
 
 def new_eval_folder(run_dir: Path) -> Path:
-    """`eval/001` in the folder of a run, or the next number that is free: earlier results stay."""
+    """`eval/001` in the folder of a run, or the next free number: earlier results stay."""
     place = run_dir / "eval"
     place.mkdir(parents=True, exist_ok=True)
     taken = [int(entry.name) for entry in place.iterdir() if entry.name.isdecimal()]
@@ -52,15 +51,15 @@ def new_eval_folder(run_dir: Path) -> Path:
         folder = place / f"{number:03d}"
         try:
             folder.mkdir()
-        except FileExistsError:  # another evaluation took it just now
+        except FileExistsError:  # another evaluation has just taken it
             continue
         return folder
     raise AssertionError("itertools.count has no end")
 
 
 def write_eval_metrics(folder: Path, config: RunConfig, metrics: Mapping[str, float]) -> Path:
-    """`metrics.json`, and beside it the configuration that they were measured with (its `model.path` is what was
-    measured). Returns the path of the metrics."""
+    """Write `metrics.json`, and next to it the configuration of the evaluation (its `model.path` is what was measured).
+    Returns the path of the metrics."""
     write_text_atomically(folder / CONFIG_FILE, dump_config(config))
     file = folder / "metrics.json"
     write_text_atomically(file, json.dumps(metrics, indent=2, sort_keys=True) + "\n")

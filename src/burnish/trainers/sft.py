@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: whole examples in token-budget batches, one optimizer step a batch, held-out loss."""
+"""Supervised fine-tuning: whole examples in batches of limited tokens, one optimizer step per batch, held-out loss."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EVALUATION_ROWS = 64
-"""Examples scored at once when the loss on held-out ones is measured."""
+"""Held-out examples scored at once."""
 LARGEST_EXPONENT = 700.0
-"""Above it the perplexity has no float."""
+"""Above this loss the perplexity overflows a float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which examples each optimizer step trains on: a pure function of the examples drawn before it."""
+    """Which examples each optimizer step trains on: a pure function of the number of examples drawn before it."""
 
     lengths: Sequence[int]
     tokens_per_batch: int
     sampler: PromptSampler
 
     def batch_at(self, position: int, end: int | None = None) -> tuple[list[int], int]:
-        """Examples of the step that begins after `position` draws, and the position after it; no draw passes `end`."""
+        """Examples of the step that begins after `position` draws, and the position after it, at most `end`."""
         examples, after = next_batch(self.lengths, self.tokens_per_batch, self.sampler, position)
         return (examples, after) if end is None else (examples[: end - position], min(after, end))
 
     def count(self, epochs: int) -> int:
-        """Optimizer steps of that many passes over the data."""
+        """Optimizer steps of this many passes over the data."""
         position, steps, end = 0, 0, epochs * len(self.sampler)
         while position < end:
             _, position = self.batch_at(position, end)
@@ -82,7 +82,7 @@ class SftRun(Training):
     schedule: Schedule
     pad_token_id: int
     last_position: int | None
-    """Draws after which the run ends (a number of passes); None when it ends after a number of steps."""
+    """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
     objective: LikelihoodObjective = field(default_factory=LikelihoodObjective)
 
     @property
@@ -108,7 +108,7 @@ class SftRun(Training):
         return row
 
     def evaluate(self) -> dict[str, float]:
-        """What `held_out_loss` says of the policy as it is now, and how long it took."""
+        """`held_out_loss` of the current policy, and how long it took."""
         if self.heldout is None:
             return {}
         stopwatch = Stopwatch()
@@ -119,7 +119,7 @@ class SftRun(Training):
 
 
 def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Fine-tune and return where the run and its last checkpoint lie. `accept_changes`: go on although files or
+    """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
     versions that the run depends on have changed."""
     return train_to_end(open_sft_run(config, console, accept_changes=accept_changes), console)
 
@@ -127,10 +127,10 @@ def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = Fal
 def held_out_loss(
     score: Callable[[Batch], TokenScores], examples: Sequence[SftExample], *, pad_token_id: int
 ) -> dict[str, float]:
-    """Loss in nats per trained token, its exponential (perplexity), and the share of those tokens that the model finds
-    likeliest; by domain as well where there are several.
+    """Loss in nats per trained token, its exponential (perplexity), and the fraction of these tokens that are the
+    model's most likely ones; also by domain, if there are several.
 
-    `score` gives the log-probabilities of a batch's response tokens, and which of them are the likeliest.
+    `score` gives the log-probabilities of a batch's response tokens, and which of them are the most likely ones.
     """
     metrics = MetricStore()
     domains = {example.domain for example in examples}
@@ -138,6 +138,7 @@ def held_out_loss(
         part = examples[start : start + EVALUATION_ROWS]
         batch = build_sft_batch(part, pad_token_id=pad_token_id)
         scores = score(batch)
+        # Summed per example in float64, so that a loss by domain does not need a pass of its own.
         loss_B = -scores.logprobs_BT.cpu().double().where(batch.loss_mask, 0.0).sum(dim=1)
         right_B = None if scores.correct_BT is None else (scores.correct_BT.cpu() & batch.loss_mask).sum(dim=1)
         for row, (example, count) in enumerate(zip(part, batch.loss_mask.sum(dim=1).tolist(), strict=True)):
@@ -154,15 +155,15 @@ def held_out_loss(
 
 
 def heldout_examples(heldout: SftSet, limit: int | None, *, seed: int) -> list[SftExample]:
-    """The same examples at every evaluation: all of them, or `limit` drawn from all sources by weight."""
+    """The same examples at every evaluation: all, or `limit` drawn from the sources by weight."""
     if limit is None or limit >= len(heldout):
         return list(heldout.examples)
     return [heldout.examples[i] for i in sorted(set(heldout.sampler(seed=seed).take(limit, 0)))]
 
 
 def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Batch:
-    """Examples as rows: what stands before the first trained token is the prompt, the rest up to the last one the
-    response, in which the loss mask picks the trained tokens."""
+    """Examples as rows: the prompt is what comes before the first trained token, the response is from there to the last
+    one. The loss mask picks the trained tokens of the response."""
     spans = [_trained_span(example) for example in examples]
     prompts = [example.tokens[:first] for example, (first, _) in zip(examples, spans, strict=True)]
     responses = [example.tokens[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
@@ -179,7 +180,7 @@ def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Bat
 
 @contextmanager
 def open_sft_run(config: SftConfig, console: Console, *, accept_changes: bool = False) -> Iterator[SftRun]:
-    """Everything that the loop talks to."""
+    """Open everything that the loop uses."""
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
@@ -231,7 +232,7 @@ def open_sft_run(config: SftConfig, console: Console, *, accept_changes: bool = 
 def load_examples(
     config: SftConfig, tokenizer: PreTrainedTokenizerBase, context_length: int | None, split: str
 ) -> SftSet:
-    """The examples of data.train or data.eval (`split`), within the limits of the run. `context_length`: of the model,
+    """The examples of data.train or data.eval (`split`), within the limits of the run. `context_length`: the model's,
     if known."""
     sources = config.data.train if split == "train" else config.data.eval
     if not sources:

@@ -1,6 +1,6 @@
-"""A program that trains may watch: its functions are told of each step, and it can ask the run to stop.
+"""A program that trains can watch: its functions are called after each step, and it can ask the run to stop.
 
-The command line has none of this. What a program gives holds for the trainings that it starts in the same context.
+The command line does not use this. A watch applies to the trainings that a program starts in the same context.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 Watcher = Callable[[int, Mapping[str, float]], None]
-"""Called with a step and its metrics once they are written. What it raises ends the run, finished steps saved."""
+"""Called with a step and its metrics once they are written. If it raises, the run ends and saves finished steps."""
 
 
 class StopRequest:
@@ -26,7 +26,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is told, and how they can stop the run."""
+    """Who is called, and how they can stop the run."""
 
     watchers: tuple[Watcher, ...] = ()
     stop: StopRequest = field(default_factory=StopRequest)
@@ -46,5 +46,5 @@ def watching(watch: Watch) -> Iterator[None]:
 
 
 def present_watch() -> Watch:
-    """The watch of this context; a new one that nobody knows where there is none."""
+    """The watch of this context, or a new one that does nothing."""
     return _WATCH.get() or Watch()

@@ -1,4 +1,4 @@
-"""The folder of a run while the run writes to it: locked, compared with what it began with, and still there."""
+"""The folder of a run while the run writes to it: locked, compared with what the run began with, and still there."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from burnish.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """The folder of a run, locked, with the checkpoint that the run goes on from.
+    """The locked folder of a run, with the checkpoint that the run continues from.
 
-    `accepted`: changes since that checkpoint that the user lets pass; `say` tells the user something.
+    `accepted`: changes since that checkpoint that the user has accepted; `say` prints a line for the user.
     """
 
     config: RunConfig
@@ -43,26 +43,26 @@ class Workplace:
 
     @property
     def written_step(self) -> int | None:
-        """The last step whose line of metrics is written: that of the checkpoint, or the one before where that line is
-        still to come. None for a new run."""
+        """The last step whose line of metrics is written: the checkpoint's, or the one before it if the checkpoint was
+        saved before that line was written. None for a new run."""
         if self.checkpoint is None:
             return None
         return self.checkpoint.step - (read_pending(self.checkpoint.folder) is not None)
 
     def has_steps_to_make(self, total_steps: int) -> bool:
-        """Whether anything is left to do: a step, or the rest of one that an error cut short."""
+        """Whether anything is left to do: a step, or the rest of one that an error interrupted."""
         checkpoint = self.checkpoint
         return checkpoint is None or checkpoint.step < total_steps or read_pending(checkpoint.folder) is not None
 
     def check(self) -> None:
-        """Call it before writing. Raises CheckpointError when the folder is not the one that was locked; files of it
-        that were removed and can be written anew are written anew, with a word about it."""
+        """Call it before writing. Raises CheckpointError if the folder is not the one that was locked. Removed files
+        that can be written again are written again, and this is reported."""
         self.lock.check()
         for line in RunDirectory(self.path).restore(self.config):
             self.say(line)
 
     def lacks_checkpoint(self, saved_step: int | None) -> bool:
-        """Whether the newest checkpoint was removed, so that a new one is due; says so."""
+        """Whether the newest checkpoint was removed, so that a new one is due. Reports it."""
         if saved_step is None or saved_step in self.store.steps():
             return False
         self.say(
@@ -73,10 +73,10 @@ class Workplace:
 
 @contextmanager
 def open_workplace(config: RunConfig, console: Console, *, accept_changes: bool = False) -> Iterator[Workplace]:
-    """Lock the run's folder, refuse a run of another configuration, find the newest whole checkpoint.
+    """Lock the run's folder, refuse a run of a different configuration, and find the newest complete checkpoint.
 
-    Raises CheckpointError when the files or versions that the run depends on are not those of that checkpoint;
-    `accept_changes` lets them pass, and further checkpoints hold the new ones.
+    Raises CheckpointError if the files or versions that the run depends on differ from those of that checkpoint;
+    `accept_changes` accepts them, and later checkpoints hold the new ones.
     """
 
     def say(text: str) -> None:
@@ -105,7 +105,7 @@ def _newest(store: CheckpointStore, path: Path, say: Callable[[str], None]) -> F
         say(f"checkpoint not used: {problem}")
     if found.checkpoint is None and found.problems:
         raise CheckpointError(
-            f"{path} has checkpoints but none that is whole",
+            f"{path} has checkpoints, but none is complete",
             remedy="put one of them back, start over with --fresh, or set `output` to another folder",
         )
     return found
@@ -114,10 +114,10 @@ def _newest(store: CheckpointStore, path: Path, say: Callable[[str], None]) -> F
 def _compare(
     path: Path, checkpoint: Checkpoint, now: Fingerprints, say: Callable[[str], None], *, accept_changes: bool
 ) -> tuple[str, ...]:
-    """The changes since the checkpoint that are let pass. CheckpointError for any that is not."""
+    """The accepted changes since the checkpoint. CheckpointError for any that is not accepted."""
     before = Fingerprints.read(checkpoint.folder)
     if before is None:
-        say(f"{checkpoint.folder} has no fingerprints: whether files or versions have changed since is not known")
+        say(f"{checkpoint.folder} has no fingerprints, so changes of files or versions since then cannot be detected")
         return ()
     changes = before.changes(now)
     if not accept_changes:
@@ -125,5 +125,5 @@ def _compare(
     for change in changes:
         say(f"accepted change: {change}")
     for change in before.machine_changes(now):
-        say(f"another machine than before, the last bits of sums may differ: {change}")
+        say(f"the machine has changed, so the last bits of sums may differ: {change}")
     return tuple(changes)

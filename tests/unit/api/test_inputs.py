@@ -95,7 +95,7 @@ def test_a_change_is_refused_and_nothing_is_touched(inputs: Inputs) -> None:
     inputs.write(may_change=False)
     other = Inputs(inputs.folder)
     other.plain({"data": ROWS[:1]})
-    with pytest.raises(CheckpointError, match=r"other inputs than this call gives: train\.jsonl"):
+    with pytest.raises(CheckpointError, match=r"different inputs from those of this call: train\.jsonl"):
         other.write(may_change=False)
     assert len((inputs.folder / "train.jsonl").read_text().splitlines()) == 2
     other.write(may_change=True)

@@ -1,4 +1,4 @@
-"""Reward models from comparisons: one optimizer step a batch of whole comparisons, held-out accuracy beside it."""
+"""Reward models from comparisons: one optimizer step per batch of whole comparisons, and held-out accuracy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RmRun(Training):
     length_rule: LengthRule
     measure: Measure | None
     last_position: int | None
-    """Draws after which the run ends (a number of passes); None when it ends after a number of steps."""
+    """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
 
     @property
     def settings(self) -> RmConfig:
@@ -71,7 +71,7 @@ class RmRun(Training):
         return {WEIGHTS_FOLDER: self.learner}
 
     def before_first_step(self) -> None:
-        """Normalise the scores of the untrained head, where the run file asks for it."""
+        """Normalise the scores of the untrained head, if the run file asks for it."""
         if self.measure is not None and self.measure.settings.before:
             self.normalise(self.measure)
 
@@ -94,6 +94,7 @@ class RmRun(Training):
 
     def after_last_step(self, pending: Pending) -> None:
         """Normalise the scores of the trained model, once."""
+        # A resume after an error passes here again. The weights then already hold the shift, so the flag is saved.
         if self.measure is not None and self.measure.settings.after and not pending.normalised:
             self.normalise(self.measure)
         pending.normalised = True
@@ -104,8 +105,8 @@ class RmRun(Training):
         self.learner.normalise(measured, scale=measure.settings.kind == "gain_bias", measured_on=measure.name)
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy with its interval, calibration, and what length alone explains, on the held-out comparisons; the
-        histogram of their scores goes to `score_histogram.json` in the run's folder."""
+        """Accuracy with its interval, calibration, and what length alone explains, on the held-out comparisons. Writes
+        the histogram of their scores to `score_histogram.json` in the run's folder."""
         if not self.heldout:
             return {}
         stopwatch = Stopwatch()
@@ -118,10 +119,10 @@ class RmRun(Training):
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Train and return where the run and its last checkpoint lie; goes on from the newest checkpoint.
+    """Train, and return where the run and its last checkpoint are. Continues from the newest checkpoint.
 
-    `accept_changes`: go on although files or versions that the run depends on have changed.
-    Raises BurnishError for everything that a user can put right.
+    `accept_changes`: continue even if files or versions that the run depends on have changed.
+    Raises BurnishError for everything that a user can fix.
     """
     return train_to_end(open_rm_run(config, console, accept_changes=accept_changes), console)
 
@@ -129,7 +130,7 @@ def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bo
 def scored_comparisons(
     examples: Sequence[PreferenceExample], scores: Sequence[Sequence[float]]
 ) -> list[ScoredComparison]:
-    """Examples with the scores of their candidates, as evaluations are worked out from them."""
+    """Examples with the scores of their candidates, as evaluations need them."""
     return [
         ScoredComparison(tuple(row), tuple(len(tokens) for tokens in e.responses_tokens), e.best, e.margin)
         for e, row in zip(examples, scores, strict=True)
@@ -138,7 +139,7 @@ def scored_comparisons(
 
 @contextmanager
 def open_rm_run(config: RmConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RmRun]:
-    """Everything that the loop talks to."""
+    """Open everything that the loop uses."""
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
@@ -208,7 +209,7 @@ def load_comparisons(
 def load_set(
     config: RmConfig, sources: Sources, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
 ) -> PreferenceSet:
-    """The comparisons of some sources, read as the run file says. DataError or ConfigError for any that do not fit."""
+    """The comparisons of some sources, read as the run file says. DataError or ConfigError if one does not fit."""
     found = load_preferences(
         sources,
         tokenizer=tokenizer,
@@ -242,7 +243,7 @@ def _check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
 
 
 def comparisons_of(examples: tuple[PreferenceExample, ...]) -> tuple[Comparison, ...]:
-    """Examples as the model takes them."""
+    """Examples as the learner takes them."""
     return tuple(_comparison(example) for example in examples)
 
 
@@ -251,7 +252,7 @@ def _comparison(e: PreferenceExample) -> Comparison:
 
 
 def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
-    """Held-out comparisons that have a best one, at most `evaluation.max_prompts`."""
+    """Held-out comparisons that are not ties, at most `evaluation.max_prompts`."""
     if heldout is None:
         return ()
     decided = tuple(example for example in heldout.examples if not example.tie)
@@ -259,7 +260,7 @@ def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tu
 
 
 def length_rule(train: PreferenceSet) -> LengthRule:
-    """Whether the longer or the shorter responses are the better ones in the training comparisons."""
+    """Whether longer or shorter responses are better in the training comparisons."""
     return LengthRule.learned(
         [([len(response) for response in e.responses_tokens], e.best) for e in train.examples if not e.tie]
     )

@@ -1,4 +1,4 @@
-"""The responses that the zero and the unit of a reward model are measured on."""
+"""The responses on which a reward model's scores are normalised."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How scores are normalised: on which responses (made when they are first needed), and how they are called."""
+    """How scores are normalised: on which responses (made when first needed), and what these are called."""
 
     settings: NormalizationConfig
     pairs: Callable[[], list[PromptResponse]]
@@ -48,8 +48,8 @@ class Measure:
 def measured_pairs(
     config: RmConfig, loaded: LoadedModel, train: PreferenceSet, console: Console
 ) -> list[PromptResponse]:
-    """Prompts with the responses that rewards are normalised on. A function of the run file alone: the same before
-    training, after it and in a resumed run."""
+    """Prompts with the responses that scores are normalised on. They depend only on the run file, so they are the same
+    before training, after it and in a resumed run."""
     if config.normalization.on == "policy":
         return _policy_responses(config, loaded, train, console)
     return _references(config, loaded.tokenizer, loaded.context_length, train)
@@ -58,7 +58,7 @@ def measured_pairs(
 def check_measured(
     config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
 ) -> None:
-    """Raises what reading the data that rewards are normalised on would raise; samples nothing."""
+    """Raises what reading the data that scores are normalised on would raise; samples nothing."""
     if config.normalization.kind == "none":
         return
     if config.normalization.on == "policy":
@@ -70,7 +70,7 @@ def check_measured(
 def _references(
     config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
 ) -> list[PromptResponse]:
-    """Completions of `normalization.references`, else the best responses of the training comparisons."""
+    """Completions from `normalization.references`, or else the best responses of the training comparisons."""
     settings = config.normalization
     if settings.references:
         examples = load_sft_examples(
@@ -98,7 +98,7 @@ def _policy_responses(
     policy = load_model(settings_of_policy, seed=config.seed, plain=config.debug.plain)
     if policy.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
-            f"normalization.policy {path!r} has another tokenizer than the reward model",
+            f"normalization.policy {path!r} and the reward model have different tokenizers",
             remedy="name a policy with the same tokenizer, or set normalization.on: references",
         )
     say(console, policy.notes)

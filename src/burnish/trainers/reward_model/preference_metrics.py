@@ -1,4 +1,4 @@
-"""How good a reward model is on held-out comparisons, and whether it merely counts tokens. Plain numbers in and out."""
+"""How good a reward model is on held-out comparisons, and whether it only counts tokens. Plain numbers in and out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HISTOGRAM_BINS = 30
 
 @dataclass(frozen=True, slots=True)
 class ScoredComparison:
-    """Scores and lengths (tokens) of the candidates, the best one's number, the label's margin; never a tie."""
+    """Scores and lengths (tokens) of the candidates, index of the best one, margin of the label; never a tie."""
 
     scores: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -30,42 +30,43 @@ class ScoredComparison:
 
     @property
     def gap(self) -> float:
-        """Lead of the candidate that the model prefers over its second."""
+        """Lead of the candidate that the model prefers over the next one."""
         first, second = sorted(self.scores, reverse=True)[:2]
         return first - second
 
     @property
     def hit(self) -> float:
-        """1 when the model prefers the best candidate, 0 when another, 1/n when n share the first place with it."""
+        """1 if the model prefers the best candidate, 1/n if n candidates, this one included, share the top score, else
+        0."""
         return share_of_first(self.scores, self.best)
 
     @property
     def confidence(self) -> float:
-        """Probability that the model gives to the candidate that it prefers: softmax of the scores, its largest."""
+        """Probability of the candidate that the model prefers: the largest softmax of the scores."""
         top = max(self.scores)
         return 1.0 / math.fsum(math.exp(score - top) for score in self.scores)
 
     @property
     def loss(self) -> float:
-        """-log of the probability that the model gives to the best candidate, nats."""
+        """-log of the probability of the best candidate, in nats."""
         top = max(self.scores)
         return math.log(math.fsum(math.exp(score - top) for score in self.scores)) + top - self.scores[self.best]
 
 
 def share_of_first(values: Sequence[float], index: int) -> float:
-    """1 when `index` alone has the largest value, 1/n when it shares it with n - 1 others, else 0."""
+    """1 if only `index` has the largest value, 1/n if it shares it with n - 1 others, else 0."""
     top = max(values)
     return 1.0 / sum(value == top for value in values) if values[index] == top else 0.0
 
 
 def accuracy(comparisons: Sequence[ScoredComparison]) -> float:
-    """Share of comparisons in which the best candidate scores highest."""
+    """Fraction of comparisons in which the best candidate scores highest."""
     return math.fsum(comparison.hit for comparison in comparisons) / len(comparisons)
 
 
 def calibration_error(comparisons: Sequence[ScoredComparison], bins: int = CALIBRATION_BINS) -> float:
-    """Expected calibration error: mean distance of confidence and accuracy over bins of equal width in confidence,
-    weighted by their comparisons (https://arxiv.org/abs/1706.04599)."""
+    """Expected calibration error: mean distance between confidence and accuracy over bins of equal width in confidence,
+    weighted by their number of comparisons (https://arxiv.org/abs/1706.04599)."""
     binned: dict[int, list[ScoredComparison]] = defaultdict(list)
     for comparison in comparisons:
         binned[min(int(comparison.confidence * bins), bins - 1)].append(comparison)
@@ -76,8 +77,8 @@ def calibration_error(comparisons: Sequence[ScoredComparison], bins: int = CALIB
 
 
 def length_correlation(comparisons: Sequence[ScoredComparison]) -> float | None:
-    """Pearson correlation of score and length, both measured from the mean of their comparison, so that only
-    differences between answers to one prompt count. None when either never differs."""
+    """Pearson correlation of score and length, each minus its mean in the comparison, so that only differences between
+    answers to one prompt count. None if either never differs."""
     scores = _centred(c.scores for c in comparisons)
     lengths = _centred(c.lengths for c in comparisons)
     spread = math.sqrt(float(scores @ scores) * float(lengths @ lengths))
@@ -90,7 +91,7 @@ def _centred(rows: Iterable[Sequence[float]]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class LengthRule:
-    """The rule `the longest is the best` (or the shortest): what a judge who only counts tokens would say."""
+    """The rule that the longest (or the shortest) response is the best: a judge that only counts tokens."""
 
     prefers_longer: bool
 
@@ -102,14 +103,14 @@ class LengthRule:
         return LengthRule(longer >= shorter)
 
     def accuracy(self, comparisons: Sequence[ScoredComparison]) -> float:
-        """Share of comparisons that the rule gets right."""
+        """Fraction of comparisons that the rule gets right."""
         sign = 1 if self.prefers_longer else -1
         hits = (share_of_first([sign * length for length in c.lengths], c.best) for c in comparisons)
         return math.fsum(hits) / len(comparisons)
 
 
 def gap_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
-    """Accuracy by the lead that the model gives (`0.25-0.5`, `2+`); buckets without comparisons are left out."""
+    """Accuracy by the lead that the model gives (`0.25-0.5`, `2+`); empty buckets are left out."""
     found = {}
     for low, high in itertools.pairwise(GAP_EDGES):
         members = [c for c in comparisons if low <= c.gap < high]
@@ -119,7 +120,7 @@ def gap_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
 
 
 def margin_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
-    """Accuracy by the margin that the label gives, where there are at most ten different ones."""
+    """Accuracy by the margin of the label; empty if there are more than ten different margins."""
     by_margin: dict[float, list[ScoredComparison]] = defaultdict(list)
     for comparison in comparisons:
         if comparison.margin is not None:
@@ -130,7 +131,7 @@ def margin_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
 
 
 def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule | None) -> dict[str, float]:
-    """All numbers of an evaluation, named `eval/...`; without a rule nothing is said about it."""
+    """All metrics of an evaluation, named `eval/...`; without a rule its accuracy is left out."""
     share = accuracy(comparisons)
     low, high = wilson_interval(share, len(comparisons))
     scores = np.array([score for c in comparisons for score in c.scores])
@@ -156,7 +157,7 @@ def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule | None) -
 
 
 def histogram(comparisons: Sequence[ScoredComparison], bins: int = HISTOGRAM_BINS) -> dict[str, Any]:
-    """Counts of scores between `edges`, of the best candidates and of the others."""
+    """Counts of scores between `edges`, separately for the best candidates and the others."""
     best = [c.scores[c.best] for c in comparisons]
     others = [score for c in comparisons for number, score in enumerate(c.scores) if number != c.best]
     edges = np.histogram_bin_edges([*best, *others], bins=bins)

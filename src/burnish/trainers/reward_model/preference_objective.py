@@ -1,4 +1,4 @@
-"""What the optimizer step of a reward model minimises."""
+"""What an optimizer step of a reward model minimises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.types import Metric, Reduction
 
 @dataclass(frozen=True, slots=True)
 class PreferenceLoss:
-    """Mean loss of the comparisons of the step, of which a micro-batch adds its share."""
+    """Mean loss over the comparisons of the step; each micro-batch adds its share of it."""
 
     loss: str = "bradley_terry"
     margins: bool = False

@@ -1,4 +1,4 @@
-"""The estimator and the loss that a run file names, with the numbers that it sets for the loss."""
+"""The estimator and the loss that a run file names, and the numbers that it sets for the loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from burnish.trainers.rl.credit import estimator_numbers
 
 
 class AlgorithmParts(NamedTuple):
-    """What `algorithm` in a run file stands for. `loss_numbers` are keyword arguments of the loss."""
+    """The functions behind `algorithm` in a run file. `loss_numbers` are keyword arguments of the loss."""
 
     estimator: Estimator
     loss: PolicyLossSpec
@@ -19,7 +19,7 @@ class AlgorithmParts(NamedTuple):
 
 
 def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
-    """Find the functions by their names. ConfigError for a name or an option that is not known."""
+    """Find the functions by their names. ConfigError for an unknown name or option."""
     estimator = resolve_estimator(algorithm.estimator)
     estimator.check_options(estimator_numbers(estimator, algorithm))
     loss = resolve_policy_loss(algorithm.loss)

@@ -14,10 +14,10 @@ from burnish.types import FinishReason, Rollout, RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class BatchRewards:
-    """What the rewards said about the rows of a batch.
+    """The rewards of a batch's rows.
 
-    scores_B: weighted sum of the rewards (with penalties); dense_rewards_BT: rewards per token, when any reward gave
-    them; greedy_scores_B: score of the greedy response to the same prompt; parts_BC: each reward before its weight.
+    scores_B: weighted sum of the rewards (with penalties). dense_rewards_BT: rewards per token, if any reward gave
+    them. greedy_scores_B: score of the greedy response to the same prompt. parts_BC: each reward before its weight.
     """
 
     scores_B: Tensor
@@ -28,14 +28,14 @@ class BatchRewards:
 
 
 def scored(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:
-    """The rollouts that carry a reward: those that failed are left out of their group."""
+    """The rollouts that have a reward: those whose reward failed are left out of their group."""
     return [(group, rollout) for group in groups for rollout in group.rollouts if rollout.reward is not None]
 
 
 def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncated: bool) -> Batch:
     """Right-padded tensors of the rollouts' own tokens; every response token is trained on.
 
-    With `mask_truncated`, responses that hit the length limit have no trained token.
+    With `mask_truncated`, responses that hit the length limit have no trained tokens.
     """
     lengths = torch.tensor([len(r.response_tokens) for r in rollouts])
     trained = lengths.clone()
@@ -55,13 +55,14 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
 
 
 def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> BatchRewards:
-    """Scores of the rows. `weights` are the labels and weights of the run's rewards, for estimators that treat each
-    reward by itself."""
+    """Rewards of the rows. `weights` are the weights of the run's rewards by label, for estimators that treat each
+    reward separately."""
     rollouts = [rollout for _, rollout in rows]
     dense_BT = greedy_B = parts_BC = weights_C = None
     if any(r.token_rewards is not None for r in rollouts):
         dense_BT = _padded([_dense_row(r) for r in rollouts], 0.0, torch.float32)
     greedy = [group.greedy.reward for group, _ in rows if group.greedy is not None]
+    # All rows or none: an estimator cannot use a baseline that some rows lack.
     if len(greedy) == len(rows) and None not in greedy:
         greedy_B = torch.tensor(greedy, dtype=torch.float32)
     if weights:
@@ -79,7 +80,7 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[st
 
 
 def _dense_row(rollout: Rollout) -> tuple[float, ...]:
-    """The row's token rewards; a row scored as a whole beside dense ones keeps its score on the last token."""
+    """The row's token rewards. Next to rows with token rewards, a row with only a score has it on its last token."""
     if rollout.token_rewards is not None:
         return rollout.token_rewards
     return (0.0,) * (len(rollout.response_tokens) - 1) + (float(rollout.reward or 0.0),)

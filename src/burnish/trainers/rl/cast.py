@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from burnish.models.roles import Objective
 from burnish.observability.console import say
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.portions import PortionedEngine
+from burnish.trainers.path_record import record_paths
 from burnish.trainers.rl.opening import open_model, open_rl_engine
 from burnish.trainers.rl.roles import Roles, build_roles
 
@@ -61,4 +63,5 @@ class Inline:
         roles = build_roles(config, loaded, Lanes(lanes))
         with open_rl_engine(config, loaded, console) as engine:
             say(console, paths.lines())
+            record_paths(Path(config.output), paths)
             yield Players(roles, engine if lanes == 1 else PortionedEngine(engine, lanes))

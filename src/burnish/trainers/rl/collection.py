@@ -1,4 +1,4 @@
-"""One step's experience: draw prompts, sample responses, score them, leave out or refill what teaches nothing."""
+"""The experience of one step: draw prompts, sample responses, score them, drop or refill groups without a signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 
 GREEDY_SAMPLE = -1
-"""Sample index of a greedy response: it uses no noise, the number only tells it from the sampled ones."""
+"""Sample index of a greedy response. It uses no noise; the number only distinguishes it from sampled ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PromptFeed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a step trains on, everything that was sampled on the way, and where the feed stands now."""
+    """What a step trains on (`groups`), everything that was sampled for it, and the new position of the feed."""
 
     groups: tuple[RolloutGroup, ...]
     sampled: tuple[RolloutGroup, ...]
@@ -49,10 +49,10 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs the engine and the rewards for one step; holds no state of its own.
+    """Runs the engine and the rewards for one step. It has no state.
 
-    overlaps: responses are scored while others are still being sampled. Not for an engine that samples on the
-    processor's own cores: one that is busy elsewhere holds all of its threads up at every matrix product.
+    overlaps: score responses while others are still being sampled. Not for an engine that samples on the CPU: if one of
+    its cores is busy with a reward, all of its threads wait for that one at every matrix product.
     """
 
     config: RlConfig
@@ -64,7 +64,7 @@ class Collector:
     overlaps: bool = False
 
     def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
-        """`prompts_per_step` groups, refilled where dynamic sampling is on and a group's scores are all equal."""
+        """`prompts_per_step` groups. With dynamic sampling, groups whose scores are all equal are replaced."""
         wanted = self.config.rollout.prompts_per_step
         rounds = 1 + (self.config.algorithm.max_refills if self.config.algorithm.dynamic_sampling else 0)
         kept: list[RolloutGroup] = []
@@ -103,7 +103,7 @@ class Collector:
         requests, size = [], self.config.rollout.group_size
         for group_id, encoded in enumerate(drawn, start=first_group_id):
             prompt_id = encoded.prompt.id
-            # A prompt drawn twice in one step takes fresh sample indices, so its two groups differ.
+            # Sampling noise depends on (prompt id, sample index), so a prompt drawn twice in a step gets new indices.
             indices = tuple(range(asked[prompt_id], asked[prompt_id] + size))
             requests.append(RolloutRequest(prompt_id, group_id, encoded.tokens, indices))
             asked[prompt_id] += size
@@ -124,7 +124,7 @@ class Collector:
         return [RolloutGroup(prompts[i], i, tuple(own), baselines.get(i)) for i, own in members.items()]
 
     def _beginner(self, prompts: Mapping[int, Prompt]) -> OnFinished:
-        """What starts to score responses as they are finished; `prompts` by group."""
+        """A function that starts scoring responses as soon as they are finished; `prompts` are by group."""
 
         def begin(finished: Sequence[Rollout]) -> None:
             self.scorer.begin([(prompts[rollout.group_id], rollout) for rollout in finished])
@@ -146,13 +146,13 @@ class Collector:
             return False
         if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
             return False
-        # Two responses that were scored differently. Siblings whose reward failed are no signal.
+        # A signal is two different rewards. Siblings whose reward failed do not count as different.
         differs = len({r.reward for r in group.rollouts if r.reward is not None}) > 1
         return differs or not self.config.algorithm.dynamic_sampling
 
     def _penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
-        """Soft over-long penalty over the last `fraction` of the length limit. The greedy response bears it too, since
-        it is the baseline of those that do."""
+        """The group with a soft over-long penalty over the last `fraction` of the length limit. It also applies to the
+        greedy response, because that is the baseline of the penalised ones."""
         limit = self.config.rollout.max_response_tokens
         buffer_tokens = max(1, round(fraction * limit))
         return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Scores become advantages: the order of ALGORITHMS section 1, one function a step, each change logged."""
+"""From scores to advantages, in the order of docs/algorithms.md. One function per step; each change is logged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from burnish.types import Metric, Reduction
 
 
 def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[str, object]:
-    """Keyword numbers of the estimator: fields of the run file that it knows, then `estimator_options`."""
+    """Keyword numbers of the estimator: the fields of the run file that it takes, then `estimator_options`."""
     shared = {"gamma": algorithm.gamma, "lam": algorithm.lam, "allow_single": True}
     known = {*estimator.options, *estimator.required_options}
     return {name: value for name, value in shared.items() if name in known} | algorithm.estimator_options
@@ -43,7 +43,7 @@ def assign_advantages(
     """The batch with token rewards, advantages and (for token-level estimators) returns, and what to log.
 
     Order: reward clip, KL in the reward, reward whitening, the estimator, advantage whitening, advantage clip.
-    Rewards are whitened as the estimator reads them: by token, or one score a response. With `whiten` False both
+    Rewards are whitened as the estimator reads them: per token, or one score per response. With `whiten` False, both
     whitenings and the clip of advantages are left to `whiten_minibatch`.
     """
     metrics: dict[str, Metric] = {}
@@ -51,16 +51,18 @@ def assign_advantages(
         rewards, metrics = _clip(rewards, algorithm.reward_clip)
     rewarded_BT, kl_BT, scores_B = _rewarded(batch, estimator), None, rewards.scores_B
     if algorithm.kl_in == "reward":
+        # Under the weights that sampled, without gradient: as a part of the reward the KL is a number, not a loss.
         kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=rewarded_BT)
-    # Dense rewards stay dense for token-level estimators; the others see one score a sequence, clipped as a whole.
+    # Token-level estimators see dense rewards; the others see one score per sequence, which was clipped as a sum.
     dense_BT = rewards.dense_rewards_BT if estimator.token_level else None
     rewards_BT = shaping.token_rewards(scores_B, rewarded_BT, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
-    if kl_BT is not None:  # a score then bears the KL of its tokens, where it has any
+    if kl_BT is not None:  # estimators of whole responses see the KL too: a score includes that of its tokens, if any
         with_kl_B = shaping.sequence_scores(rewards_BT, rewarded_BT)
         scores_B = torch.where(rewarded_BT.any(dim=1), with_kl_B, scores_B)
     reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
+    # Outcome estimators read scores_B and the others rewards_BT. Both have been through the same steps.
     rewards = dataclasses.replace(rewards, scores_B=scores_B)
     raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
     batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)
@@ -73,11 +75,11 @@ def assign_advantages(
 def whiten_minibatch(
     minibatch: Batch, *, algorithm: AlgorithmConfig, estimator: Estimator
 ) -> tuple[Batch, dict[str, Metric]]:
-    """A minibatch of what `assign_advantages` gave with `whiten` False, whitened by its own mean and deviation.
+    """A minibatch from `assign_advantages` with `whiten` False, whitened by its own mean and deviation.
 
-    Whitened rewards give new advantages and returns, so the estimator is asked again; it has to be one that reads each
-    response by itself (`reads_responses_alone`), because siblings may be in another minibatch. Whole minibatches only,
-    before they are cut.
+    Whitened rewards give new advantages and returns, so the estimator is called again. It must read each response by
+    itself (`reads_responses_alone`), because siblings may be in another minibatch. Call it on whole minibatches, before
+    they are cut into micro-batches.
     """
     metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards:
@@ -90,12 +92,12 @@ def whiten_minibatch(
 
 
 def reads_responses_alone(estimator: Estimator) -> bool:
-    """Whether the advantages of a response depend on its own token rewards and values and on nothing else."""
+    """Whether the advantages of a response depend only on its own token rewards and values."""
     return estimator.token_level and set(estimator.inputs) <= {"token_rewards_BT", "values_BT", "mask_BT"}
 
 
 def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:
-    """Raw advantages whitened over the batch and clipped, where asked for."""
+    """The batch with its raw advantages whitened and clipped, as far as the run file asks for it."""
     raw_BT, mask = present(batch.advantages, "advantages"), batch.loss_mask
     metrics: dict[str, Metric] = {}
     advantages_BT = shaping.whiten_advantages(raw_BT, mask) if algorithm.whiten_advantages else raw_BT
@@ -125,10 +127,10 @@ def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, 
 def _whiten(
     rewards_BT: Tensor, scores_B: Tensor, mask_BT: Tensor, estimator: Estimator
 ) -> tuple[Tensor, Tensor, dict[str, Metric]]:
-    """Rewards and scores, those that the estimator reads whitened, and the deviation that they had.
+    """Rewards and scores, with those that the estimator reads whitened, and the deviation that they had.
 
-    An estimator of whole responses gets whitened scores: with whitened tokens each token would add its share of the
-    shift, and equal scores of unequal lengths would come out different.
+    An estimator of whole responses gets whitened scores. If its tokens were whitened, each token would add its share of
+    the shift, and equal scores of responses of different lengths would become different.
     """
     if estimator.token_level:
         whitened_BT, metrics = _whiten_tokens(rewards_BT, mask_BT)
@@ -144,7 +146,7 @@ def _whiten_tokens(rewards_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[st
 
 def _rewarded(batch: Batch, estimator: Estimator) -> Tensor:
     """Tokens that carry rewards, (B, T): the trained ones. For an estimator of whole responses also those of a response
-    that is left out of the loss: it still counts in its group, with the same KL and scale as its siblings."""
+    that is left out of the loss: it still counts in its group, with the KL and scale of its siblings."""
     if estimator.token_level:
         return batch.loss_mask
     return torch.where(batch.loss_mask.any(dim=1, keepdim=True), batch.loss_mask, response_mask(batch))
@@ -157,7 +159,7 @@ def _estimate(
     estimator: Estimator,
     numbers: Mapping[str, object],
 ) -> tuple[Tensor, Tensor | None]:
-    """Hand the estimator what it asks for by parameter name; spread an outcome advantage over the trained tokens."""
+    """Give the estimator what its parameter names ask for; an advantage per response is spread over trained tokens."""
     available = {
         "scores_B": rewards.scores_B,
         "group_ids_B": batch.group_ids,
@@ -176,8 +178,8 @@ def _estimate(
 def _asked(
     estimator: Estimator, tensors: Mapping[str, Tensor | None], numbers: Mapping[str, object]
 ) -> tuple[Tensor, Tensor | None]:
-    """What the estimator says to those of the tensors that there are, `mask_BT` among them. ConfigError for one from
-    outside that fails, or that returns something else than advantages."""
+    """What the estimator returns for the tensors that are not None (`mask_BT` never is). ConfigError if a user's
+    estimator fails, or returns something that is not advantages."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     outside = calling_outside(f"algorithm.estimator {estimator.name!r}", ConfigError)
     with outside if is_outside(estimator.name) else nullcontext():

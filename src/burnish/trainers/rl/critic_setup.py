@@ -1,4 +1,4 @@
-"""From a run file to the critic of a run, and to what it minimises."""
+"""From a run file to the run's critic and its objective."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedVal
 
 
 def build_value_objective(config: RlConfig) -> ValueObjective:
-    """What an optimizer step of a critic by itself minimises."""
+    """What an optimizer step of the critic alone minimises."""
     objective = _value_objective(config)
     weight = 1.0 if config.critic.kind == "shared" else config.critic.loss_weight
     return objective if weight == 1.0 else WeightedValueObjective(objective, weight)
@@ -38,7 +38,7 @@ def _value_objective(config: RlConfig) -> ClippedValueObjective:
 
 
 def build_separate_critic(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> SeparateCritic | None:
-    """None where the critic shares the policy's trunk. Call it before the policy builds adapters into its model."""
+    """None if the critic shares the policy's backbone. Call it before the policy adds adapters to its model."""
     critic, budget = config.critic, config.optimization.tokens_per_microbatch
     if critic.kind == "shared":
         return None
@@ -58,18 +58,18 @@ def build_separate_critic(config: RlConfig, loaded: LoadedModel, lanes: Lanes = 
 def _critic_of_a_run(
     folder: Path, loaded: LoadedModel, settings: OptimizerSettings, budget: int, lanes: Lanes
 ) -> SeparateCritic:
-    """A critic that goes on from the one that another run of `burnish rl` saved in a checkpoint, of the same
-    architecture and vocabulary. A head alone (critic.kind shared) has no trunk to begin with: ModelError."""
+    """A critic that starts from the one in a checkpoint of another run of `burnish rl`, with the same architecture and
+    vocabulary. ModelError if that is only a value head (critic.kind shared), which has no backbone."""
     if not (folder / "config.json").is_file():
         raise ModelError(
-            f"critic.init {str(folder)!r} holds a value head without a trunk: that run's critic.kind was shared",
+            f"critic.init {str(folder)!r} holds a value head without a backbone: that run's critic.kind was shared",
             remedy="use critic.init: policy, a reward model, or a run whose critic.kind was separate",
         )
     theirs = load_tokenizer(ModelConfig(path=str(folder.parent / WEIGHTS_FOLDER)))
     difference = vocabulary_difference(theirs, loaded.tokenizer)
     if difference is not None:
         raise ModelError(
-            f"critic.init {str(folder)!r} has another tokenizer than the policy, whose token ids it would read: "
+            f"critic.init {str(folder)!r} does not have the tokenizer of the policy, whose token ids it would read: "
             f"{difference}",
             remedy="use a critic of a run on the same model, or critic.init: policy",
         )
@@ -79,26 +79,26 @@ def _critic_of_a_run(
 
 
 def reward_model_folder(config: RlConfig) -> str:
-    """Folder of the run's one reward model (the run file has been checked to have exactly one)."""
+    """Folder of the run's only reward model (the run file has been checked to have exactly one)."""
     (name,) = [reward.name for reward in config.rewards if reward.name.startswith(MODEL_REWARD)]
     return name.removeprefix(MODEL_REWARD)
 
 
 def build_shared_critic(config: RlConfig, policy: LocalPolicy) -> SharedCritic:
-    """A value head on the policy's trunk, which the policy's updates train from now on."""
+    """A value head on the policy's backbone, trained by the policy's updates from now on."""
     critic = policy.add_value_head(critic_settings(config))
     init_value_head(critic.head, std=config.critic.head_init_std, seed=config.seed)
     return critic
 
 
 def critic_settings(config: RlConfig) -> OptimizerSettings:
-    """Numbers of the critic's optimizer: those of `optimization`, with its own learning rate and number of steps."""
+    """Settings of the critic's optimizer: those of `optimization`, with its own learning rate and number of steps."""
     rate, steps = config.critic.learning_rate, config.planned_updates
     return OptimizerSettings.from_config(config.optimization, total_steps=steps, learning_rate=rate)
 
 
 def with_value_loss(config: RlConfig, objective: PolicyObjective) -> PolicyObjective | ActorCriticObjective:
-    """The policy's objective with the value loss added where the critic shares its trunk, else as it is."""
+    """The policy's objective, plus the value loss if the critic shares its backbone."""
     if config.critic.kind == "separate":
         return objective
     return ActorCriticObjective(objective, _value_objective(config), config.critic.loss_weight)

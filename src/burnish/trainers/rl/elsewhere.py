@@ -1,4 +1,8 @@
-"""What a process of its own holds of a run: the models that train, an engine, or both."""
+"""What a separate process holds of a run: the models that are trained, or the engine. `RoleProcess` builds these.
+
+Both load the model of the run file and take the fast paths recorded in the run's folder, so that they compute exactly
+what a single process would.
+"""
 
 from __future__ import annotations
 

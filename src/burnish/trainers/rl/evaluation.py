@@ -1,4 +1,4 @@
-"""Held-out evaluation: the greedy response, and k samples for pass@k and maj@k, in all and by domain."""
+"""Held-out evaluation: the greedy response, and k samples for pass@k and maj@k, overall and by domain."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from burnish.trainers.telemetry.groups import mean_parts
 from burnish.types import FinishReason, Metric, Rollout, RolloutGroup, RolloutRequest
 
 EVALUATION_STEP = -1
-"""Stands in for the step in the sampling noise: every evaluation of a run draws with the same noise."""
+"""Used as the step in the sampling noise, so that all evaluations of a run sample with the same noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates whatever policy the engine holds on a fixed list of prompts.
+    """Evaluates the policy that the engine holds on a fixed list of prompts.
 
     success: what counts as solved; without it accuracy, pass@k and maj@k are not measured.
     """
@@ -48,6 +48,7 @@ class Evaluator:
         if self.samples:
             indices = tuple(range(self.samples))
             asked = [dataclasses.replace(request, sample_indices=indices) for request in requests]
+            # pass@k and maj@k of the policy itself: without the cuts that training may sample with.
             plain = dataclasses.replace(self.sampling, temperature=self.temperature, top_k=0, top_p=1.0, min_p=0.0)
             sampled = self._generate(asked, plain)
         if self.success is not None:
@@ -90,7 +91,7 @@ class Evaluator:
         return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
 
     def _accuracy(self, greedy: Sequence[Rollout]) -> dict[str, Metric]:
-        """Over the responses that can be judged."""
+        """Accuracy over the responses that can be judged."""
         if self.success is None:
             return {}
         judged = [self.success.solved(rollout) for rollout in greedy]
@@ -113,7 +114,7 @@ class Evaluator:
 
 
 def majority(rollouts: Sequence[Rollout], vote_key: Callable[[Rollout], str]) -> Rollout:
-    """A response of the largest set that agrees on its answer; among equals the one seen first."""
+    """A response of the largest set with the same answer; of sets of equal size, the one seen first."""
     votes: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         votes.setdefault(vote_key(rollout), []).append(rollout)

@@ -1,4 +1,4 @@
-"""Prompt sets as the loop draws from them."""
+"""Prompt sets that the loop draws from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SampledPrompts:
-    """Endless draws from a prompt set; where they stand is one integer that the loop keeps."""
+    """Endless draws from a prompt set. Their position is one integer, which the loop keeps."""
 
     prompts: PromptSet
     sampler: PromptSampler
@@ -35,7 +35,7 @@ def encoded(prompts: PromptSet, index: int) -> EncodedPrompt:
 
 
 def evaluation_prompts(prompts: PromptSet, limit: int | None, *, seed: int) -> list[EncodedPrompt]:
-    """The same prompts at every evaluation: all of them, or `limit` drawn evenly by source weight."""
+    """The same prompts at every evaluation: all, or `limit` drawn from the sources by weight."""
     if limit is None or limit >= len(prompts):
         return [encoded(prompts, index) for index in range(len(prompts))]
     return [encoded(prompts, index) for index in sorted(set(prompts.sampler(seed=seed).take(limit, 0)))]
@@ -60,5 +60,5 @@ def load_prompt_set(
 
 
 def shared_columns(prompts: Sequence[Prompt]) -> set[str]:
-    """Columns that every row has: what a reward may ask for by name."""
+    """Columns that every row has, which a reward may ask for by name."""
     return set.intersection(*(set(prompt.columns) for prompt in prompts))

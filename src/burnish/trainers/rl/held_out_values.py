@@ -1,4 +1,4 @@
-"""What a critic expects of held-out responses, and how far that is borne out."""
+"""What a critic expects of held-out responses, and how well that agrees with their scores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from burnish.types import Metric, Reduction, Rollout, RolloutGroup
 def held_out_values(
     critic: Critic, groups: Sequence[RolloutGroup], *, pad_token_id: int
 ) -> tuple[dict[str, Metric], TokenValues]:
-    """Metrics `eval/...`, and the values of every response, greedy ones too.
+    """Metrics `eval/...`, and the values of every response, including greedy ones.
 
-    The value before the first token, which knows the prompt alone, is compared with the response's score (no KL, no
-    discount): over the sampled responses, which are what a critic is trained for, or over the greedy ones where there
-    are no others. `eval/explained_variance` is left out where all scores are equal.
+    The value before the first token, which depends only on the prompt, is compared with the response's score (no KL, no
+    discount). This uses the sampled responses, which are what a critic is trained for, or if there are none the greedy
+    ones. `eval/explained_variance` is left out if all scores are equal.
     """
     rollouts = [r for g in groups for r in (*g.rollouts, g.greedy) if r is not None and r.response_tokens]
     if not rollouts:

@@ -1,4 +1,4 @@
-"""The loop of reinforcement learning, and nothing else: what it talks to is built in `burnish.trainers.rl.setup`.
+"""The loop of reinforcement learning. Everything it uses is built in `burnish.trainers.rl.setup`.
 
 prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and values that the algorithm needs
 -> advantages -> epochs x minibatches of updates of policy and critic -> sync the engine -> log, checkpoint, evaluate
@@ -39,13 +39,13 @@ from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric
 
 TokenSelection = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
-"""(logprobs, old logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially, all
-(B, T)."""
+"""From (logprobs, old logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially;
+all are (B, T)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RlRun(Training):
-    """The parts of a run. Each is a small protocol: a local object or a handle to a remote one."""
+    """The parts of a run. Each is a small protocol, so it can be a local object or a handle to a remote one."""
 
     config: RlConfig
     policy: Policy
@@ -55,14 +55,14 @@ class RlRun(Training):
     evaluator: Evaluator | None
     estimator: Estimator
     objective: Callable[[float], Objective]
-    """The objective for a KL coefficient."""
+    """Gives the policy's objective for a KL coefficient."""
     select_tokens: TokenSelection | None
     kl: KLController
     reward_weights: dict[str, float]
     pad_token_id: int
     critic: Critic | None = None
     value_objective: ValueObjective | None = None
-    """What a critic minimises when it is trained by itself."""
+    """What a critic minimises when it is trained alone."""
 
     @property
     def settings(self) -> RlConfig:
@@ -89,13 +89,14 @@ class RlRun(Training):
         except DivergenceError:
             self.journal.record(step, collected.sampled, rollout_notes(collected, None))  # part of the evidence
             raise
+        # After the updates: the coefficient that a step began with holds for all of its minibatches.
         if batch is not None and batch.ref_logprobs is not None:
             metrics.merge(steer_kl(batch, self.kl, self.config.algorithm))
         try:
             with stopwatch.phase("record"):
                 self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
             self.engine.sync(self.policy.publish())
-        finally:  # the weights have moved: whatever happens now, the step's numbers are saved with them
+        finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
             for spent in (self.collector.scorer.take_metrics(), self.engine.take_metrics(), stopwatch.metrics()):
                 metrics.merge(spent)
             row = derive(metrics.row())
@@ -103,8 +104,8 @@ class RlRun(Training):
         return row
 
     def prepare(self, collected: Collected, stopwatch: Stopwatch, metrics: MetricStore) -> Batch | None:
-        """Scored responses as a batch with advantages and all that the updates need; None when no response of the step
-        can be learned from."""
+        """Scored responses as a batch with advantages and everything else that the updates need; None if nothing can be
+        learned from any response of the step."""
         config, rows = self.config, scored(collected.groups)
         if not rows:
             return None
@@ -130,10 +131,11 @@ class RlRun(Training):
         return batch
 
     def add_logprobs(self, batch: Batch) -> Batch:
-        """Those of the sampling weights where an update or the KL will need them, and those of the reference."""
+        """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference."""
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
-        # A sampler cut off by top-k, top-p or min-p reports log-probabilities of another distribution.
+        # With top-k, top-p or min-p the sampler's log-probabilities are of the cut distribution: the KL needs ours.
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
+        # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
         if several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None):
             batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
@@ -142,14 +144,14 @@ class RlRun(Training):
         return batch
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
-        """epochs x minibatches optimizer steps of policy and critic. Ends before an epoch when the one before it moved
-        the policy further than `algorithm.max_epoch_kl`."""
+        """epochs x minibatches optimizer steps of policy and critic. Stops after an epoch that moved the policy further
+        than `algorithm.max_epoch_kl`."""
         config, optimization, objective = self.config, self.config.optimization, self.objective(self.kl.coef)
         warming_up = self.critic is not None and step <= config.critic.warmup_steps
         unmoved = True  # the first update of a step starts from the weights that sampled
         for epoch in range(optimization.epochs):
             moved = Signals()
-            # The place of each update among those that the run would make if it skipped none: learning rates follow it.
+            # The number of each update among those that the run makes if it skips none: learning rates follow it.
             first = ((step - 1) * optimization.epochs + epoch) * optimization.minibatches
             order = epoch_rows(
                 batch.group_ids,
@@ -163,10 +165,12 @@ class RlRun(Training):
                 minibatch = self.prepare_minibatch(batch.select(rows), metrics, trains_policy=not warming_up)
                 with keeping_batch(Path(config.output), step, minibatch):
                     if not warming_up:
+                        # Counted before rows without gradient are left out, which must not change the others' weight.
                         part, denominators = minibatch, count_denominators(minibatch)
                         if config.algorithm.skip_zero_advantages:
                             part = with_gradient(minibatch)
                         done = self.policy.update(part, objective, denominators=denominators, planned_step=planned)
+                        # Before any update the ratio should be 1: a deviation is an error of the passes, not learning.
                         if unmoved and done.signals.ratio_deviation is not None:
                             metrics.add("policy/first_ratio_deviation", done.signals.ratio_deviation)
                             unmoved = False
@@ -183,7 +187,7 @@ class RlRun(Training):
                 break
 
     def prepare_minibatch(self, minibatch: Batch, metrics: MetricStore, *, trains_policy: bool) -> Batch:
-        """The minibatch as it is trained on: whitened by itself where `algorithm.whiten_over` says so, with the tokens
+        """The minibatch as it is trained on: whitened by itself if `algorithm.whiten_over` says so, and with the tokens
         that the loss treats specially."""
         if self.config.whitens_minibatches:
             minibatch, credit_metrics = whiten_minibatch(
@@ -193,13 +197,14 @@ class RlRun(Training):
             metrics.merge(describe_values(minibatch))
         if self.select_tokens is None or not trains_policy:
             return minibatch
+        # Chosen over the whole minibatch with the weights of this moment, before micro-batches see only parts of it.
         fresh = self.policy.logprobs(minibatch).logprobs_BT
         old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
         chosen = self.select_tokens(fresh, old, present(minibatch.advantages, "advantages"), minibatch.loss_mask)
         return minibatch.replace(selection=chosen)
 
     def update_critic(self, minibatch: Batch, planned: int, metrics: MetricStore, *, warming_up: bool) -> None:
-        """One optimizer step of the critic, if there is one. A head on the policy's trunk has been trained by the
+        """One optimizer step of the critic, if any. A head on the policy's backbone has already been trained by the
         policy's update, except while the critic warms up alone."""
         if self.critic is None or self.value_objective is None:
             return
@@ -208,7 +213,7 @@ class RlRun(Training):
         metrics.add("critic/optimizer_steps", total(1))
 
     def evaluate(self) -> dict[str, float]:
-        """Numbers of the present policy on the held-out prompts; their rollouts are recorded."""
+        """Metrics of the current policy on the held-out prompts; records their rollouts."""
         if self.evaluator is None:
             return {}
         stopwatch, store = Stopwatch(self.journal.display.phase), MetricStore()
@@ -219,7 +224,7 @@ class RlRun(Training):
             if self.critic is not None:
                 expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
                 store.merge(expected)
-        # Failures while evaluating are in eval/failed_fraction, and neither they nor its tokens are the next step's.
+        # Evaluation reports failures as eval/failed_fraction; they and its tokens must not count in the next step.
         self.evaluator.scorer.take_metrics()
         self.engine.take_metrics()
         self.journal.record_evaluation(self.progress.step, groups, values)
@@ -227,23 +232,23 @@ class RlRun(Training):
 
 
 def refuse_stale(collected: Collected, version: int) -> None:
-    """Synchronous: every rollout was sampled by the weights that now learn from it."""
+    """Training is synchronous: RolloutError if a rollout was not sampled by the weights that now learn from it."""
     stale = sorted({r.policy_version for group in collected.sampled for r in group.rollouts} - {version})
     if stale:
         raise RolloutError(
             f"the engine sampled with version {stale[0]} of the policy, which is at version {version}",
-            remedy="an engine takes the policy's weights and version over in sync()",
+            remedy="an engine must take over the policy's weights and version in sync()",
         )
 
 
 def with_gradient(minibatch: Batch) -> Batch:
-    """The rows that can change a weight: those with an advantage other than 0 somewhere."""
+    """The rows that can change a weight: those with a trained token whose advantage is not 0."""
     has_gradient_B = (minibatch.loss_mask & (present(minibatch.advantages, "advantages") != 0)).any(dim=1)
     return minibatch.select(has_gradient_B.nonzero()[:, 0])
 
 
 def with_left_out(metrics: Mapping[str, Metric], part: Batch, minibatch: Batch) -> dict[str, Metric]:
-    """What to log of an update on `part` of a minibatch: the rows left out have a loss of 0."""
+    """What to log for an update on `part` of a minibatch: the rows left out have a loss of 0."""
     share = 1 - int(part.loss_mask.sum()) / max(int(minibatch.loss_mask.sum()), 1)
     loss = mean(0.0, share)
     return {

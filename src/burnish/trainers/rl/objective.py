@@ -1,4 +1,4 @@
-"""What an optimizer step minimises: pure functions of fresh scores and a batch, shared out over micro-batches."""
+"""What an optimizer step minimises: pure functions of fresh scores and a batch, each micro-batch giving its share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from burnish.types import Metric, Reduction
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Importance correction for the sampler/trainer mismatch (`burnish.algorithms.mismatch`)."""
+    """Importance correction for the mismatch of sampler and trainer (`burnish.algorithms.mismatch`)."""
 
     level: str
     mode: str
@@ -33,8 +33,9 @@ class Correction:
 class PolicyObjective:
     """Policy loss + KL in the loss - entropy bonus, aggregated over the optimizer step.
 
-    `policy_loss` has the signature of `burnish.algorithms.policy_losses`; `numbers` are its keyword arguments. Without
-    old log-probabilities in the batch the step is the first since sampling and the fresh ones, detached, are the old.
+    `policy_loss` has the signature of `burnish.algorithms.policy_losses`; `numbers` are its keyword arguments. If the
+    batch has no old log-probabilities, this is the first step since sampling, and the fresh ones, detached, are the old
+    ones.
     """
 
     policy_loss: Callable[..., PolicyLoss]
@@ -47,14 +48,15 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     correction: Correction | None = None
     takes_selection: bool = False
-    needs_entropy: bool = True  # a chart and an alarm watch it, and it costs nothing but the forward walk
+    needs_entropy: bool = True  # for a chart and an alarm; it costs no pass of its own
 
     def with_kl_coef(self, kl_coef: float) -> PolicyObjective:
-        """The same with another coefficient: an adaptive one changes from step to step."""
+        """The same objective with another coefficient: an adaptive one changes from step to step."""
         return dataclasses.replace(self, kl_coef=kl_coef)
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         mask, logprobs = batch.loss_mask, scores.logprobs_BT
+        # Detached, so that the ratio is exactly 1 and still has the gradient of the log-probability.
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         result = self.policy_loss(logprobs, old, batch.advantages, mask, **self._numbers(batch))
         per_token = self._weighted(result.per_token_BT, old, batch)
@@ -78,7 +80,7 @@ class PolicyObjective:
         metrics["loss"] = share(loss, mask, denominators)
         signals = Signals(
             ratio_deviation=None if batch.old_logprobs is None else ratio_deviation(logprobs, old, mask),
-            approx_kl=result.metrics.get("approx_kl"),  # a loss from outside need not measure it
+            approx_kl=result.metrics.get("approx_kl"),  # a user's loss need not measure it
         )
         named = {f"policy/{name}": metric for name, metric in metrics.items()}
         if batch.rollout_logprobs is not None:
@@ -109,7 +111,7 @@ class PolicyObjective:
 
 
 def aggregate_step(per_token_BT: Tensor, mask_BT: Tensor, mode: str, length: int, denominators: Denominators) -> Tensor:
-    """A micro-batch's share of the loss of its optimizer step; `length` is used by the mode that asks for it."""
+    """A micro-batch's share of the loss of its optimizer step. Only the mode that needs `length` gets it."""
     return aggregate(
         per_token_BT,
         mask_BT,
@@ -122,7 +124,7 @@ def aggregate_step(per_token_BT: Tensor, mask_BT: Tensor, mode: str, length: int
 
 @dataclass(frozen=True, slots=True)
 class LikelihoodObjective:
-    """Supervised fine-tuning: mean negative log-likelihood of the trained tokens of the optimizer step."""
+    """Supervised fine-tuning: mean negative log-likelihood of the optimizer step's trained tokens."""
 
     needs_entropy: bool = False
 
@@ -137,6 +139,6 @@ def _mean(values_BT: Tensor, mask_BT: Tensor) -> Metric:
 
 
 def share(term: Tensor, mask_BT: Tensor, denominators: Denominators) -> Metric:
-    """Shares of micro-batches add up to the value of an optimizer step: their weights add up to 1, and the mean over
-    several steps is the mean of their values."""
+    """A term's share from one micro-batch, as a metric. Shares add up to the value of the optimizer step: their weights
+    add up to 1, and the mean over several steps is the mean of their values."""
     return Metric(Reduction.MEAN, term.detach(), mask_BT.sum() / max(denominators.num_tokens, 1))

@@ -29,8 +29,8 @@ ENGINE_LOG = "vllm.log"
 
 @contextmanager
 def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator[LoadedModel]:
-    """The model of the run file, which has room for the run's responses. Inside, float32 products go the way that
-    `paths` chose."""
+    """The model of the run file, checked to have room for the run's responses. Within this context, float32 products
+    take the path that `paths` chose."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     check_fit(config, loaded.context_length, num_embeddings(loaded.model))
     keep_freed_memory(loaded.model.device.type)
@@ -41,8 +41,8 @@ def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator
 
 @contextmanager
 def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> Iterator[RolloutEngine]:
-    """The engine of the run file, told the longest texts that this run can have: vLLM sets memory aside for them, and
-    windows that they fit into concern nobody. What it holds is let go at the end."""
+    """The engine of the run file, released at the end. It gets the longest text that this run can have as its context:
+    vLLM reserves memory for that much, and a sliding window that the texts fit into can be ignored."""
     rollout = config.rollout
     engine = build_engine(
         rollout.engine,
@@ -67,5 +67,5 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
 
 
 def longest_text(config: RlConfig, loaded: LoadedModel) -> int:
-    """Tokens that prompt and response can have together in this run."""
+    """Most tokens that prompt and response together can have in this run."""
     return min(loaded.context_length, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)

@@ -1,4 +1,4 @@
-"""What `burnish rl` refuses before it has loaded a model. `burnish plan` asks the same, so that it promises no more."""
+"""What `burnish rl` refuses before loading a model. `burnish plan` makes the same checks, so it never promises more."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
-    """ConfigError for what a look at the run file, and at the classes and functions that it names, shows to be
-    unusable; nothing is loaded or written."""
+    """ConfigError for settings that the run file, and the classes and functions that it names, already show to be
+    unusable. Loads no model and writes nothing."""
     check_estimator(config, parts.estimator)
     if config.algorithm.skip_zero_advantages and not parts.loss.zero_at_zero_advantage:
         raise ConfigError(
@@ -53,23 +53,23 @@ def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
 
 
 def check_fit(config: RlConfig, context_tokens: int | None, num_embeddings: int) -> None:
-    """Raises ConfigError or ModelError for responses that can never fit into the model's context (tokens of prompt and
-    response together, None without a limit), and for stop ids that it does not have."""
+    """Raises ConfigError or ModelError for responses that can never fit into the model's context (`context_tokens` of
+    prompt and response together, None if unlimited), and for stop ids that the model does not have."""
     longest = config.rollout.max_response_tokens
     if context_tokens is not None and longest >= context_tokens:
         raise ConfigError(
-            f"rollout.max_response_tokens is {longest:,}, but the model's context is {context_tokens:,} tokens: no "
-            "room for a prompt",
+            f"rollout.max_response_tokens is {longest:,}, but the model's context is {context_tokens:,} tokens, which "
+            "leaves no room for a prompt",
             remedy=f"set it below {context_tokens:,}, or use a model with a longer context",
         )
     check_token_ids(config.rollout.stop_token_ids, num_embeddings, "rollout.stop_token_ids names")
 
 
 def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, list[str]]:
-    """(prompts that data.train provides, None when they would have to be downloaded; what is worth a note).
+    """(number of prompts in data.train, or None if they would have to be downloaded; notes for the user).
 
     Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
-    weights and downloads nothing: what only they can tell is left to the run. `context_tokens`: of the model, if known.
+    weights and downloads nothing, so what only these show is left to the run. `context_tokens`: the model's, if known.
     """
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
@@ -82,7 +82,7 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
 
 
 def check_vllm(settings: VllmConfig) -> None:
-    """ConfigError when vLLM cannot run here, or the interpreter has none."""
+    """ConfigError if vLLM cannot run here, or the interpreter does not have it."""
     if not sys.platform.startswith("linux"):
         raise ConfigError(f"rollout.engine is vllm, which needs Linux, not {sys.platform}", remedy="use local")
     python = settings.interpreter
@@ -102,7 +102,7 @@ def check_vllm(settings: VllmConfig) -> None:
 
 
 def check_estimator(config: RlConfig, estimator: Estimator) -> None:
-    """ConfigError for settings of the run that the estimator cannot use: it would ignore them, or fail in mid-run."""
+    """ConfigError for settings that the estimator cannot use: it would ignore them, or fail during the run."""
     name, algorithm = estimator.name, config.algorithm
     if estimator.needs_values and not estimator.token_level:
         raise ConfigError(
@@ -133,17 +133,17 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
         if unused:
             raise ConfigError(
                 f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum",
-                remedy=f"remove {field} (a KL can stand in the loss, an over-long penalty among the rewards)",
+                remedy=f"remove {field} (a KL can be part of the loss, an over-long penalty one of the rewards)",
             )
 
 
 def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None:
-    """ModelError for a folder that is not there, or is no model that could be loaded."""
+    """ModelError for a folder that does not exist, or does not hold a model that can be loaded."""
     check_model_folder(resolve_source(model.path, field=field), needs_weights=not model.from_scratch)
 
 
 def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
-    """None when it would have to be downloaded."""
+    """None if it would have to be downloaded."""
     folder = Path(config.model.tokenizer or config.model.path).expanduser()
     return load_tokenizer(config.model) if folder.exists() else None
 
@@ -155,7 +155,7 @@ def _local_prompts(
     tokenizer: PreTrainedTokenizerBase | None,
     context_tokens: int | None,
 ) -> PromptSet | Sequence[Prompt] | None:
-    """Prompts as the run would have them; without a tokenizer none is too long. None when they are not all here."""
+    """Prompts as the run would have them; without a tokenizer none is too long. None if any must be downloaded."""
     if not sources or any(needs_download(source) for source in sources):
         return None
     if tokenizer is None:
@@ -168,7 +168,7 @@ def _prompts_of(found: PromptSet | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def _asked(found: PromptSet | Sequence[Prompt]) -> list[Asked]:
-    """What the prompts ask: their tokens, or without a tokenizer their text and tools."""
+    """What the prompts ask: their tokens, or their text and tools if there is no tokenizer."""
     if isinstance(found, PromptSet):
         return found.asked()
     return [(prompt.id, repr((prompt.messages or prompt.text, prompt.tools))) for prompt in found]
@@ -188,7 +188,7 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
 
 
 def notes_on(config: RunConfig) -> list[str]:
-    """What another machine, or `--fresh`, would put right."""
+    """Notes on what would work on another machine, or with `--fresh`."""
     notes = []
     try:
         resolve_device(config.model.device)
@@ -197,5 +197,5 @@ def notes_on(config: RunConfig) -> list[str]:
     try:
         RunDirectory(Path(config.output)).admit(config)
     except CheckpointError as error:
-        notes.append(f"{error.message}\nthe run would refuse to go on with it; --fresh would start over")
+        notes.append(f"{error.message}\nthe run would refuse to continue it; --fresh would start over")
     return notes

@@ -1,4 +1,4 @@
-"""The boundary to estimators and losses from outside: what they return is checked where they are called."""
+"""The boundary to users' estimators and losses: what they return is checked where they are called."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _EXTENDING = "see docs/extending.md for what it must return"
 
 
 def checked_advantages(result: Any, mask_BT: Tensor, *, name: str, token_level: bool) -> tuple[Tensor, Tensor | None]:
-    """(advantages, returns) of an estimator as float32: (B,) and None, or for a token-level one (B, T) twice.
+    """(advantages, returns) of an estimator as float32: (B,) and None, or both (B, T) for a token-level one.
 
-    Raises ConfigError for anything else than tensors of floating numbers of that shape, and for numbers from outside
-    that are not finite where they count.
+    Raises ConfigError for anything except floating-point tensors of these shapes, and for numbers of a user's estimator
+    that are not finite where they are used.
     """
     if not token_level:
         return _numbers("advantages", result, mask_BT.any(dim=1), name), None
@@ -32,19 +32,19 @@ def checked_advantages(result: Any, mask_BT: Tensor, *, name: str, token_level: 
 
 
 def _numbers(what: str, value: Any, counts: Tensor, name: str) -> Tensor:
-    """`counts`: where the numbers are used, which is also their shape."""
+    """`value` checked. `counts`: True where the numbers are used; it has their shape."""
     if not isinstance(value, Tensor) or value.shape != counts.shape or not value.is_floating_point():
         raise _refused(name, f"{_described(value)} as {what}, not floating numbers of shape {tuple(counts.shape)}")
     value = value.detach().to(counts.device, torch.float32)
     odd = int((~value.isfinite() & counts).sum())
-    if odd and is_outside(name):  # those of our own come from scores, and the update names them
+    if odd and is_outside(name):  # ours are finite if the scores are, and the update reports them
         raise _refused(name, f"{odd} {what} that are not finite")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedLoss:
-    """A policy loss from outside. Raises ConfigError for what it raises, and for what is no loss."""
+    """A user's policy loss. Raises ConfigError if it raises, or returns something that is not a loss."""
 
     function: Callable[..., Any]
     name: str

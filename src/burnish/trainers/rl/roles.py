@@ -1,4 +1,4 @@
-"""From a run file and a loaded model to the models that the loop asks: policy, reference and critic."""
+"""From a run file and a loaded model to the models that the loop uses: policy, reference and critic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.trainers.rl.critic_setup import build_separate_critic, build_shared
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The models of a run, wherever they live. None for those that its algorithm does not need."""
+    """The models of a run, in whichever process they are. None for those that its algorithm does not need."""
 
     policy: Policy
     reference: Reference | None
@@ -24,7 +24,8 @@ class Roles:
 
 
 def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
-    """The models of the run in this process. All of them start from the weights that `loaded` has now."""
+    """The models of the run, in this process. They start from the weights that `loaded` has now, except for a critic
+    with another `critic.init`."""
     needs_values = resolve_estimator(config.algorithm.estimator).needs_values
     critic: Critic | None = build_separate_critic(config, loaded, lanes) if needs_values else None
     policy = build_policy(config, loaded, lanes)  # after the critic, whose trunk is to have no adapters
@@ -35,13 +36,13 @@ def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
 
 
 def build_policy(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> LocalPolicy:
-    """The policy alone, which builds adapters into the loaded model where the run file asks for them."""
+    """The policy alone. It adds adapters to the loaded model if the run file asks for them."""
     return LocalPolicy(
         loaded,
         OptimizerSettings.from_config(
             config.optimization,
             total_steps=config.policy_updates,
-            first_step=config.planned_updates - config.policy_updates,  # those of a critic that warms up
+            first_step=config.planned_updates - config.policy_updates,  # earlier ones only warm up the critic
         ),
         temperature=config.rollout.temperature,
         tokens_per_microbatch=config.optimization.tokens_per_microbatch,

@@ -1,4 +1,4 @@
-"""The two commands on an RL run file: train, and evaluate."""
+"""The two commands on an RL run file: train and evaluate."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from burnish.trainers.telemetry.journal import token_texts
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False, cast: Cast = INLINE) -> RunResult:
     """Run the loop of `burnish.trainers.rl.loop`; goes on from the newest checkpoint in the run's folder.
 
-    The first Ctrl-C finishes the step and saves. `accept_changes`: go on although files or versions that the run
-    depends on have changed. Raises BurnishError for everything that a user can put right.
+    The first Ctrl-C finishes the step and saves. `accept_changes`: continue even if files or versions that the run
+    depends on have changed. Raises BurnishError for everything that a user can fix.
     """
     return train_to_end(open_rl_run(config, console, accept_changes=accept_changes, cast=cast), console)
 
@@ -36,8 +36,8 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
 def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
     """Evaluate the model of the run file (or the weights of a checkpoint) on the held-out data.
 
-    Writes `metrics.json`, `config.yaml` and `rollouts/eval-000000.jsonl` into a fresh folder `eval/NNN` of the run's.
-    Raises ConfigError when the run file names no held-out data.
+    Writes `metrics.json`, `config.yaml` and `rollouts/eval-000000.jsonl` to a new folder `eval/NNN` in the run's
+    folder. Raises ConfigError if the run file names no held-out data.
     """
     check_place(config.output)
     if weights is not None:

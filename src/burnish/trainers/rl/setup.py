@@ -1,11 +1,11 @@
-"""From a run file to the parts of a run: what the algorithm needs is loaded, nothing else."""
+"""From a run file to the parts of a run: only what the algorithm needs is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -22,7 +22,7 @@ from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.limits import check_rotation
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import restore
-from burnish.trainers.path_record import record_paths, recorded_paths
+from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.cast import Cast, Inline
 from burnish.trainers.rl.collection import Collector
@@ -37,9 +37,6 @@ from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Rollout
 
-if TYPE_CHECKING:
-    pass
-
 INLINE = Inline()
 
 
@@ -47,7 +44,7 @@ INLINE = Inline()
 def open_rl_run(
     config: RlConfig, console: Console, *, accept_changes: bool = False, cast: Cast = INLINE
 ) -> Iterator[RlRun]:
-    """Everything that `run_loop` talks to; workers, sinks and the lock are let go at the end."""
+    """Open everything that `run_loop` uses; workers, sinks and the lock are released at the end."""
     parts = resolve_algorithm(config.algorithm)
     check_settings(config, parts)
     estimator, loss, numbers = parts
@@ -72,7 +69,8 @@ def open_rl_run(
             scorer=scorer,
             sampling=build_sampling(config),
             needs_greedy=estimator.needs_greedy,
-            overlaps=loaded.model.device.type != "cpu",
+            # On a CPU, workers that score would slow down sampling by more than they save (see `Collector`).
+            overlaps=loaded.model.device.type != "cpu" or config.cluster.uses_processes,
         )
         evaluator = None
         if config.evaluation.happens:
@@ -80,7 +78,6 @@ def open_rl_run(
         if evaluator is None:
             say(console, find_overlap(train.asked()).lines())
         journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
-        record_paths(workplace.path, paths)
         run = RlRun(
             config=config,
             policy=roles.policy,
@@ -102,7 +99,7 @@ def open_rl_run(
         )
         if workplace.checkpoint is not None:
             restore(run, workplace.checkpoint)
-            engine.sync(run.policy.publish())  # it was built on the weights that the run began with
+            engine.sync(run.policy.publish())  # it was built with the weights that the run began with
         yield run
 
 
@@ -135,7 +132,7 @@ def build_evaluator(
     *,
     train: PromptSet | None = None,
 ) -> Evaluator | None:
-    """None without held-out data. Says which of its prompts are in `train` too."""
+    """None without held-out data. Reports which of its prompts are also in `train`."""
     settings = config.evaluation
     if not config.data.eval:
         return None
@@ -160,10 +157,10 @@ def build_evaluator(
 
 
 def vote_key(config: RlConfig) -> Callable[[Rollout], str]:
-    """What counts as the same answer for maj@k: the extracted answer where the reward is `math`, else the text."""
+    """What counts as the same answer for maj@k: the extracted answer if a reward is `math`, else the text."""
     if not any(reward.name == "math" for reward in config.rewards):
         return _by_text
-    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when it votes
+    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when needed
 
     reader = MathAnswer()
     return lambda rollout: canonical(reader.extract(rollout.response) or rollout.response)
@@ -175,7 +172,7 @@ def _by_text(rollout: Rollout) -> str:
 
 @contextmanager
 def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
-    """The rewards of the run file, loaded now, so that a wrong name or option stops the run before a model loads."""
+    """The rewards of the run file, loaded first, so that a wrong name or option stops the run before a model loads."""
     scorer = ProcessRewardScorer(config.rewards, config.scoring)
     try:
         success_of(config.rewards, scorer.answer_labels, config.evaluation)  # refuses a threshold out of reach

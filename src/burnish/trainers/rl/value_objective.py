@@ -1,4 +1,4 @@
-"""What an optimizer step of a critic minimises, alone or together with a policy that shares its trunk."""
+"""What an optimizer step of a critic minimises, alone or together with a policy that shares its backbone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClippedValueObjective:
 
 @dataclass(frozen=True, slots=True)
 class WeightedValueObjective:
-    """A value loss times a constant. What is logged stays the loss itself."""
+    """A value loss times a constant. The loss is logged without the constant."""
 
     objective: ValueObjective
     weight: float
@@ -47,14 +47,14 @@ class WeightedValueObjective:
 
 @dataclass(frozen=True, slots=True)
 class ActorCriticObjective:
-    """Policy loss + coef * value loss, for a critic that shares the policy's trunk."""
+    """Policy loss + coef * value loss, for a critic that shares the policy's backbone."""
 
     policy: PolicyObjective
     value: ValueObjective
     coef: float
 
     def with_kl_coef(self, kl_coef: float) -> ActorCriticObjective:
-        """The same with another KL coefficient."""
+        """The same objective with another KL coefficient."""
         return dataclasses.replace(self, policy=self.policy.with_kl_coef(kl_coef))
 
     @property
@@ -63,7 +63,7 @@ class ActorCriticObjective:
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         if scores.values_BT is None:
-            raise ValueError("the policy gives no values; a critic has to share its trunk first")
+            raise ValueError("the policy gives no values: a critic must share its backbone first")
         policy = self.policy(scores, batch, denominators)
         value = self.value(scores.values_BT, batch, denominators)
         loss = policy.loss + self.coef * value.loss

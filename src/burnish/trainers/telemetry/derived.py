@@ -1,7 +1,7 @@
-"""Numbers of a step that follow from other numbers of it: spreads from second moments, throughputs from times.
+"""Metrics that follow from other metrics of the same step: spreads from second moments, throughputs from times.
 
-Moments are means, so they merge exactly over micro-batches; spreads do not. Hence the moments travel, and only the
-finished row is turned into what people read. Rows in, rows out: the row given is never changed.
+Moments are means, so they merge exactly over micro-batches; spreads do not. So the moments are passed around, and only
+the finished row gets what people read. Rows in, rows out: the row given is never changed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SPREADS = {
     "advantage/std": ("advantage/mean", "advantage/square_mean"),
     "advantage/raw_std": ("advantage/raw_mean", "advantage/raw_square_mean"),
 }
-"""Standard deviations and the two moments that give them; the second moment leaves the row."""
+"""Standard deviations and the two moments that give them; the second moment is removed from the row."""
 
 
 def derive(row: Mapping[str, float]) -> dict[str, float]:
-    """The row with its second moments replaced by spreads, and with the throughputs of the step."""
+    """The row with its second moments replaced by spreads, plus the throughputs of the step."""
     row = derive_values(row)
     for spread, (mean, square_mean) in SPREADS.items():
         if square_mean in row:
@@ -33,8 +33,8 @@ def derive(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def derive_values(row: Mapping[str, float]) -> dict[str, float]:
-    """The row with a critic's moments replaced by return_std and explained_variance, which is left out where all
-    returns are equal."""
+    """The row with a critic's moments replaced by return_std and explained_variance (left out if all returns are
+    equal)."""
     row = dict(row)
     if "critic/return_square_mean" not in row:
         return row
@@ -48,7 +48,7 @@ def derive_values(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def throughputs(row: Mapping[str, float]) -> dict[str, float]:
-    """Response tokens of the step per second of all of it, of generating and of updating."""
+    """Response tokens of the step per second of the whole step, of generation and of the update."""
     tokens, rates = row["rollout/response_tokens_sum"], {}
     for name, phase in (("response", "step"), ("generate", "generate"), ("update", "update")):
         seconds = row.get(f"time/{phase}_seconds", 0.0)

@@ -1,4 +1,4 @@
-"""What a run leaves behind when a loss or gradient is not finite: the minibatch that did it, for inspection."""
+"""What a run keeps for inspection when a loss or gradient is not finite: the minibatch that caused it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DIVERGED_FOLDER = "diverged"
 def keeping_batch(run_dir: Path, step: int, batch: Batch) -> Iterator[None]:
     """Around an optimizer step: on DivergenceError write the minibatch to `diverged/` and name the file in the error.
 
-    `step-000123.safetensors` holds the fields of the batch by name, `step-000123.json` the message and, row by row, how
-    long prompt and response are and which of its numbers are not finite.
+    `step-000123.safetensors` holds the fields of the batch by name. `step-000123.json` holds the message and, for each
+    row, its group, its tokens, how many of them are trained, and which fields are not finite.
     """
     try:
         yield
@@ -34,7 +34,7 @@ def keeping_batch(run_dir: Path, step: int, batch: Batch) -> Iterator[None]:
 
 
 def _keep(folder: Path, step: int, batch: Batch, message: str) -> str:
-    """Where the batch lies now, or why it could not be kept: a full disk must not hide the divergence."""
+    """Where the batch is now, or why it could not be saved: a full disk must not hide the divergence."""
     path = folder / f"step-{step:06d}.safetensors"
     tensors = _fields(batch)
     content = {"step": step, "message": message, "rows": [_row(batch, tensors, i) for i in range(len(batch))]}

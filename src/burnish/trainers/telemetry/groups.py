@@ -1,4 +1,4 @@
-"""What the groups of a step say, as metrics: rewards, lengths, finish reasons, constant groups, domains."""
+"""Metrics of a step's groups: rewards, lengths, finish reasons, constant groups, domains."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
 
 
 def is_constant(group: RolloutGroup) -> bool:
-    """All responses that were scored have the same reward, and there are at least two of them."""
+    """Whether at least two responses were scored and all of them have the same reward."""
     rewards = [r.reward for r in group.rollouts if r.reward is not None]
     return len(rewards) > 1 and min(rewards) == max(rewards)
 
 
 def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-    """Rewards, lengths and finish reasons of everything sampled, before any filter or penalty."""
+    """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty."""
     rollouts = [r for group in groups for r in group.rollouts]
     rewards = [r.reward for r in rollouts if r.reward is not None]
     comparable = [group for group in groups if sum(r.reward is not None for r in group.rollouts) > 1]
@@ -39,7 +39,8 @@ def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
 
 
 def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:
-    """`prefix/LABEL` and `prefix/LABEL/PART`: each reward before its weight, and its parts, over those that have it."""
+    """`prefix/LABEL` and `prefix/LABEL/PART`: means of each reward before its weight, and of its parts, over the
+    rollouts that have it."""
     labels = sorted({label for r in rollouts for label in r.reward_parts})
     return {
         f"{prefix}/{label}": mean_of([r.reward_parts[label] for r in rollouts if label in r.reward_parts])

@@ -1,4 +1,4 @@
-"""What a run leaves behind and says: rollout files, metrics, alarms, the live display."""
+"""What a run records and shows: rollout files, metrics, alarms, the live display."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from burnish.types import RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Where the loop reports to. `recorder` is None when the run records no rollouts."""
+    """Where the loop reports to. `recorder` is None if the run records no rollouts."""
 
     recorder: RolloutRecorder | None
     sinks: Sinks
     alarms: AlarmBell
     display: Display
     place: Workplace | None = None
-    """The folder that all of it lies in; None where nothing is written to a run's folder."""
+    """The folder that all of this is in; None if nothing is written to a run's folder."""
     watchers: tuple[Watcher, ...] = ()
-    """Functions of the program that trains, told of each line of metrics."""
+    """Functions of the program that trains, called with each line of metrics."""
 
     def check_place(self) -> None:
-        """Call it before writing to the folder: CheckpointError when it is not ours any more."""
+        """Call it before writing to the folder: CheckpointError if it is no longer ours."""
         if self.place is not None:
             self.place.check()
 
     def lacks_checkpoint(self, saved_step: int | None) -> bool:
-        """Whether somebody has removed the newest checkpoint, so that a new one is due."""
+        """Whether the newest checkpoint was removed, so that a new one is due."""
         return self.place is not None and self.place.lacks_checkpoint(saved_step)
 
     def record(self, step: int, groups: Sequence[RolloutGroup], notes: Mapping[tuple[int, int], RolloutNote]) -> None:
-        """Every rollout of the step, with what the trainer knows about it by (group, sample)."""
+        """Record every rollout of the step, with what the trainer knows about it by (group, sample)."""
         self.check_place()
         if self.recorder is not None:
             self.recorder.record(step, groups, notes)
 
     def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> None:
-        """Every rollout of an evaluation, with the critic's values where there is one."""
+        """Record every rollout of an evaluation, with the critic's values, if any."""
         self.check_place()
         if self.recorder is not None:
             self.recorder.record_evaluation(step, groups, values)
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        """One line of metrics; alarms that this line sets off are said once. Raises what a watcher raises."""
+        """Write one line of metrics; an alarm that it sets off is shown once. Raises what a watcher raises."""
         self.check_place()
         broken = self.sinks.write(step, row)
         for watch in self.watchers:  # before the alarms: a run that a watcher ends writes this line again on resuming
@@ -71,10 +71,10 @@ class Journal:
 def open_journal(
     config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
 ) -> Iterator[Journal]:
-    """Recorder, sinks, alarms and display, cut back to the checkpoint that the run goes on from.
+    """Recorder, sinks, alarms and display, with everything after the checkpoint that the run continues from removed.
 
-    The run's configuration is written here, where it is known whether there are steps to make: what a finished run
-    was made with stays on record.
+    The run's configuration is written here, because only here is it known whether any step is left: a finished run
+    keeps the configuration it was made with.
     """
     resume_step = workplace.resume_step
     if workplace.has_steps_to_make(total_steps):
@@ -82,7 +82,7 @@ def open_journal(
     else:
         console.print(
             f"{workplace.path} is finished at step {resume_step} ({total_steps} asked for), nothing to do; "
-            "raise `steps` to go on",
+            "raise `steps` to continue",
             markup=False,
             soft_wrap=True,
         )
@@ -95,7 +95,7 @@ def open_journal(
         config=masked(config.model_dump(mode="json")),
         resume_step=workplace.written_step,
     )
-    plain_every = max(1, total_steps // 100)  # a log file needs no line for each of thousands of steps
+    plain_every = max(1, total_steps // 100)  # a log file does not need a line for each of thousands of steps
     with Display(
         console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
     ) as display:
@@ -116,7 +116,7 @@ def open_journal(
 
 
 def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:
-    """Token ids to one text each; a token that is only part of a character shows the tokenizer's own sign for that."""
+    """From token ids to one text each; a token that is part of a character gives the tokenizer's own sign for that."""
 
     @cache
     def text(token: int) -> str:

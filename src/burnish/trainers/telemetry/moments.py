@@ -10,8 +10,8 @@ from burnish.types import Metric, Reduction
 
 
 def describe_advantages(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
-    """Advantages as the estimator gave them, and as they are trained on; (B, T)."""
-    # float64: the spread is read off the second moment, which leaves few digits of a spread small against the mean
+    """Advantages (B, T) as the estimator gave them, and as they are trained on."""
+    # float64: the spread comes from the second moment, which would lose most digits if it is small against the mean
     raw, final, count = raw_BT[mask_BT].double(), advantages_BT[mask_BT].double(), mask_BT.sum()
     return {
         "advantage/raw_mean": Metric(Reduction.MEAN, raw.sum(), count),
@@ -23,7 +23,7 @@ def describe_advantages(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) 
 
 
 def describe_values(batch: Batch) -> dict[str, Metric]:
-    """Values and returns of a step as first and second moments over the trained tokens, which merge exactly."""
+    """Values and returns of a step; empty without a critic."""
     if batch.values is None or batch.returns is None:
         return {}
     mask = batch.loss_mask

@@ -1,4 +1,4 @@
-"""What the trainer knows about each rollout of a step, for the files that are recorded."""
+"""What the trainer knows about each rollout of a step, for the recorded files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.types import RolloutGroup
 
 
 def rollout_notes(collected: Collected, batch: Batch | None) -> dict[tuple[int, int], RolloutNote]:
-    """(group, sample) to what the trainer knows about the rollout; groups that a filter left out are named as such."""
+    """What the trainer knows about each rollout, by (group, sample). Groups that a filter left out are marked."""
     kept_ids = {group.group_id for group in collected.groups}
     notes = {
         (rollout.group_id, rollout.sample_index): RolloutNote(kept=False, dropped_because=_why_left_out(group))
@@ -36,7 +36,7 @@ def _why_left_out(group: RolloutGroup) -> str:
 
 
 def _notes(batch: Batch) -> Iterator[RolloutNote]:
-    """One note a row. Whole tensors become lists at once: row by row would take longer than a small model's update."""
+    """One note per row. Whole tensors become lists at once: row by row takes longer than a small model's update."""
     lengths = batch.response_lengths.tolist()
     trained_B = batch.loss_mask.sum(dim=1)
     advantages = _rows(batch.advantages, lengths)
@@ -68,7 +68,7 @@ def _means(values_BT: Tensor, mask_BT: Tensor, counts_B: Tensor) -> list[float]:
 
 
 def _rows(values_BT: Tensor | None, lengths: Sequence[int]) -> list[tuple[float, ...] | None]:
-    """What stands at the response's tokens, row by row."""
+    """The values at the response's tokens, row by row."""
     if values_BT is None:
         return [None] * len(lengths)
     return [tuple(row[:length]) for row, length in zip(values_BT.tolist(), lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""Where a step's time goes, by phase."""
+"""Where the time of a step goes, by phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from burnish.types import Metric, Reduction
 
 
 class Stopwatch:
-    """Adds up wall-clock seconds per named phase of one step; `announce` hears which phase begins ("" is none)."""
+    """Adds up wall-clock seconds per phase of one step; `announce` gets the name of each phase as it begins, "" after
+    it."""
 
     def __init__(self, announce: Callable[[str], None] = lambda name: None) -> None:
         self._seconds: dict[str, float] = {}
