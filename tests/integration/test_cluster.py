@@ -75,6 +75,7 @@ def test_two_trainers_are_one(run: Callable[..., Path], trace: Callable[[Path], 
     assert trace(run("two", "grpo", trainers=2)) == trace(run("one", "grpo"))
 
 
+@pytest.mark.slow
 def test_a_lost_rollout_worker_changes_nothing(
     run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,10 @@ only, so processes that have a run of lanes each get the same bits as one proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -116,9 +116,9 @@ class Lanes:
 
     def budget(self, tokens: int, tokens_per_microbatch: int) -> int:
         """Tokens in a micro-batch: fewer where this gives every lane something to do. Depends on no process."""
-        if self.count == 1:
-            return tokens_per_microbatch
-        return max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
+        return (
+            tokens_per_microbatch if self.count == 1 else max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
+        )
 
     def map(self, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]) -> list[Result]:
         """`work` done on every part, each by the process that has its lane; all results, in the order of the parts.
@@ -126,72 +126,76 @@ class Lanes:
         Every process of a team makes this call, and gets all results. Raises what `work` raises here, PeerFailedError
         where it has raised elsewhere.
         """
-        if self.team is None:
-            return [work(part) for part in parts]
-        first, end = self.own
+        return [work(part) for part in parts] if self.team is None else self._map_in(self.team, parts, costs, work)
+
+    def _map_in(
+        self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
+    ) -> list[Result]:
         dealt = deal(costs, self.count)
         results: dict[int, Result] = {}
-        with self._together() as outcome:
-            outcome.value = {index: work(parts[index]) for lane in range(first, end) for index in dealt[lane]}
+        with _telling(team) as outcome:
+            outcome.own = {index: work(parts[index]) for lane in range(*self.own) for index in dealt[lane]}
         for given in outcome.everyones:
             results.update(given)
         return [results[index] for index in range(len(parts))]
 
-    def accumulate(
-        self,
-        parts: Sequence[Part],
-        costs: Sequence[int],
-        work: Callable[[Part], Result],
-        parameters: Sequence[nn.Parameter],
-    ) -> list[Result]:
-        """`work`, a forward and a backward pass, done on every part. The gradients of all of them are added to those
-        that the parameters have already; all results are returned, lane by lane.
+    @contextmanager
+    def adding(
+        self, parts: Sequence[Part], costs: Sequence[int], parameters: Sequence[nn.Parameter], values: list[Result]
+    ) -> Iterator[Iterable[Part]]:
+        """The parts that this process has to make forward and backward passes over, lane by lane. Every pass appends
+        one entry to `values`. At the end of the block the gradients of all parts, those of other processes too, are
+        added to the ones that the parameters had, and `values` has the entries of all of them.
 
-        Made by every process of a team, as `map` is, and raises what that raises.
+        Every process of a team enters it. Raises PeerFailedError where another one has raised in its block.
         """
         if self.count == 1 and self.team is None:
-            return [work(part) for part in parts]
-        dealt, earlier = deal(costs, self.count), take_gradients(parameters)
-        results: dict[int, list[Result]] = {}
-
-        def lane_sum(span: Span) -> Gradients | None:
-            if span[1] - span[0] > 1:
-                return None
-            results[span[0]] = [work(parts[index]) for index in dealt[span[0]]]
-            return take_gradients(parameters)
-
-        with self._together() as outcome:
-            nodes = {node: tree_sum(node, lane_sum, add_gradients) for node in own_nodes((0, self.count), self.own)}
-            reached = [any(node[index] is not None for node in nodes.values()) for index in range(len(parameters))]
-            outcome.value = (results, reached)
-        for given, _ in outcome.everyones:
-            results.update(given)
+            yield parts
+            return
+        before, entries = take_gradients(parameters), len(values)
+        sums = _LaneSums(parts, deal(costs, self.count), parameters, values)
         if self.team is None:
-            ((_, total),) = nodes.items()
+            yield sums.run([(0, self.count)])
+            total = sums.nodes[0, self.count]
         else:
-            present = [any(flags) for flags in zip(*(flags for _, flags in outcome.everyones), strict=True)]
-            total = self.team.add_up(nodes, present, parameters)
-        for parameter, gradient in zip(parameters, add_gradients(earlier, total), strict=True):
+            with _telling(self.team) as outcome:
+                yield sums.run(own_nodes((0, self.count), self.own))
+                outcome.own = (values[entries:], sums.reached())
+            values[entries:] = [value for given, _ in outcome.everyones for value in given]
+            reached = [any(flags) for flags in zip(*(flags for _, flags in outcome.everyones), strict=True)]
+            total = self.team.add_up(sums.nodes, reached, parameters)
+        for parameter, gradient in zip(parameters, add_gradients(before, total), strict=True):
             parameter.grad = gradient
-        return [result for lane in range(self.count) for result in results[lane]]
 
-    @contextmanager
-    def _together(self) -> Iterator[_Outcome]:
-        """Around the work of this process: tells the others how it ended, so that none waits for a sum that never
-        comes."""
-        outcome, failure = _Outcome(), None
-        try:
-            yield outcome
-        except Exception as error:  # noqa: BLE001  boundary: it is raised again once the others know
-            failure = error
-        told = _Failure(f"{type(failure).__name__}: {failure}") if failure is not None else outcome.value
-        everyones = [told] if self.team is None else self.team.exchange(told)
-        if failure is not None:
-            raise failure
-        for rank, given in enumerate(everyones):
-            if isinstance(given, _Failure):
-                raise PeerFailedError(f"trainer {rank} failed: {given.text}")
-        outcome.everyones = everyones
+
+@dataclass(slots=True)
+class _LaneSums(Generic[Part, Result]):
+    """The gradients of the lanes of one process, added up to the nodes of the tree that it has."""
+
+    parts: Sequence[Part]
+    dealt: list[list[int]]
+    parameters: Sequence[nn.Parameter]
+    values: list[Result]
+    nodes: dict[Span, Gradients] = field(default_factory=dict)
+
+    def run(self, spans: Sequence[Span]) -> Iterator[Part]:
+        """Hand out the parts of these nodes; whoever takes them leaves gradients on the parameters."""
+        for span in spans:
+            self.nodes[span] = yield from self._node(span)
+
+    def _node(self, span: Span) -> Generator[Part, None, Gradients]:
+        if span[1] - span[0] == 1:
+            for index in self.dealt[span[0]]:
+                yield self.parts[index]
+            return take_gradients(self.parameters)
+        left, right = halves(span)
+        return add_gradients((yield from self._node(left)), (yield from self._node(right)))
+
+    def reached(self) -> list[bool]:
+        """Which parameters have a gradient in any lane of this process."""
+        return [
+            any(flags) for flags in zip(*([g is not None for g in node] for node in self.nodes.values()), strict=True)
+        ]
 
 
 ONE_LANE = Lanes()
@@ -202,13 +206,28 @@ ONE_LANE = Lanes()
 class _Outcome:
     """What this process has worked out, and, afterwards, what each has."""
 
-    value: Any = None
+    own: Any = None
     everyones: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
     text: str
+
+
+@contextmanager
+def _telling(team: Team) -> Iterator[_Outcome]:
+    """Around the work of this process: tells the others how it ended, so that none waits for a sum that never comes."""
+    outcome = _Outcome()
+    try:
+        yield outcome
+    except Exception as error:
+        team.exchange(_Failure(f"{type(error).__name__}: {error}"))
+        raise
+    outcome.everyones = team.exchange(outcome.own)
+    for rank, given in enumerate(outcome.everyones):
+        if isinstance(given, _Failure):
+            raise PeerFailedError(f"trainer {rank} failed: {given.text}")
 
 
 def add_gradients(left: Gradients, right: Gradients) -> Gradients:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from burnish.forward.batch import Batch
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
@@ -23,29 +23,27 @@ class Accumulation:
 
     def __init__(self, denominators: Denominators) -> None:
         self.denominators = denominators
-        self._metrics = MetricStore()
-        self.signals = Signals()
-        self._losses: list[Tensor] = []
+        self.values: list[ObjectiveValue] = []
+        """What the objectives made of the micro-batches; the losses without their graphs."""
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """The objectives' metrics, merged over the micro-batches."""
-        return self._metrics.merged()
+        """What the objectives reported, merged over the micro-batches."""
+        return MetricStore.of(value.metrics for value in self.values).merged()
+
+    @property
+    def signals(self) -> Signals:
+        """What the loop decides by, merged over the micro-batches."""
+        return functools.reduce(Signals.merge, (value.signals for value in self.values), Signals())
 
     @property
     def is_empty(self) -> bool:
         """Whether no micro-batch has been added."""
-        return not self._losses
-
-    def add(self, value: ObjectiveValue) -> None:
-        """Add what the objective made of a micro-batch."""
-        self._metrics.merge(value.metrics)
-        self.signals = self.signals.merge(value.signals)
-        self._losses.append(value.loss.detach())
+        return not self.values
 
     def odd_loss(self) -> float | None:
         """The first loss that is not finite, None if all are. Waits for the device, once for all losses."""
-        numbers = torch.stack([loss.double() for loss in self._losses]).tolist() if self._losses else []
+        numbers = torch.stack([value.loss.double() for value in self.values]).tolist() if self.values else []
         return next((number for number in numbers if not math.isfinite(number)), None)
 
 

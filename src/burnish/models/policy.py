@@ -24,7 +24,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
-from burnish.models.roles import Denominators, Objective, ObjectiveValue, Reference, TrainingState, Update
+from burnish.models.roles import Denominators, Objective, Reference, TrainingState, Update
 from burnish.models.shared_critic import SharedCritic
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import Weights, load_folder, named_tensors
@@ -62,6 +62,8 @@ class LocalPolicy:
         )
         self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
         self._optimizer = WeightOptimizer(self.trainable_parameters(), settings)
+        # Everything that a backward pass reaches: the trained weights, and later those of a value head on them.
+        self._summed = [parameter for _, parameter in self.trainable_parameters()]
         self._value_head: ValueHead | None = None
         self._head_optimizer: CriticOptimizer | None = None
         self._accumulation: Accumulation | None = None
@@ -103,6 +105,7 @@ class LocalPolicy:
         trunk = trunk_of(self.model)
         self._value_head = head = ValueHead(hidden_size(trunk), device=trunk.device)
         self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings)
+        self._summed += head.parameters()
         scorer = ValueScorer(trunk, head, plain=self.loaded.plain)
         return SharedCritic(
             scorer, self._head_optimizer, tokens_per_microbatch=self._tokens_per_microbatch, lanes=self._lanes
@@ -162,43 +165,32 @@ class LocalPolicy:
             rows = trained_rows(batch)
             budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
             parts = [part for _, part in self._scorer.split(rows, budget)]
-            with recomputing(self.model, on=self.loaded.gradient_checkpointing):
-                values = self._lanes.accumulate(
-                    parts,
-                    [part.num_tokens for part in parts],
-                    lambda part: self._backward(part, objective, denominators),
-                    self._summed_parameters(),
-                )
-            for value in values:
-                accumulation.add(value)
+            costs = [part.num_tokens for part in parts]
+            with (
+                recomputing(self.model, on=self.loaded.gradient_checkpointing),
+                self._lanes.adding(parts, costs, self._summed, accumulation.values) as own_parts,
+            ):
+                for part in own_parts:
+                    # Batches are in host memory, so that only one micro-batch at a time takes memory of the device.
+                    part = part.to(self.model.device)
+                    # The head runs at trained positions only: its logits are the largest tensor of the pass.
+                    scores = self._scorer.score(
+                        part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
+                    )
+                    value = objective(scores, part, denominators)
+                    loss = value.loss
+                    if scores.router_loss is not None:
+                        # Weighted by shares of the trained tokens, the micro-batches' losses add up to their mean.
+                        share = part.loss_mask.sum() / denominators.num_tokens
+                        loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
+                        aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
+                        value = replace(value, metrics={**value.metrics, "policy/router_aux_loss": aux})
+                    if loss.requires_grad:
+                        loss.backward()
+                    accumulation.values.append(replace(value, loss=loss.detach()))
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise
-
-    def _backward(self, part: Batch, objective: Objective, denominators: Denominators) -> ObjectiveValue:
-        """Forward and backward over a micro-batch; its value without the graph."""
-        # Batches are in host memory, so that only one micro-batch at a time takes memory of the device.
-        part = part.to(self.model.device)
-        # The head runs at trained positions only: its logits are the largest tensor of the pass.
-        scores = self._scorer.score(
-            part, only_trained=True, entropy=objective.needs_entropy, value_head=self._value_head
-        )
-        value = objective(scores, part, denominators)
-        loss = value.loss
-        if scores.router_loss is not None:
-            # Weighted by shares of the trained tokens, the micro-batches' losses add up to their mean.
-            share = part.loss_mask.sum() / denominators.num_tokens
-            loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
-            aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
-            value = replace(value, metrics={**value.metrics, "policy/router_aux_loss": aux})
-        if loss.requires_grad:
-            loss.backward()
-        return replace(value, loss=loss.detach())
-
-    def _summed_parameters(self) -> list[nn.Parameter]:
-        """Everything that a backward pass of the policy reaches: its own weights, and those of a value head on them."""
-        own = [parameter for _, parameter in self.trainable_parameters()]
-        return own if self._value_head is None else [*own, *self._value_head.parameters()]
 
     def settle(self, planned_step: int | None = None) -> Update:
         """Check that losses and gradients are finite, then step with them; see `roles.Policy`."""

@@ -85,19 +85,20 @@ class RewardLearner:
         accumulation = Accumulation(Denominators(num_tokens=0, num_sequences=len(comparisons)))
         self._optimizer.clear()
         parts = self._parts(comparisons)
+        costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]
+        parameters = [parameter for _, parameter in self.model.named_parameters()]
         try:
-            with recomputing(self.model.loaded.model, on=self._gradient_checkpointing):
-                values = self._lanes.accumulate(
-                    parts,
-                    [sum(comparison.num_tokens() for comparison in part) for part in parts],
-                    lambda part: self._backward(part, objective, len(comparisons)),
-                    [parameter for _, parameter in self.model.named_parameters()],
-                )
+            with (
+                recomputing(self.model.loaded.model, on=self._gradient_checkpointing),
+                self._lanes.adding(parts, costs, parameters, accumulation.values) as own_parts,
+            ):
+                for part in own_parts:
+                    value = objective(self._compared(part), len(comparisons))
+                    value.loss.backward()
+                    accumulation.values.append(replace(value, loss=value.loss.detach()))
         except BaseException:
             self._optimizer.clear()  # half a gradient must not become a step
             raise
-        for value in values:
-            accumulation.add(value)
         self._check_finite("loss", accumulation.odd_loss())
         grad_norm = self._optimizer.grad_norm()
         self._check_finite("gradient norm", float(grad_norm))
@@ -110,12 +111,6 @@ class RewardLearner:
             metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.detach().clone())
             metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.detach().clone())
         return metrics
-
-    def _backward(self, part: Sequence[Comparison], objective: PreferenceObjective, comparisons: int) -> ObjectiveValue:
-        """Forward and backward over a micro-batch; its value without the graph."""
-        value = objective(self._compared(part), comparisons)
-        value.loss.backward()
-        return replace(value, loss=value.loss.detach())
 
     @property
     def version(self) -> int:

@@ -8,7 +8,7 @@ from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
-from burnish.models.roles import Denominators, ObjectiveValue, Update, ValueObjective
+from burnish.models.roles import Denominators, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueScorer
 
 
@@ -49,25 +49,17 @@ class ValueSteps:
             rows = trained_rows(batch)
             budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
             parts = [part for _, part in self._scorer.split(rows, budget)]
-            values = self._lanes.accumulate(
-                parts,
-                [part.num_tokens for part in parts],
-                lambda part: self._backward(part, objective, denominators),
-                self._optimizer.parameters,
-            )
-            for value in values:
-                accumulation.add(value)
+            costs = [part.num_tokens for part in parts]
+            with self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts:
+                for part in own_parts:
+                    part = part.to(self._scorer.device)
+                    values_BT = self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)
+                    value = objective(values_BT, part, denominators)
+                    value.loss.backward()
+                    accumulation.values.append(replace(value, loss=value.loss.detach()))
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise
-
-    def _backward(self, part: Batch, objective: ValueObjective, denominators: Denominators) -> ObjectiveValue:
-        """Forward and backward over a micro-batch; its value without the graph."""
-        part = part.to(self._scorer.device)
-        values_BT = self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)
-        value = objective(values_BT, part, denominators)
-        value.loss.backward()
-        return replace(value, loss=value.loss.detach())
 
     def settle(self, planned_step: int | None) -> Update:
         """See `roles.Critic`."""

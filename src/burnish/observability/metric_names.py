@@ -116,6 +116,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
     "Sampling": (
         MetricName("rollout/response_tokens_mean", "tokens", "mean", "", "Mean length of the responses."),
         MetricName("rollout/response_tokens_max", "tokens", "max", "", "Longest response."),
+        MetricName("rollout/lost_workers", "number", "sum", "lower", "Rollout workers that were lost; their prompts were sampled again."),
         MetricName("rollout/response_tokens_sum", "tokens", "sum", "", "Tokens of all responses together."),
         MetricName("rollout/truncated_fraction", "fraction", "mean", "lower", "Share of responses cut at `rollout.max_response_tokens`."),
         MetricName("rollout/logprob_diff_mean", "nats per token", "mean", "lower", "Mean distance of the sampler's from the trainer's log-probabilities of the same tokens."),

@@ -33,6 +33,14 @@ class MetricStore:
     def __init__(self) -> None:
         self._readings: dict[str, list[Metric]] = {}
 
+    @staticmethod
+    def of(parts: Iterable[Mapping[str, Metric]]) -> MetricStore:
+        """A store with the readings of all parts, in their order."""
+        store = MetricStore()
+        for metrics in parts:
+            store.merge(metrics)
+        return store
+
     def add(self, name: str, metric: Metric) -> None:
         """Take one reading in. Raises ValueError when the name was used with another reduction."""
         readings = self._readings.setdefault(name, [])

@@ -12,7 +12,7 @@ from burnish.config.fields import iter_fields
 from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 
 REFUSED_BUT_FOR_ITS_DEFAULT = {"max_staleness"}
-READ_THROUGH = {"at_start": "begins"}
+READ_THROUGH = {"at_start": "begins", "backend": "uses_processes", "lanes": "num_lanes"}
 """Fields whose rule is a property of their section: the property must be read."""
 
 

@@ -87,11 +87,11 @@ def test_gradients_of_lanes_are_added_to_those_that_are_there() -> None:
     weight, idle = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     weight.grad = torch.tensor([0.5])
 
-    def work(factor: float) -> float:
-        (weight * factor).sum().backward()
-        return factor
-
-    results = Lanes(2).accumulate([1.0, 2.0, 4.0], [1, 1, 5], work, [weight, idle])
-    assert results == [4.0, 1.0, 2.0]  # lane by lane
+    values: list[float] = []
+    with Lanes(2).adding([1.0, 2.0, 4.0], [1, 1, 5], [weight, idle], values) as parts:
+        for factor in parts:
+            (weight * factor).sum().backward()
+            values.append(factor)
+    assert values == [4.0, 1.0, 2.0]  # lane by lane
     assert weight.grad == torch.tensor([7.5])
     assert idle.grad is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -56,7 +57,7 @@ def step(objective: Callable[..., Any]) -> MetricStore:
         entropy, values = (-fresh * 2).detach(), (fresh * 0.5)
         value = objective(TokenScores(fresh, entropy_BT=entropy, values_BT=values), batch, DENOMINATORS)
         value.loss.backward()
-        accumulation.add(value, value.loss)
+        accumulation.values.append(dataclasses.replace(value, loss=value.loss.detach()))
     store.merge(accumulation.metrics)
     return store
 
