@@ -12,10 +12,12 @@ from burnish.simulation.settings import Failures, Layout, SimulationSettings
 
 PLAYED_STEPS = 6
 """Steps that are averaged, after those in which the pipeline fills."""
+_SEARCH_STEPS = 3
+"""The same while layouts are only compared."""
 _FASTER = 0.9
 """Twice the devices count as faster if a step takes at most this part of the time."""
 _MAX_DOUBLINGS = 20
-_FIRST_TRIES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+_FIRST_TRIES = (0.125, 0.25, 0.4, 0.55, 0.75)
 """Parts of the devices that sample, from which the search for the best split begins."""
 
 
@@ -46,10 +48,10 @@ class Forecast:
     timeline: Timeline
 
 
-def forecast(settings: SimulationSettings, layout: Layout) -> Forecast:
-    """Play the layout and sum up. Raises ConfigError like `play`."""
+def forecast(settings: SimulationSettings, layout: Layout, *, num_steps: int = PLAYED_STEPS) -> Forecast:
+    """Play the layout and sum up the last `num_steps` steps. Raises ConfigError like `play`."""
     skip = settings.max_staleness + 2
-    timeline = play(settings, layout, skip + PLAYED_STEPS)
+    timeline = play(settings, layout, skip + num_steps)
     first, steps = timeline.steps[skip - 1], timeline.steady(skip)
     step_seconds = (steps[-1].updated - first.updated) / len(steps)
     goodput = 1.0
@@ -80,8 +82,8 @@ def forecast(settings: SimulationSettings, layout: Layout) -> Forecast:
 def best_split(settings: SimulationSettings, devices: int) -> Forecast:
     """The split into a sampling and a training pool with the shortest step.
 
-    Tries eighths, then the neighbourhood of the best one. Raises ConfigError for fewer devices than an engine and a
-    trainer need.
+    Tries some parts of the devices, then the neighbourhood of the best one. Raises ConfigError for fewer devices than
+    an engine and a trainer need.
     """
     size = settings.devices_per_engine
     most = (devices - 1) // size
@@ -90,24 +92,19 @@ def best_split(settings: SimulationSettings, devices: int) -> Forecast:
             f"{devices} devices cannot hold an engine of {size} and a trainer",
             remedy="simulate more devices, or lower devices_per_engine",
         )
-    tried = {
-        n: _split(settings, devices, n)
-        for n in {min(max(1, round(part * devices / size)), most) for part in _FIRST_TRIES}
-    }
-    width = max(1, devices // size // 16)
+    near = {min(max(1, round(part * devices / size)), most) for part in _FIRST_TRIES}
+    tried: dict[int, float] = {}
+    width = max(1, devices // size // 10)
     while True:
-        best = min(tried, key=lambda engines: (tried[engines].step_seconds, engines))
-        near = {n for n in (best - width, best + width) if 1 <= n <= most and n not in tried}
-        tried |= {n: _split(settings, devices, n) for n in near}
-        if not near:
-            if width == 1 or width <= best // 16:
-                return tried[best]
+        for engines in near - tried.keys():
+            layout = Layout(engines * size, devices - engines * size)
+            tried[engines] = forecast(settings, layout, num_steps=_SEARCH_STEPS).step_seconds
+        best = min(tried, key=lambda engines: (tried[engines], engines))
+        near = {n for n in (best - width, best + width) if 1 <= n <= most}
+        if near <= tried.keys():
+            if width <= max(1, best // 8):
+                return forecast(settings, Layout(best * size, devices - best * size))
             width = max(1, width // 2)
-
-
-def _split(settings: SimulationSettings, devices: int, engines: int) -> Forecast:
-    samplers = engines * settings.devices_per_engine
-    return forecast(settings, Layout(samplers, devices - samplers))
 
 
 def synchronous(settings: SimulationSettings) -> SimulationSettings:
@@ -121,9 +118,9 @@ def knee(settings: SimulationSettings) -> Forecast:
     What is left there is the latency of the longest response and the fixed part of training.
     """
     alone = synchronous(settings)
-    here = forecast(alone, Layout.together(settings.devices_per_engine))
+    here = forecast(alone, Layout.together(settings.devices_per_engine), num_steps=_SEARCH_STEPS)
     for _ in range(_MAX_DOUBLINGS):
-        there = forecast(alone, Layout.together(2 * here.layout.devices))
+        there = forecast(alone, Layout.together(2 * here.layout.devices), num_steps=_SEARCH_STEPS)
         if there.step_seconds > _FASTER * here.step_seconds:
             return here
         here = there

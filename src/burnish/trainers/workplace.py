@@ -66,8 +66,7 @@ class Workplace:
         if saved_step is None or saved_step in self.store.steps():
             return False
         self.say(
-            f"the checkpoint of step {saved_step} in {self.path} was removed during the run; "
-            "a new one is made now"
+            f"the checkpoint of step {saved_step} in {self.path} was removed during the run; a new one is made now"
         )
         return True
 
