@@ -188,8 +188,8 @@ class _Play:
             self.opened_groups += 1
 
     def dispatch(self, now: float) -> None:
-        """Give waiting responses to the engines with the fewest rows, each its fair share of all that is open."""
-        places = min(self.settings.rows_per_engine, math.ceil(self.open / len(self.engines)))
+        """Give waiting responses to the engines with the fewest rows, to none more than its fair share."""
+        places = min(self.settings.rows_per_engine, math.ceil(self.shared_out() / len(self.engines)))
         touched: set[int] = set()
         while self.waiting and self.free:
             rows, index = heapq.heappop(self.free)
@@ -209,6 +209,13 @@ class _Play:
             touched.add(index)
         for index in touched:
             self.expect(index)
+
+    def shared_out(self) -> int:
+        """Responses of which each engine gets an equal share: all that are open if any engine may take them, else a
+        batch, because the first engine to finish a version must not take what the others will soon be free for."""
+        if self.settings.partial:
+            return self.open
+        return (self.prompts + round(self.settings.window / self.stands_for)) * self.settings.group_size
 
     def may_take(self, engine: Engine, response: Response) -> bool:
         """Whether its weights are the ones asked for, or can be changed because it has no row."""

@@ -78,9 +78,9 @@ def test_separate_pools_with_staleness_one() -> None:
     timeline = play(replace(PLAIN, max_staleness=1), Layout(2, 1), 6)
     steps = timeline.steps
     assert [dict(step.staleness) for step in steps] == [{0: 4}, *[{1: 4}] * 5]
-    # Batches 1 and 2 are sampled together; from then on sampling alone takes longer than training.
-    assert [step.ready for step in steps[:3]] == [10, 18, 28]
-    assert steps[2].waited == 28 - 26
+    # Sampling takes longer than training, so a batch is ready every 10 s and the trainer waits for 2 s.
+    assert [step.ready for step in steps] == [10, 20, 30, 40, 50, 60]
+    assert [step.waited for step in steps] == [10, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
@@ -103,6 +103,13 @@ def test_an_engine_finishes_one_version_before_the_next() -> None:
         spans = sorted((s for s in timeline.spans if s.engine == engine and s.step > 2), key=lambda s: s.step)
         for before, after in pairwise(spans):
             assert after.start >= before.end - 1e-6
+
+
+def test_engines_get_equal_shares_of_every_batch() -> None:
+    # Both engines finish batch 2 at the same time; neither takes what the other is about to be free for.
+    settings = replace(PLAIN, decoding=Decoding(base_seconds=0.1, row_seconds=1.0), max_staleness=1)
+    timeline = play(settings, Layout(2, 4), 6)
+    assert [step.ready for step in timeline.steps] == [21, 42, 63, 84, 105, 126]  # 10 x (0.1 + 2 rows)
 
 
 def test_partial_rollouts_begin_at_once() -> None:
