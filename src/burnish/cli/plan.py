@@ -58,7 +58,7 @@ def show_plan(
     burnish plan run.yaml
     burnish plan run.yaml algorithm=dapo rollout.group_size=16
     burnish plan run.yaml --all
-    burnish plan run.yaml --simulate --from runs/short --devices 8,64 --html plan.html
+    burnish plan run.yaml --simulate --from runs/short --devices 8,64
     """
     from rich.console import Console
 

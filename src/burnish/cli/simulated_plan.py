@@ -104,8 +104,9 @@ def _forecasts(settings: SimulationSettings, devices: int) -> Iterator[Forecast]
     from burnish.simulation.settings import Layout
 
     yield forecast(synchronous(settings), Layout.together(devices))
+    overlaps = settings.max_staleness or settings.window or settings.partial
     if devices > settings.devices_per_engine:
-        yield best_split(replace(settings, max_staleness=max(1, settings.max_staleness)), devices)
+        yield best_split(settings if overlaps else replace(settings, max_staleness=1), devices)
 
 
 def _show_sources(
@@ -207,7 +208,7 @@ def _show_knee(settings: SimulationSettings, at: Forecast, console: Console) -> 
         highlight=False,
         soft_wrap=True,
     )
-    if settings.max_staleness == 0:
+    if not (settings.max_staleness or settings.window or settings.partial):
         console.print(
             "[yellow]note[/] two pools are simulated with max_staleness 1; this version trains with 0 only",
             soft_wrap=True,

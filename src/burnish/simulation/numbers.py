@@ -152,19 +152,20 @@ def _lengths(reader: _Reader) -> Lengths:
 def recorded_numbers(recordings: Sequence[Recording], config: RlConfig) -> dict[str, object]:
     """The fields that recorded runs give: with several, seconds by their numbers of devices.
 
-    Work that divides is scaled from the recorded number of responses to that of the run file.
+    Work that divides, and what is not sampling or training, is scaled from the recorded number of responses to that of
+    the run file.
     """
     steps = [step for recording in recordings for step in recording.steps]
     responses = sum(len(step.responses) for step in steps)
     wanted = config.rollout.prompts_per_step * config.rollout.group_size
-    first = recordings[0]
+    scale = wanted / (responses / len(steps))
     return {
         "lengths": RecordedLengths.of([tokens for recording in recordings for tokens in recording.lengths]),
         "decoding": fit_decoding([step.decoded for step in steps]),
         "prompt_tokens": sum(recording.prompt_tokens for recording in recordings) / len(recordings),
         "prefill_seconds": sum(step.prefill_seconds for step in steps) / responses,
-        "reward_seconds": first.mean("reward_seconds"),
-        "other_seconds": first.mean("other_seconds"),
+        "reward_seconds": sum(step.reward_seconds for step in steps) / len(steps),
+        "other_seconds": scale * sum(step.other_seconds for step in steps) / len(steps),  # mostly writing responses
         "update": _recorded_phase(recordings, "update_seconds", wanted),
         "logprobs": _recorded_phase(recordings, "logprobs_seconds", wanted),
         "push": fit_phase([(recording.devices, recording.mean("push_seconds")) for recording in recordings]),

@@ -27,9 +27,11 @@ https://docs.nvidia.com/nemo/rl/0.6.0/about/performance-summary.html
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -250,3 +252,16 @@ def test_rules_of_thumb_fail_for_nemo() -> None:
     model = NEMO[NEMO_FITTED]
     assert NEMO_SYNCHRONOUS["DeepSeek-V3"][1] / NEMO["DeepSeek-V3"].one_off - 1 > TOLERANCE
     assert model.step * model.devices / (model.one_off_devices // 2) / 2 / model.one_off - 1 > TOLERANCE
+
+
+def test_the_page_shows_these_numbers() -> None:
+    """docs/simulator.md has a row for each of them, with its error to a per cent."""
+    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    shown = [float(found) for found in re.findall(r"^\|.*\| ([+-][0-9.]+) % \|$", page, flags=re.M)]
+    errors = list(verl_table().values())
+    for window, (update, step) in VERL_STALENESS.items():
+        errors.append(predict_separate(verl_with(VERL_MEDIAN), 64, update, window) / step - 1)
+    errors += nemo_table().values()
+    for name, (devices, step) in NEMO_SYNCHRONOUS.items():
+        errors.append(forecast(nemo(NEMO[name], NEMO_SHARE), Layout.together(devices)).step_seconds / step - 1)
+    assert shown == pytest.approx([100 * error for error in errors], abs=1.0)
