@@ -33,6 +33,7 @@ FROM_OUTSIDE = {
     "benchmarks/results/scaling.md": "benchmarks/scaling.md",
     "benchmarks/results/scaling.png": "benchmarks/scaling.png",
     "benchmarks/results/shares.md": "benchmarks/shares.md",
+    "benchmarks/results/simulator.md": "benchmarks/simulator.md",
     "examples/README.md": "examples/index.md",
     "examples/custom_reward/README.md": "examples/custom_reward.md",
     "examples/gsm8k_grpo/README.md": "examples/gsm8k_grpo.md",

@@ -17,8 +17,36 @@ if TYPE_CHECKING:
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
 
+Simulate = Annotated[
+    bool, typer.Option("--simulate", help="Simulate the run on other numbers of devices (docs/simulator.md).")
+]
+Devices = Annotated[
+    str | None, typer.Option(help="Numbers of devices to simulate (default: 8,64,1024,10000).", show_default=False)
+]
+Recorded = Annotated[
+    list[str] | None,
+    typer.Option("--from", help="Folder of a recorded run to take lengths and seconds from; may be repeated."),
+]
+Numbers = Annotated[str | None, typer.Option(help="File of numbers (YAML), which go before recorded ones.")]
+Html = Annotated[str | None, typer.Option(help="Also write the simulated steps as a chart to this file.")]
+Steps = Annotated[int | None, typer.Option(help="Steps for hours and cost (default: those of the run file).", min=1)]
+Price = Annotated[float | None, typer.Option(help="Price of one device for one hour.", min=0)]
+Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.", min=0)]
 
-def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = False) -> None:
+
+def show_plan(
+    file: RunFile,
+    overrides: Overrides = None,
+    all_values: All = False,
+    simulate: Simulate = False,
+    devices: Devices = None,
+    recorded: Recorded = None,
+    numbers: Numbers = None,
+    html: Html = None,
+    steps: Steps = None,
+    price: Price = None,
+    mtbf: Mtbf = None,
+) -> None:
     """Show what a run will do, without doing it.
 
     Shows prompts, rollouts, minibatches, optimizer steps, models and memory,
@@ -30,14 +58,21 @@ def show_plan(file: RunFile, overrides: Overrides = None, all_values: All = Fals
     burnish plan run.yaml
     burnish plan run.yaml algorithm=dapo rollout.group_size=16
     burnish plan run.yaml --all
+    burnish plan run.yaml --simulate --from runs/short --devices 8,64
     """
     from rich.console import Console
 
     from burnish.api.planning import plan_of
     from burnish.cli.run_files import load_any_run_file
+    from burnish.cli.simulated_plan import SimulationOptions, show_simulation
 
     loaded = load_any_run_file(file, overrides or ())
     console = Console()
+    options = SimulationOptions(devices, recorded or (), numbers, html, steps, price, mtbf)
+    if simulate:
+        show_simulation(loaded.rl, options, console)
+        return
+    options.refuse_without_simulate()
     notes: list[str] = []
     plan = plan_of(loaded, notes)
     _show_lines(plan, console)

@@ -56,7 +56,9 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
     assert (tmp_path / "again.json").read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("page", "module"), [("peers", "report"), ("shares", "step_shares")])
+@pytest.mark.parametrize(
+    ("page", "module"), [("peers", "report"), ("shares", "step_shares"), ("simulator", "simulator")]
+)
 def test_a_page_is_made_from_its_results(script: Script, page: str, module: str) -> None:
     text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
     assert script(module).to_markdown(measured(f"{page}.json")) == text

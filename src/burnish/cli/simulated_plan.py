@@ -1,0 +1,225 @@
+"""`burnish plan FILE --simulate`: what the run would take on other numbers of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnish.errors import BurnishError, ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.config.schema import RlConfig
+    from burnish.simulation.forecast import Forecast
+    from burnish.simulation.recorded import Recording
+    from burnish.simulation.settings import SimulationSettings
+
+DEVICES = "8,64,1024,10000"
+_MAX_DEVICES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """The words of the command line that belong to `--simulate`."""
+
+    devices: str | None
+    recorded: Sequence[str]
+    numbers: str | None
+    html: str | None
+    steps: int | None
+    price: float | None
+    mtbf: float | None
+
+    def refuse_without_simulate(self) -> None:
+        """Raise ConfigError if one of them was given without `--simulate`."""
+        words = ("--devices", "--numbers", "--html", "--steps", "--price", "--mtbf")
+        values = (self.devices, self.numbers, self.html, self.steps, self.price, self.mtbf)
+        given = [word for word, value in zip(words, values, strict=True) if value is not None]
+        given += ["--from"] if self.recorded else []
+        if given:
+            raise ConfigError(f"{', '.join(given)} only means something with --simulate", remedy="add --simulate")
+
+
+def show_simulation(config: RlConfig, options: SimulationOptions, console: Console) -> None:
+    """Simulate and print. Raises ConfigError and DataError for options, folders and files that cannot be used."""
+    from burnish.simulation.forecast import knee
+
+    counts = _device_counts(options.devices or DEVICES)
+    recordings = _recordings(config, options)
+    settings = _settings(config, recordings, options)
+    _show_sources(settings, recordings, options, console)
+    forecasts = [one for devices in counts for one in _forecasts(settings, devices)]
+    _show_forecasts(settings, forecasts, console)
+    _show_failures(settings, forecasts, console)
+    _show_staleness(forecasts, console)
+    _show_knee(settings, knee(settings), console)
+    if options.html is not None:
+        _write_page(Path(options.html), config, settings, forecasts)
+        console.print(f"chart  {options.html}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _device_counts(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if not (word.isdecimal() and 1 <= int(word) <= _MAX_DEVICES)]
+    if wrong:
+        raise ConfigError(
+            f"--devices: {wrong[0]!r} is not a number of devices", remedy=f"for example --devices {DEVICES}"
+        )
+    return sorted({int(word) for word in words})
+
+
+def _recordings(config: RlConfig, options: SimulationOptions) -> list[Recording]:
+    """The runs that were named, or the run file's own if it has begun and no numbers were given."""
+    from burnish.simulation.recorded import METRICS_FILE, read_recording
+
+    folders = [Path(folder) for folder in options.recorded]
+    if not folders and options.numbers is None and (Path(config.output) / METRICS_FILE).is_file():
+        folders = [Path(config.output)]
+    return [read_recording(folder) for folder in folders]
+
+
+def _settings(config: RlConfig, recordings: Sequence[Recording], options: SimulationOptions) -> SimulationSettings:
+    from burnish.simulation.numbers import read_numbers, simulation_settings
+    from burnish.simulation.settings import Failures
+
+    typed = {} if options.numbers is None else read_numbers(Path(options.numbers))
+    settings = simulation_settings(config, recordings, typed)
+    if options.steps is not None:
+        settings = replace(settings, steps=options.steps)
+    if options.price is not None:
+        settings = replace(settings, price_per_device_hour=options.price)
+    if options.mtbf is not None:
+        known = settings.failures
+        failures = Failures(options.mtbf) if known is None else replace(known, mtbf_hours=options.mtbf)
+        settings = replace(settings, failures=failures)
+    return settings
+
+
+def _forecasts(settings: SimulationSettings, devices: int) -> Iterator[Forecast]:
+    """Synchronous on all devices, and two pools split best; only what these devices can hold."""
+    from burnish.simulation.forecast import best_split, forecast, synchronous
+    from burnish.simulation.settings import Layout
+
+    yield forecast(synchronous(settings), Layout.together(devices))
+    overlaps = settings.max_staleness or settings.window or settings.partial
+    if devices > settings.devices_per_engine:
+        yield best_split(settings if overlaps else replace(settings, max_staleness=1), devices)
+
+
+def _show_sources(
+    settings: SimulationSettings, recordings: Sequence[Recording], options: SimulationOptions, console: Console
+) -> None:
+    from rich.table import Table
+
+    from burnish.simulation.gantt import seconds_in_words
+
+    decoding, lengths = settings.decoding, settings.lengths
+    table = Table("what", "value", title="simulated from", title_justify="left")
+    for recording in recordings:
+        steps = f"{len(recording.steps)} steps on {recording.devices} device{'s' if recording.devices > 1 else ''}"
+        table.add_row("recorded run", f"{recording.folder}: {steps}")
+    if options.numbers is not None:
+        table.add_row("numbers", options.numbers)
+    table.add_row("responses per step", f"{settings.responses_per_step:,}")
+    table.add_row("response tokens", f"mean {lengths.mean:,.0f}, longest {lengths.longest:,}")
+    row, context = seconds_in_words(decoding.row_seconds), f"{decoding.context_seconds * 1e9:.3g} ns"
+    words = f"{seconds_in_words(decoding.base_seconds)} + rows x {row} + context tokens x {context}"
+    table.add_row("one token of each row", words)
+    for name, phase in (("update", settings.update), ("log-probabilities", settings.logprobs), ("push", settings.push)):
+        fixed, divided = seconds_in_words(phase.fixed_seconds), seconds_in_words(phase.divided_seconds)
+        table.add_row(name, f"{fixed} + {divided} / devices")
+    table.add_row("other work of a step", seconds_in_words(settings.other_seconds))
+    table.add_row("devices per engine", str(settings.devices_per_engine))
+    console.print(table)
+    if recordings and not (decoding.base_seconds and decoding.row_seconds):
+        console.print(
+            "[yellow]note[/] the recorded steps are too much alike to tell the cost of a pass from that of its rows; "
+            "record a second run with another rollout.prompts_per_step and give both with --from",
+            soft_wrap=True,
+        )
+
+
+def _show_forecasts(settings: SimulationSettings, forecasts: Sequence[Forecast], console: Console) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from burnish.simulation.gantt import seconds_in_words
+
+    table = Table("devices", "sample+train", "step", "wait", "tail", "idle", "tok/s/dev", "hours", box=SIMPLE_HEAD)
+    if settings.price_per_device_hour is not None:
+        table.add_column("cost")
+    table.title, table.title_justify = "what a step takes, and hours and cost of the run", "left"
+    for one in forecasts:
+        row = [
+            f"{one.layout.devices:,}",
+            "all" if one.layout.colocated else f"{one.layout.samplers}+{one.layout.trainers}",
+            seconds_in_words(one.step_seconds),
+            "" if one.layout.colocated else seconds_in_words(one.trainer_wait_seconds),
+            seconds_in_words(one.tail_wait_seconds),
+            f"{one.sampler_idle_fraction:.0%}",
+            f"{one.tokens_per_second_per_device:,.1f}",
+            f"{one.hours:,.2f}",
+        ]
+        table.add_row(
+            *row, *([] if one.money is None else [f"{one.money:,.0f}" if one.money >= 1000 else f"{one.money:.2f}"])
+        )
+    console.print(table)
+    console.print(
+        "all: the same devices sample, then train (synchronous). wait: trainers for samples; tail: only for the last "
+        f"5 % of the responses. idle: of the sampling devices' time. hours: {settings.steps:,} steps.",
+        highlight=False,
+    )
+
+
+def _show_failures(settings: SimulationSettings, forecasts: Sequence[Forecast], console: Console) -> None:
+    from rich.table import Table
+
+    if settings.failures is None:
+        return
+    table = Table("devices", "sample+train", "goodput", "best checkpoint.every_steps")
+    table.title, table.title_justify = f"with a failure per device every {settings.failures.mtbf_hours:g} h", "left"
+    for one in forecasts:
+        split = "all" if one.layout.colocated else f"{one.layout.samplers}+{one.layout.trainers}"
+        table.add_row(f"{one.layout.devices:,}", split, f"{one.goodput:.1%}", str(one.best_checkpoint_steps))
+    console.print(table)
+
+
+def _show_staleness(forecasts: Sequence[Forecast], console: Console) -> None:
+    for one in forecasts:
+        if not one.layout.colocated:
+            shares = ", ".join(f"{share:.0%} by {behind}" for behind, share in one.staleness.items())
+            line = (
+                f"staleness on {one.layout.devices:,} devices, in steps: {shares} (max_staleness {one.max_staleness})"
+            )
+            console.print(line, highlight=False, soft_wrap=True)
+
+
+def _show_knee(settings: SimulationSettings, at: Forecast, console: Console) -> None:
+    from burnish.simulation.forecast import least_step_seconds
+    from burnish.simulation.gantt import seconds_in_words
+
+    least = seconds_in_words(least_step_seconds(settings))
+    console.print(
+        f"knee: beyond {at.layout.devices:,} devices ({seconds_in_words(at.step_seconds)} a step), twice as many make "
+        f"a synchronous step less than 10 % faster. With the longest response, no number goes below {least}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not (settings.max_staleness or settings.window or settings.partial):
+        console.print(
+            "[yellow]note[/] two pools are simulated with max_staleness 1; this version trains with 0 only",
+            soft_wrap=True,
+        )
+
+
+def _write_page(path: Path, config: RlConfig, settings: SimulationSettings, forecasts: Sequence[Forecast]) -> None:
+    from burnish.observability.atomic import disk_remedy, write_text_atomically
+    from burnish.simulation.gantt import page
+
+    try:
+        write_text_atomically(path, page(f"Plan of {config.output}", settings, forecasts))
+    except OSError as error:
+        raise BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)) from error

@@ -1,0 +1,104 @@
+"""One simulated engine: rows that share a processor, each token of one row taking as long as those of all."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from burnish.simulation.settings import Decoding
+
+_SAME_TOKEN = 1e-6
+"""Rows that end within this part of a token end together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When an engine had rows of a step's batch."""
+
+    engine: int
+    step: int
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class Response:
+    """One response on its way. `group` counts from the start of the run."""
+
+    step: int
+    group: int
+    tokens: int
+    version: int
+    """Of the weights that must sample it, or, once it has begun, that sampled its first token."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """Rows end when the engine's own clock, which counts decoded tokens per row, reaches their length."""
+
+    index: int
+    decoding: Decoding
+    prompt_tokens: float
+    version: int = 0
+    idle_seconds: float = 0.0
+    spans: dict[int, Span] = field(default_factory=dict)
+    _rows: list[tuple[float, int, Response]] = field(default_factory=list)
+    """A heap by the clock at which they end."""
+    _clock: float = 0.0
+    _context: float = 0.0
+    _time: float = 0.0
+    _stopped_until: float = 0.0
+    _joined: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    def join(self, now: float, response: Response, prefill_seconds: float) -> None:
+        """Begin a response. The engine decodes nothing while it reads the prompt."""
+        self.advance(now)
+        self.stop(now, prefill_seconds)
+        self._joined += 1
+        heapq.heappush(self._rows, (self._clock + response.tokens, self._joined, response))
+        self._context += self.prompt_tokens
+        known = self.spans.get(response.step)
+        self.spans[response.step] = Span(self.index, response.step, now if known is None else known.start, now)
+
+    def stop(self, now: float, seconds: float) -> None:
+        """Decode nothing for a while: for prompts, and for weights that arrive in the middle of responses."""
+        self._stopped_until = max(self._stopped_until, now) + seconds
+
+    def advance(self, now: float) -> None:
+        """Decode up to now."""
+        seconds = now - max(self._time, self._stopped_until)
+        if not self._rows:
+            self.idle_seconds += max(0.0, now - self._time)
+        elif seconds > 0:
+            tokens = self.decoding.tokens(seconds, len(self._rows), self._context)
+            self._clock += tokens
+            self._context += tokens * len(self._rows)
+        self._time = max(self._time, now)
+
+    def next_end(self) -> float | None:
+        """When the next row ends, if none joins before."""
+        if not self._rows:
+            return None
+        tokens = max(0.0, self._rows[0][0] - self._clock)
+        return max(self._time, self._stopped_until) + self.decoding.seconds(tokens, len(self._rows), self._context)
+
+    def finish(self, now: float) -> list[Response]:
+        """The rows that end now, which leave. To be called at `next_end`."""
+        self.advance(now)
+        if not self._rows:
+            return []
+        done: list[Response] = []
+        end = self._rows[0][0] + _SAME_TOKEN
+        self._clock = self._rows[0][0]  # exactly, whatever rounding has left
+        while self._rows and self._rows[0][0] <= end:
+            response = heapq.heappop(self._rows)[2]
+            self._context -= self.prompt_tokens + response.tokens
+            self.spans[response.step] = Span(self.index, response.step, self.spans[response.step].start, now)
+            done.append(response)
+        if not self._rows:
+            self._context = 0.0
+        return done

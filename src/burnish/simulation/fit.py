@@ -1,0 +1,116 @@
+"""Measured seconds to the few numbers that a simulation needs. Least squares without negative coefficients."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from burnish.errors import DataError
+from burnish.simulation.settings import Decoding, Phase
+
+_SINGULAR = 1e-9
+"""Pivot, relative to the column's own square, below which columns count as the same."""
+_AS_GOOD = 1.0001
+"""A fit with fewer terms is preferred if its error is at most this factor of the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStep:
+    """What an engine decoded in one step, and how long it took."""
+
+    iterations: float
+    """Passes of the model: one for each token of the longest row, more if rows had to wait."""
+    tokens: float
+    """Rows, summed over the passes."""
+    context: float
+    """Prompt and response tokens that the rows attended to, summed over the passes."""
+    seconds: float
+
+
+def decoded_step(rows: Sequence[tuple[int, int]], places: int, seconds: float) -> DecodedStep:
+    """The step of an engine with so many places, from the prompt and response lengths of its rows."""
+    context = sum(tokens * prompt + tokens * (tokens - 1) / 2 for prompt, tokens in rows)
+    return DecodedStep(
+        iterations=passes([tokens for _, tokens in rows], places),
+        tokens=sum(tokens for _, tokens in rows),
+        context=context,
+        seconds=seconds,
+    )
+
+
+def passes(lengths: Sequence[int], places: int) -> int:
+    """Passes until all rows are done when each free place goes to the next row at once."""
+    ends: list[int] = []
+    for tokens in lengths:
+        started = heapq.heappop(ends) if len(ends) >= places else 0
+        heapq.heappush(ends, started + tokens)
+    return max(ends, default=0)
+
+
+def fit_decoding(steps: Sequence[DecodedStep]) -> Decoding:
+    """The decoding costs that come closest to the measured seconds.
+
+    Steps that are alike cannot tell the three terms apart. The fit then uses as few of them as explain the times, and
+    is good for steps like these only.
+    """
+    if not steps:
+        raise DataError("no step with decoding seconds", remedy="record a run with rollout.engine: local")
+    table = [(step.iterations, step.tokens, step.context) for step in steps]
+    base, row, context = nonnegative_least_squares(table, [step.seconds for step in steps])
+    return Decoding(base, row, context)
+
+
+def fit_phase(points: Sequence[tuple[int, float]]) -> Phase:
+    """`fixed + divided / devices` through (devices, seconds). One point is taken to divide perfectly."""
+    if not points:
+        raise DataError("no measured seconds of this phase", remedy="give seconds for at least one number of devices")
+    if len({devices for devices, _ in points}) == 1:
+        mean = sum(seconds for _, seconds in points) / len(points)
+        return Phase(0.0, mean * points[0][0])
+    fixed, divided = nonnegative_least_squares([(1.0, 1 / n) for n, _ in points], [seconds for _, seconds in points])
+    return Phase(fixed, divided)
+
+
+def nonnegative_least_squares(table: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
+    """Coefficients >= 0 with the least sum of squared *relative* errors; `table` has a row per target.
+
+    Relative, because a step that takes ten times as long is also measured ten times as badly. Every subset of the (few)
+    columns is tried; of fits that are equally good the one with the fewest columns is taken.
+    """
+    width = len(table[0])
+    scaled = [[value / target for value in row] for row, target in zip(table, targets, strict=True) if target > 0]
+    best, least = [0.0] * width, float(len(scaled))
+    for size in range(1, width + 1):
+        for chosen in combinations(range(width), size):
+            found = _solve([[row[column] for column in chosen] for row in scaled])
+            if found is None or min(found) < 0:
+                continue
+            error = sum((sum(f * row[c] for f, c in zip(found, chosen, strict=True)) - 1) ** 2 for row in scaled)
+            if error * _AS_GOOD < least:
+                best, least = [0.0] * width, error
+                for column, value in zip(chosen, found, strict=True):
+                    best[column] = value
+    return best
+
+
+def _solve(rows: Sequence[Sequence[float]]) -> list[float] | None:
+    """Least-squares coefficients for targets of 1; None if the columns depend on each other."""
+    width = len(rows[0]) if rows else 0
+    sizes = [sum(row[i] ** 2 for row in rows) ** 0.5 for i in range(width)]
+    if not rows or min(sizes) == 0:
+        return None
+    unit = [[value / size for value, size in zip(row, sizes, strict=True)] for row in rows]
+    system = [[sum(r[i] * r[j] for r in unit) for j in range(width)] + [sum(r[i] for r in unit)] for i in range(width)]
+    for i in range(width):
+        if system[i][i] < _SINGULAR:
+            return None
+        for k in range(i + 1, width):
+            factor = system[k][i] / system[i][i]
+            system[k] = [a - factor * b for a, b in zip(system[k], system[i], strict=True)]
+    solution = [0.0] * width
+    for i in reversed(range(width)):
+        rest = sum(system[i][j] * solution[j] for j in range(i + 1, width))
+        solution[i] = (system[i][width] - rest) / system[i][i]
+    return [value / size for value, size in zip(solution, sizes, strict=True)]

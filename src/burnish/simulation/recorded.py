@@ -1,0 +1,131 @@
+"""What a recorded run tells a simulation: lengths from its rollouts, seconds from its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from burnish.config.yaml_text import parse_yaml
+from burnish.errors import DataError
+from burnish.observability.history import read_rows
+from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, step_of
+from burnish.reading import reading
+from burnish.simulation.fit import DecodedStep, decoded_step
+
+METRICS_FILE = "metrics.jsonl"
+_REMEDY = "give the `output` of a finished or interrupted `burnish rl`"
+_DEFAULT_PLACES = 256
+_WARM_UP = 2
+"""Steps at the beginning that are left out where at least as many others remain: kernels are built and tried there."""
+_NAMED = (
+    "time/generate_seconds",
+    "time/reward_seconds",
+    "time/logprobs_seconds",
+    "time/values_seconds",
+    "time/update_seconds",
+    "time/sync_seconds",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One recorded step: its responses as (prompt, response) lengths, and the seconds of its phases."""
+
+    step: int
+    responses: tuple[tuple[int, int], ...]
+    decoded: DecodedStep
+    prefill_seconds: float
+    reward_seconds: float
+    logprobs_seconds: float
+    update_seconds: float
+    push_seconds: float
+    other_seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A run of `burnish rl` as a simulation sees it. `devices` are those that trained (and sampled) it."""
+
+    folder: Path
+    devices: int
+    steps: tuple[RecordedStep, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [tokens for step in self.steps for _, tokens in step.responses]
+
+    @property
+    def responses_per_step(self) -> float:
+        return sum(len(step.responses) for step in self.steps) / len(self.steps)
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Mean length of a response's prompt."""
+        prompts = [prompt for step in self.steps for prompt, _ in step.responses]
+        return sum(prompts) / len(prompts)
+
+    def mean(self, name: str) -> float:
+        """Mean over the steps of one of their seconds, by the name of the field."""
+        return sum(getattr(step, name) for step in self.steps) / len(self.steps)
+
+
+def read_recording(folder: Path, *, last: int | None = None) -> Recording:
+    """Read a run's metrics and rollouts; of many steps only the `last` ones.
+
+    Raises DataError if the folder is not a run's, or if no step has both metrics and rollouts.
+    """
+    with reading(f"run folder {folder}: reading its metrics and rollouts"):
+        rows = {int(row["step"]): row for row in read_rows(folder / METRICS_FILE)}
+        files = {step_of(path): path for path in recorded_files(folder / "rollouts") if path.name.startswith("step-")}
+        both = sorted(rows.keys() & files.keys())
+        if not both:
+            raise DataError(f"{folder} has no step with both metrics and rollouts", remedy=_REMEDY)
+        if len(both) >= 2 * _WARM_UP:
+            both = both[_WARM_UP:]
+        config = _config(folder)
+        places = _number(config, "rollout", "max_batch_rows", _DEFAULT_PLACES)
+        steps = [
+            _recorded_step(rows[step], read_rollouts(files[step]), places) for step in both[-(last or len(both)) :]
+        ]
+        return Recording(folder, _number(config, "cluster", "trainers", 1), tuple(steps))
+
+
+def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], places: int) -> RecordedStep:
+    responses = tuple(_lengths(lines))
+    generate, prefill = row.get("time/generate_seconds", 0.0), row.get("time/prefill_seconds", 0.0)
+    decode = row.get("time/decode_seconds", generate - prefill)  # an engine of your own may not measure it
+    named = sum(row.get(name, 0.0) for name in _NAMED)
+    total = row["time/step_seconds"]
+    # Longest prompts first, as the local engine begins them.
+    ordered = sorted(responses, key=lambda lengths: -lengths[0])
+    return RecordedStep(
+        step=int(row["step"]),
+        responses=responses,
+        decoded=decoded_step(ordered, places, decode),
+        prefill_seconds=prefill,
+        reward_seconds=row.get("time/reward_seconds", 0.0),
+        logprobs_seconds=row.get("time/logprobs_seconds", 0.0) + row.get("time/values_seconds", 0.0),
+        update_seconds=row.get("time/update_seconds", 0.0),
+        push_seconds=row.get("time/sync_seconds", 0.0),
+        other_seconds=max(0.0, total - named) + max(0.0, generate - prefill - decode),
+        step_seconds=total,
+    )
+
+
+def _lengths(lines: Sequence[RecordedLine]) -> Iterator[tuple[int, int]]:
+    for line in lines:
+        yield len(line["prompt_tokens"]), max(1, len(line["response_tokens"]))
+
+
+def _config(folder: Path) -> Mapping[str, object]:
+    path = folder / "config.yaml"
+    data = parse_yaml(path.read_text(encoding="utf-8")).data if path.exists() else None
+    return data if isinstance(data, dict) else {}
+
+
+def _number(config: Mapping[str, object], section: str, name: str, default: int) -> int:
+    found = config.get(section)
+    value = found.get(name) if isinstance(found, dict) else None
+    return value if type(value) is int and value > 0 else default

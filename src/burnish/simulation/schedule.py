@@ -1,0 +1,320 @@
+"""Plays the steps of a run in time: which engine samples what with which weights, and when the trainers have a batch.
+
+An event-driven simulation. Engines share their processor among their rows (`engine`); the trainers are one machine that
+takes a batch, updates, and pushes the weights. Three rules for who may sample what, all in steps of the loop:
+
+- exact (default): the batch of step s is sampled by the weights after step max(0, s - 1 - max_staleness). An engine
+  finishes what it has of one version before it takes up the next; other engines do not wait for it.
+- window: groups may overtake a slow one. A step takes the first groups that are done among the oldest one and the
+  prompts_per_step + window - 1 that were asked for after it; `window` more groups are open at a time. Every response
+  begins with the newest weights. Staleness is at most max_staleness + 1 + ceil((2 window - 1) / prompts_per_step).
+- partial: engines take new weights in the middle of responses.
+
+With `stream` parts, the trainers begin with a part of a batch as soon as so many groups are there.
+
+Colocated devices need no rule of their own: with max_staleness 0, sampling and training alternate anyway.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from typing import Literal
+
+from burnish.errors import ConfigError
+from burnish.simulation.engine import Engine, Response, Span
+from burnish.simulation.lengths import draw
+from burnish.simulation.settings import Layout, SimulationSettings
+
+MAX_RESPONSES = 1024
+"""Responses per step that are played one by one. Of a larger step a part of the engines, which are alike, is played."""
+_TAIL = 0.95
+"""What is sampled after this part of a batch's responses is its tail."""
+
+Event = Literal["rows", "group", "part", "updated", "pushed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedStep:
+    """One step of the loop. Times in seconds from the start of the run."""
+
+    step: int
+    nearly_ready: float
+    """All but 5 % of the batch's responses were sampled."""
+    ready: float
+    """The batch, or its last part, was sampled and scored, and the trainers took it."""
+    began: float
+    """The trainers took the batch, or its first part."""
+    updated: float
+    staleness: dict[int, int]
+    """Steps between the weights of a response's first token and those that learn from it -> number of responses."""
+    waited: float
+    """Time for which the trainers had nothing to do before it."""
+
+    @property
+    def tail_wait(self) -> float:
+        """The part of the wait that was for the last 5 % of the responses."""
+        return min(self.waited, self.ready - self.nearly_ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What was played. `spans` and `sampler_idle_fraction` are those of the engines that were played."""
+
+    steps: tuple[PlayedStep, ...]
+    spans: tuple[Span, ...]
+    num_engines: int
+    played_engines: int
+    sampler_idle_fraction: float
+
+    def steady(self, skip: int) -> tuple[PlayedStep, ...]:
+        """The steps after the first `skip`, in which the pipeline fills."""
+        return self.steps[skip:]
+
+
+def play(settings: SimulationSettings, layout: Layout, num_steps: int) -> Timeline:
+    """Play so many steps on these devices. Raises ConfigError if they cannot hold one engine or the rules clash."""
+    if layout.samplers < settings.devices_per_engine:
+        raise ConfigError(
+            f"{layout.samplers} sampling devices cannot hold an engine of {settings.devices_per_engine}",
+            remedy="give more devices, or lower devices_per_engine",
+        )
+    if layout.colocated and (settings.max_staleness or settings.partial or settings.window):
+        raise ConfigError(
+            "colocated devices sample and train in turn, so max_staleness, window and partial mean nothing there",
+            remedy="use separate pools, or leave them out",
+        )
+    return _Play(settings, layout, num_steps).run()
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is known of a step's batch while it is sampled."""
+
+    missing: int
+    late: int
+    """Responses that are its tail."""
+    nearly_ready: float = 0.0
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group of responses: how many are missing, and the weights that began each."""
+
+    missing: int
+    versions: list[int] = field(default_factory=list)
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Part:
+    """The parts of the present step that were trained on."""
+
+    groups: int = 0
+    began: float | None = None
+    waited: float = 0.0
+    staleness: dict[int, int] = field(default_factory=dict)
+
+
+class _Play:
+    """The state of a play, and what happens at each kind of event."""
+
+    def __init__(self, settings: SimulationSettings, layout: Layout, num_steps: int) -> None:
+        self.settings, self.layout, self.num_steps = settings, layout, num_steps
+        self.num_engines = layout.samplers // settings.devices_per_engine
+        self.prompts, played = _played(settings, self.num_engines)
+        self.stands_for = max(1, round(settings.prompts_per_step / self.prompts))
+        self.engines = [Engine(i, settings.decoding, settings.prompt_tokens) for i in range(played)]
+        self.events: list[tuple[float, int, Event, int, int]] = []
+        self.order = count()
+        self.stamps = [0] * played
+        self.free: list[tuple[int, int]] = [(0, i) for i in range(played)]
+        """A heap of (rows, engine); entries that are no longer true are passed over."""
+        self.waiting: deque[Response] = deque()
+        self.open = 0
+        self.dice = random.Random(settings.seed)
+        self.groups: dict[int, _Group] = {}
+        """Groups that no step has taken yet, in the order in which they were asked for."""
+        self.batches: dict[int, _Batch] = {}
+        self.lengths: list[int] = []
+        """Of the responses of the newest batch that nobody has asked for yet."""
+        self.opened_groups = 0
+        self.version = 0
+        self.steps: list[PlayedStep] = []
+        self.part = _Part()
+        self.training = False
+        self.free_since = 0.0
+
+    def run(self) -> Timeline:
+        self.open_batches()
+        self.dispatch(0.0)
+        while self.events and len(self.steps) < self.num_steps:
+            now, _, kind, index, stamp = heapq.heappop(self.events)
+            if kind == "rows" and stamp == self.stamps[index]:
+                self.rows_ended(now, index)
+            elif kind == "group":
+                self.groups[index].done = True
+                self.begin_part(now)
+            elif kind == "part":
+                self.training, self.free_since = False, now
+                self.begin_part(now)
+            elif kind == "updated":
+                self.updated(now, index)
+            elif kind == "pushed":
+                self.version = index
+                self.open_batches()
+                self.dispatch(now)
+        return self.timeline()
+
+    def open_batches(self) -> None:
+        """Ask for all groups that the present weights may sample."""
+        allowed = (self.version + self.settings.max_staleness + 1) * self.prompts
+        allowed += round(self.settings.window / self.stands_for)
+        size = self.settings.group_size
+        while self.opened_groups < allowed:
+            step = self.opened_groups // self.prompts + 1
+            if step not in self.batches:
+                responses = self.prompts * size
+                self.batches[step] = _Batch(responses, max(1, math.floor(responses * (1 - _TAIL))))
+                self.lengths = draw(self.settings.lengths, responses, self.dice, stands_for=self.stands_for)
+            self.groups[self.opened_groups] = _Group(size)
+            for _ in range(size):
+                self.waiting.append(Response(step, self.opened_groups, self.lengths.pop(), self.version))
+            self.open += size
+            self.opened_groups += 1
+
+    def dispatch(self, now: float) -> None:
+        """Give waiting responses to the engines with the fewest rows, to none more than its fair share."""
+        places = min(self.settings.rows_per_engine, math.ceil(self.shared_out() / len(self.engines)))
+        touched: set[int] = set()
+        while self.waiting and self.free:
+            rows, index = heapq.heappop(self.free)
+            engine = self.engines[index]
+            if rows != engine.num_rows or not self.may_take(engine, self.waiting[0]):
+                continue  # an engine that may not take the first one comes back when a row of it ends
+            if rows >= places:
+                heapq.heappush(self.free, (rows, index))
+                break
+            response = self.waiting.popleft()
+            if self.settings.partial or self.settings.window:
+                response.version = self.version
+            engine.version = response.version
+            engine.join(now, response, self.settings.prefill_seconds)
+            self.groups[response.group].versions.append(response.version)
+            heapq.heappush(self.free, (engine.num_rows, index))
+            touched.add(index)
+        for index in touched:
+            self.expect(index)
+
+    def shared_out(self) -> int:
+        """Responses of which each engine gets an equal share: all that are open if any engine may take them, else a
+        batch, because the first engine to finish a version must not take what the others will soon be free for."""
+        if self.settings.partial:
+            return self.open
+        return (self.prompts + round(self.settings.window / self.stands_for)) * self.settings.group_size
+
+    def may_take(self, engine: Engine, response: Response) -> bool:
+        """Whether its weights are the ones asked for, or can be changed because it has no row."""
+        if self.settings.partial or engine.num_rows == 0:
+            return True
+        wanted = self.version if self.settings.window else response.version
+        return engine.version == wanted
+
+    def expect(self, index: int) -> None:
+        """Announce the engine's next end of a row; what was announced before no longer holds."""
+        self.stamps[index] += 1
+        end = self.engines[index].next_end()
+        if end is not None:
+            self.tell(end, "rows", index, self.stamps[index])
+
+    def tell(self, time: float, kind: Event, index: int, stamp: int = 0) -> None:
+        heapq.heappush(self.events, (time, next(self.order), kind, index, stamp))
+
+    def rows_ended(self, now: float, index: int) -> None:
+        engine = self.engines[index]
+        for response in engine.finish(now):
+            self.open -= 1
+            group, batch = self.groups[response.group], self.batches[response.step]
+            group.missing -= 1
+            batch.missing -= 1
+            if batch.missing == batch.late:
+                batch.nearly_ready = now
+            if group.missing == 0:
+                self.tell(now + self.settings.reward_seconds, "group", response.group)
+        heapq.heappush(self.free, (engine.num_rows, index))
+        self.expect(index)
+        self.dispatch(now)
+
+    def begin_part(self, now: float) -> None:
+        """Train on the next part of a batch (all of it, unless `stream` says otherwise) if the trainers are free."""
+        taken = [] if self.training or len(self.steps) == self.num_steps else self.part_groups()
+        if not taken:
+            return
+        part, settings = self.part, self.settings
+        part.groups += len(taken)
+        part.waited += max(0.0, now - self.free_since)
+        for version in [version for index in taken for version in self.groups.pop(index).versions]:
+            behind = len(self.steps) - version
+            part.staleness[behind] = part.staleness.get(behind, 0) + 1
+        part.began = now if part.began is None else part.began
+        seconds = settings.training_seconds(self.layout.trainers) * len(taken) / self.prompts
+        self.training = True
+        if part.groups < self.prompts:
+            self.tell(now + seconds, "part", 0)
+            return
+        step = len(self.steps) + 1
+        nearly = now if settings.window else self.batches[step].nearly_ready
+        self.steps.append(PlayedStep(step, nearly, now, part.began, now + seconds, part.staleness, part.waited))
+        self.part = _Part()
+        self.tell(now + seconds, "updated", step)
+
+    def part_groups(self) -> list[int]:
+        """The groups of the next part, if so many are scored."""
+        step, window = len(self.steps) + 1, self.settings.window
+        size = min(-(-self.prompts // self.settings.stream), self.prompts - self.part.groups)
+        if window:
+            end = next(iter(self.groups)) + self.prompts + max(1, round(window / self.stands_for))
+            candidates = list(takewhile(lambda index: index < end, self.groups))
+        else:
+            batch = range((step - 1) * self.prompts, step * self.prompts)
+            candidates = [index for index in batch if index in self.groups]
+        done = [index for index in candidates if self.groups[index].done]
+        return done[:size] if len(done) >= size else []
+
+    def updated(self, now: float, step: int) -> None:
+        """The weights have moved. They travel while the trainers go on."""
+        self.training, self.free_since = False, now
+        push = self.settings.push.seconds(self.layout.samplers)
+        if self.settings.partial:
+            for engine in self.engines:
+                engine.advance(now)
+                engine.stop(now, push)
+                self.expect(engine.index)
+        self.tell(now + push, "pushed", step)
+        self.begin_part(now)
+
+    def timeline(self) -> Timeline:
+        end = self.steps[-1].updated if self.steps else 0.0
+        for engine in self.engines:
+            engine.advance(end)
+        idle = sum(engine.idle_seconds for engine in self.engines)
+        spans = [span for engine in self.engines for span in engine.spans.values()]
+        return Timeline(
+            steps=tuple(self.steps),
+            spans=tuple(sorted(spans, key=lambda span: (span.engine, span.start))),
+            num_engines=self.num_engines,
+            played_engines=len(self.engines),
+            sampler_idle_fraction=idle / (len(self.engines) * end) if end else 0.0,
+        )
+
+
+def _played(settings: SimulationSettings, num_engines: int) -> tuple[int, int]:
+    """Prompts per step and engines that are played, in the proportion of the real ones."""
+    share = max(settings.responses_per_step / MAX_RESPONSES, 1.0)
+    engines = max(1, min(num_engines, round(num_engines / share)))
+    prompts = max(1, round(settings.prompts_per_step * engines / num_engines))
+    return prompts, engines

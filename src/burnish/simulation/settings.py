@@ -1,0 +1,174 @@
+"""What a simulation is told: what sampling and training cost, and how they are laid out on devices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from burnish.errors import ConfigError
+from burnish.simulation.lengths import Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Seconds that one engine needs for one token of each of its rows:
+
+        base_seconds + rows x row_seconds + context x context_seconds
+
+    where `context` is the number of prompt and response tokens of all rows together. Reading the weights is in the
+    first term, their products in the second, reading the keys and values in the third.
+    """
+
+    base_seconds: float
+    row_seconds: float = 0.0
+    context_seconds: float = 0.0
+
+    def seconds(self, tokens: float, rows: int, context: float) -> float:
+        """Seconds for `tokens` more tokens of each row; contexts grow on the way."""
+        first = self.base_seconds + rows * self.row_seconds + context * self.context_seconds
+        return tokens * first + self.context_seconds * rows * tokens * (tokens - 1) / 2
+
+    def tokens(self, seconds: float, rows: int, context: float) -> float:
+        """Tokens of each row in that time: the inverse of `seconds`, which is quadratic in the tokens."""
+        half = self.context_seconds * rows / 2
+        linear = self.base_seconds + rows * self.row_seconds + context * self.context_seconds - half
+        if half == 0.0:
+            return seconds / linear
+        return 2 * seconds / (linear + math.sqrt(linear * linear + 4 * half * seconds))
+
+    def scaled(self, factor: float) -> Decoding:
+        """The same engine, slower by this factor."""
+        return Decoding(self.base_seconds * factor, self.row_seconds * factor, self.context_seconds * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Seconds of a phase on N devices: `fixed_seconds + divided_seconds / N`."""
+
+    fixed_seconds: float = 0.0
+    divided_seconds: float = 0.0
+
+    def seconds(self, devices: int) -> float:
+        return self.fixed_seconds + self.divided_seconds / devices
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How often devices fail, and what a failure costs.
+
+    A failed trainer sends all trainers back to the last checkpoint. A failed sampler is only away for
+    `restart_seconds`: its responses are sampled again elsewhere.
+    """
+
+    mtbf_hours: float
+    """Mean time between failures of one device."""
+    restart_seconds: float = 300.0
+    checkpoint_seconds: float = 30.0
+    """Time for which training stands still to write one checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSettings:
+    """Everything but the devices. Seconds are wall-clock, tokens are of responses unless said otherwise.
+
+    Raises ConfigError, naming the field, for numbers out of range.
+    """
+
+    prompts_per_step: int
+    group_size: int
+    steps: int
+    lengths: Lengths
+    decoding: Decoding
+    update: Phase
+    """Optimizer steps of one step of the loop, by the number of training devices."""
+    logprobs: Phase = Phase()
+    """Log-probabilities and values before the update, likewise."""
+    push: Phase = Phase()
+    """From updated weights to engines that sample with them, by the number of sampling devices."""
+    other_seconds: float = 0.0
+    """What a step spends on nothing of the above: recording, logging, building the batch."""
+    prompt_tokens: float = 0.0
+    """Mean prompt length, part of the context of every row."""
+    prefill_seconds: float = 0.0
+    """Time for which a joining response stops its engine: its prompt, or its share of a shared one."""
+    reward_seconds: float = 0.0
+    """From the end of a response to its score."""
+    devices_per_engine: int = 1
+    rows_per_engine: int = 256
+    """Responses that an engine decodes side by side; more wait their turn."""
+    max_staleness: int = 0
+    """The batch of step s is sampled with the weights after step max(0, s - 1 - max_staleness)."""
+    window: int = 0
+    """Groups that may overtake a slow one; 0 takes every batch as it was asked for."""
+    partial: bool = False
+    """Whether engines take new weights in the middle of responses."""
+    stream: int = 1
+    """Parts of a batch on which training may begin one after the other, as their groups become ready."""
+    checkpoint_every_steps: int | None = None
+    price_per_device_hour: float | None = None
+    failures: Failures | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompts_per_step", "group_size", "steps", "devices_per_engine", "rows_per_engine", "stream"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_staleness", "window", "other_seconds", "prompt_tokens", "prefill_seconds", "reward_seconds"):
+            _at_least(name, getattr(self, name), 0)
+        for part in ("decoding", "update", "logprobs", "push", "failures"):
+            section = getattr(self, part)
+            for field in fields(section) if section is not None else ():
+                _at_least(f"{part}.{field.name}", getattr(section, field.name), 0)
+        if self.decoding.base_seconds + self.decoding.row_seconds <= 0:
+            raise ConfigError("decoding takes no time at all", remedy="give decoding.base_seconds or row_seconds")
+        if self.failures is not None and self.failures.mtbf_hours <= 0:
+            raise ConfigError("failures.mtbf_hours is 0", remedy="give the mean hours between failures of one device")
+        if self.price_per_device_hour is not None:
+            _at_least("price_per_device_hour", self.price_per_device_hour, 0)
+        if self.checkpoint_every_steps is not None:
+            _at_least("checkpoint_every_steps", self.checkpoint_every_steps, 1)
+
+    @property
+    def responses_per_step(self) -> int:
+        return self.prompts_per_step * self.group_size
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.responses_per_step * self.lengths.mean
+
+    def training_seconds(self, devices: int) -> float:
+        """One step's time on the training devices."""
+        return self.logprobs.seconds(devices) + self.update.seconds(devices) + self.other_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Devices that sample and devices that train: the same ones (`colocated`), or two pools."""
+
+    samplers: int
+    trainers: int
+    colocated: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("sampling devices", self.samplers, 1)
+        _at_least("training devices", self.trainers, 1)
+        if self.colocated and self.samplers != self.trainers:
+            raise ConfigError(
+                f"colocated devices do both: {self.samplers} cannot sample while {self.trainers} train",
+                remedy="give the same number, or separate pools",
+            )
+
+    @classmethod
+    def together(cls, devices: int) -> Layout:
+        return cls(devices, devices, colocated=True)
+
+    @property
+    def devices(self) -> int:
+        return self.trainers if self.colocated else self.samplers + self.trainers
+
+    def __str__(self) -> str:
+        return "colocated" if self.colocated else f"{self.samplers} sample, {self.trainers} train"
+
+
+def _at_least(name: str, value: float, least: int) -> None:
+    if not (math.isfinite(value) and value >= least):
+        raise ConfigError(f"{name} is {value:g}", remedy=f"give a number of at least {least}")

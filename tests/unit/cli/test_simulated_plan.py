@@ -1,0 +1,69 @@
+"""`burnish plan --simulate` from numbers, its chart, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from burnish.cli import main
+
+RUN = "model: m\ndata: {train: t.jsonl}\nrewards: exact\nsteps: 40\nrollout: {prompts_per_step: 4, group_size: 4}\n"
+NUMBERS = """\
+lengths: {median: 20, sigma: 0.8, longest: 100}
+decoding: {base_seconds: 0.01, row_seconds: 0.001}
+update: {fixed_seconds: 0.1, divided_seconds: 4}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "numbers.yaml").write_text(NUMBERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def test_simulates_from_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--simulate", "--numbers", "numbers.yaml", "--devices", "4,1", "--price", "2", "--mtbf", "500"]
+    assert main(["plan", "run.yaml", *words, "--steps", "3600", "--html", "out/plan.html"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("10 ms + rows x 1 ms", "0.1 s + 4 s / devices", "1 all", "4 all", "3,600 steps", "goodput", "cost"):
+        assert part in text
+    assert "staleness on 4 devices, in steps: 100% by 1" in text
+    assert "knee: beyond" in text
+    page = (folder / "out" / "plan.html").read_text()
+    assert page.count("<svg") == 3  # one device cannot be split
+
+
+def test_numbers_of_the_run_itself_are_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "run.yaml", "--simulate"]) == 2
+    assert "nothing says what these are: lengths, decoding, update" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--devices", "8"], "--devices only means something with --simulate"),
+        (["--from", "x", "--price", "1"], "--price, --from only means something with --simulate"),
+        (["--simulate", "--devices", "8,many"], "'many' is not a number of devices"),
+        (["--simulate", "--devices", "0"], "'0' is not a number of devices"),
+        (["--simulate", "--from", "nowhere"], "nowhere has no step"),
+        (["--simulate", "--numbers", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["--simulate", "--numbers", "numbers.yaml", "--mtbf", "0"], "mtbf_hours is 0"),
+    ],
+)
+def test_what_is_refused(folder: Path, words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "run.yaml", *words]) == 2
+    assert part in " ".join(capsys.readouterr().err.split())
+
+
+def test_simulation_loads_no_torch(folder: Path) -> None:
+    import subprocess
+    import sys
+
+    words = "['plan', 'run.yaml', '--simulate', '--numbers', 'numbers.yaml', '--devices', '1']"
+    code = f"import sys; from burnish.cli import main; assert main({words}) == 0; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
