@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.distributed import server
+from burnish.distributed import processes, server
 from burnish.distributed.handles import RemoteEngine, RemotePolicy
 from burnish.distributed.processes import ProcessRole, RoleLostError, RoleProcess, TracebackElsewhereError
+from burnish.distributed.trainers import TeamRole
 from burnish.errors import BurnishError, DivergenceError, RolloutError
 from burnish.models.weights import Weights
 from burnish.types import Metric, Reduction
@@ -248,8 +250,60 @@ def test_a_process_that_is_stopped_does_not_hang_a_large_request(module: Any, tm
     """It reads nothing, so that sending must have its deadline too."""
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(RoleLostError, match=r"did not answer within 0.5 seconds"):
+        with pytest.raises(RoleLostError, match=r"did not read within 0.5 seconds"):
             process.role("policy", seconds=0.5).ask("echo", torch.zeros(10_000_000))
+
+
+def test_a_process_that_is_stopped_gives_no_sign_of_life(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SILENT_SECONDS", 2.0)
+    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+        stop = threading.Timer(1.0, os.kill, (process.pid, signal.SIGSTOP))
+        stop.start()
+        with pytest.raises(RoleLostError, match=r"policy.sleeps: .* has given no sign of life for 2 seconds and was"):
+            process.role("policy", seconds=60).ask("sleeps")
+        stop.join()
+        assert gone(process.pid)
+
+
+def test_a_process_that_stalls_says_where_it_is(module: Any, tmp_path: Path) -> None:
+    with RoleProcess("rollout worker 3", module.roles, tmp_path / "left", stacks=tmp_path) as process:
+        with pytest.raises(RoleLostError, match=r"did not answer within 0.2 seconds and was killed"):
+            process.role("policy", seconds=0.2).ask("sleeps")
+        assert "in sleeps" in (tmp_path / "rollout-worker-3.txt").read_text()
+
+
+def test_one_that_dies_ends_those_that_worked_with_it(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+    with (
+        RoleProcess("trainer 0", module.roles, tmp_path / "left") as first,
+        RoleProcess("trainer 1", module.roles, tmp_path / "left") as second,
+    ):
+        kill = threading.Timer(0.5, os.kill, (second.pid, signal.SIGKILL))
+        kill.start()
+        with pytest.raises(
+            RoleLostError, match=r"policy.sleeps: process 'trainer 1' ended \(killed by SIGKILL\)"
+        ) as lost:
+            TeamRole((first, second), "policy", seconds=60).ask("sleeps")
+        kill.join()
+        assert lost.value.process == "trainer 1"
+        assert gone(first.pid)
+
+
+def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, shared: RoleProcess) -> None:
+    weights = policy.share(3)
+    engine = shared.role("engine", seconds=30)
+    engine.load(weights)
+    assert {name: tensor.tolist() for name, tensor in engine.ask("read").items()} == {
+        "a": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+        "b": [[1.0, 1.0], [1.0, 1.0]],
+    }
+    engine.adopt("policy")
+    assert engine.ask("version") == 3
+    weights.close()
 
 
 def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:

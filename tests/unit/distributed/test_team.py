@@ -1,0 +1,100 @@
+"""Sums over several processes: the bits of one process, for any way of sharing the lanes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.distributed.processes import RoleProcess
+from burnish.distributed.team import Meeting
+from burnish.distributed.trainers import Seat, TeamRole, start_all
+from burnish.forward.lanes import Lanes
+
+ROLES = """
+import contextlib
+import torch
+from torch import nn
+from burnish.distributed import team as teams
+from burnish.forward.lanes import Lanes
+
+
+def accumulate(lanes, failing=None):
+    '''Nine parts with gradients of very different sizes; one parameter is reached by a single part, and one by none.'''
+    generator = torch.Generator().manual_seed(1)
+    weights = [nn.Parameter(torch.zeros(size)) for size in (13, 4, 5)]
+    weights[0].grad = torch.full((13,), 0.1)
+    parts = [torch.randn(13, generator=generator) * 10.0 ** (index % 5) for index in range(9)]
+    values = []
+    with lanes.adding(parts, [7, 3, 9, 4, 4, 8, 1, 2, 6], weights, values) as own:
+        for part in own:
+            if failing is not None and failing == lanes.team.rank:
+                raise ValueError("a bug in a loss")
+            loss = (weights[0] * part).sum()
+            if float(part[0]) == float(parts[2][0]):
+                loss = loss + weights[1].sum() * -0.0
+            loss.backward()
+            values.append(float(part[0]))
+    return [weight.grad for weight in weights], values
+
+
+class Member:
+    def __init__(self, lanes):
+        self.lanes = lanes
+
+    def accumulate(self, failing=None):
+        return accumulate(self.lanes, failing)
+
+    def map(self):
+        return self.lanes.map(list(range(7)), [1, 2, 3, 4, 5, 6, 7], lambda number: number * 10)
+
+
+@contextlib.contextmanager
+def member(meeting, lanes):
+    teams.PIECE_NUMBERS = 5  # so that a gradient travels in several pieces
+    with teams.joined(meeting, lanes=lanes, on_gpu=False) as team:
+        yield {"member": Member(Lanes(lanes, team))}
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("team")
+    (folder / "team_of_test.py").write_text(ROLES)
+    sys.path.append(str(folder))
+    import team_of_test  # type: ignore[import-not-found]
+
+    yield team_of_test
+    sys.path.remove(str(folder))
+
+
+def team_of(module: Any, size: int, lanes: int, folder: Path) -> TeamRole:
+    meetings = [Meeting.at_file(rank, size, folder / "meeting", seconds=60) for rank in range(size)]
+    seats = [Seat(f"trainer {meeting.rank}", module.member, (meeting, lanes)) for meeting in meetings]
+    started: list[RoleProcess] = start_all(seats, seconds=120, threads=1, stacks=folder)
+    return TeamRole(tuple(started), "member", seconds=60)
+
+
+@pytest.mark.parametrize(("size", "lanes"), [(2, 4), (3, 6)])
+def test_the_bits_of_one_process(size: int, lanes: int, module: Any, tmp_path: Path) -> None:
+    wanted, values = module.accumulate(Lanes(lanes))
+    team = team_of(module, size, lanes, tmp_path)
+    with ExitStack() as stack:
+        for process in team.processes:
+            stack.enter_context(process)
+        for process in team.processes[:1]:
+            assert process.roles == ("member",)
+        gradients, found = team.ask("accumulate")
+        assert found == values
+        assert [g is None for g in gradients] == [False, False, True]
+        for gradient, want in zip(gradients[:2], wanted[:2], strict=True):
+            assert gradient.view(torch.int32).tolist() == want.view(torch.int32).tolist()  # also the sign of a zero
+        assert team.ask("map") == [0, 10, 20, 30, 40, 50, 60]
+        with pytest.raises(ValueError, match="a bug in a loss"):
+            team.ask("accumulate", 1)  # the others fail too, because of it: its own error is the one to tell
+        assert team.ask("map") == [0, 10, 20, 30, 40, 50, 60]  # an error leaves the team whole
