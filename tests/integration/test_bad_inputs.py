@@ -302,7 +302,7 @@ COMMANDS = [
     case("sft without data", "data.train is empty", base=SFT, words="data.train=[]", command=("sft", "run.yaml")),
     case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base=SFT,
          words="steps=3 optimization.warmup_steps=9", command=("sft", "run.yaml")),
-    case("sft with queries", "data.query is set", "whole documents", base=SFT, words="data.query.end_text=.",
+    case("sft with queries", "data.query is set", "entire documents", base=SFT, words="data.query.end_text=.",
          command=("sft", "run.yaml")),
     case("sft with minibatches", "optimization.minibatches is not read by runs of this kind", base=SFT,
          words="optimization.minibatches=2", command=("sft", "run.yaml")),
