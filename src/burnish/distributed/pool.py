@@ -182,15 +182,19 @@ class _Call:
         self.step = step
         self._waiting = deque(portions)
         self._count = self._open = len(portions)
+        self._ended = False
         self._changed = threading.Condition()
         self._results: queue.SimpleQueue[list[Rollout] | Exception] = queue.SimpleQueue()
 
     def take(self) -> Portion | None:
         """The next portion. Waits while others are being sampled, because one may be given back; None at the end."""
         with self._changed:
-            while self._open and not self._waiting:
+            while self._goes_on() and not self._waiting:
                 self._changed.wait(_LOOK_SECONDS)
-            return self._waiting.popleft() if self._open else None
+            return self._waiting.popleft() if self._goes_on() else None
+
+    def _goes_on(self) -> bool:
+        return self._open > 0 and not self._ended
 
     def finish(self, portion: Portion, rollouts: list[Rollout]) -> None:
         with self._changed:
@@ -222,7 +226,7 @@ class _Call:
     def end(self) -> None:
         """Let every thread come to its end: nothing more is sampled."""
         with self._changed:
-            self._open = 0
+            self._ended = True
             self._changed.notify_all()
 
     def results(self, threads: Sequence[threading.Thread]) -> Iterator[list[Rollout]]:

@@ -130,6 +130,17 @@ def test_an_error_of_an_engine_is_raised_as_it_is() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "a"]
 
 
+def test_a_worker_that_ends_its_portion_after_an_error_of_another_does_not_hang_the_call() -> None:
+    def wrong() -> None:
+        time.sleep(0.1)  # until the other one has begun
+        raise ValueError("a bug of the engine")
+
+    pool, _ = pool_of(FakeEngine("a", wrong), FakeEngine("b", lambda: time.sleep(0.3)), lanes=2)
+    with pytest.raises(ValueError, match="a bug of the engine"):
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert not [thread for thread in threading.enumerate() if thread.name == "b"]
+
+
 def test_every_worker_samples_with_the_weights_of_the_last_sync() -> None:
     pool, _ = pool_of(FakeEngine("a"), FakeEngine("b", lost), restarts=1)
     for version in (3, 4):
