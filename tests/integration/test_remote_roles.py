@@ -83,7 +83,14 @@ def train_here(config: RlConfig) -> None:
         run_loop(run, StopRequest())
 
 
-@pytest.mark.parametrize("fields", [GRPO, PPO, SHARED], ids=["grpo", "ppo", "ppo with a shared trunk"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(GRPO, id="grpo"),
+        pytest.param(PPO, id="ppo", marks=pytest.mark.slow),
+        pytest.param(SHARED, id="ppo with a shared backbone", marks=pytest.mark.slow),
+    ],
+)
 def test_models_and_engine_in_other_processes_change_no_bit(
     fields: dict[str, Any],
     tiny_run: Callable[..., RlConfig],
