@@ -309,8 +309,8 @@ def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, 
 def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:
     with pytest.raises(BurnishError, match="there is no model"):
         RoleProcess("trainer", module.broken)
-    with pytest.raises(RoleLostError, match="start: process 'trainer' did not answer within 20 seconds"):
-        RoleProcess("trainer", module.slow, seconds=20)
+    with pytest.raises(RoleLostError, match="start: process 'trainer' did not answer within 1 seconds"):
+        RoleProcess("trainer", module.slow, seconds=1)
 
 
 def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Path) -> None:
