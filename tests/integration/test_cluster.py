@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from rich.console import Console
 from burnish.config.schema import RlConfig
 from burnish.distributed import processes
 from burnish.distributed.processes import RoleProcess
+from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.telemetry.journal import Journal
 
@@ -69,6 +71,12 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
         return tmp_path / name
 
     return train
+
+
+def test_a_system_without_shared_memory_is_named(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    with pytest.raises(ConfigError, match="several processes, which share memory in a way that Darwin does not have"):
+        run("refused", "grpo", trainers=2)
 
 
 def test_two_trainers_are_one(run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:

@@ -6,6 +6,7 @@ rollout workers are processes that it starts, asks, and ends.
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -23,6 +24,7 @@ from burnish.distributed.pool import RolloutPool, Worker
 from burnish.distributed.processes import ProcessRole, RoleLostError, RoleProcess
 from burnish.distributed.team import Meeting, joined
 from burnish.distributed.trainers import Seat, TeamRole, start_all
+from burnish.errors import ConfigError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel, load_outline, num_embeddings
@@ -58,7 +60,12 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
 
 
 def cast_of(config: RlConfig) -> Cast:
-    """Who plays the roles of this run."""
+    """Who plays the roles of this run. ConfigError for several processes on a system on which they cannot work."""
+    if config.cluster.uses_processes and platform.system() != "Linux":
+        raise ConfigError(
+            f"cluster asks for several processes, which share memory in a way that {platform.system()} does not have",
+            remedy="run on Linux, or set cluster.trainers: 1, cluster.rollout_workers: 0 and cluster.backend: auto",
+        )
     return Processes() if config.cluster.uses_processes else Inline()
 
 
