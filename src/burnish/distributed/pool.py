@@ -42,6 +42,8 @@ class Worker:
     version: int | None = None
     restarts: list[float] = field(default_factory=list)
     """When it was started again."""
+    gone: bool = False
+    """Whether it was lost for good. It gets no more work, so it cannot count as lost over prompts again."""
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class RolloutPool:
     def take_metrics(self) -> Mapping[str, Metric]:
         """What the workers have measured since the last call, and how many were lost."""
         store, self._metrics = self._metrics, MetricStore()
-        for worker in self._workers:
+        for worker in self._present():
             try:
                 store.merge(worker.engine.ask("take_metrics"))
             except RoleLostError as error:
@@ -113,7 +115,7 @@ class RolloutPool:
         call = _Call(cut(requests, self._lanes, sampling.max_response_tokens), sampling, seed, step)
         threads = [
             threading.Thread(target=self._serve, args=(worker, call), name=worker.name, daemon=True)
-            for worker in self._workers
+            for worker in self._present()
         ]
         for thread in threads:
             thread.start()
@@ -128,6 +130,9 @@ class RolloutPool:
             for thread in threads:
                 thread.join()
         return in_order(requests, rollouts)
+
+    def _present(self) -> list[Worker]:
+        return [worker for worker in self._workers if not worker.gone]
 
     def _serve(self, worker: Worker, call: _Call) -> None:
         """The thread of one worker: takes portions as long as there are any and the worker can be had."""
@@ -161,6 +166,7 @@ class RolloutPool:
         """Start the process of a lost worker again, within the limit; whether there is one now."""
         if worker.start is None or not worker.may_restart(self._restarts):
             self._say(f"{lost}; it is not started again: {self._restarts} restarts an hour is the limit")
+            worker.gone = True
             return False
         self._say(f"{lost}; what it was asked for goes to another worker, and it is started again")
         worker.restarts.append(time.monotonic())
@@ -169,6 +175,7 @@ class RolloutPool:
             worker.engine = worker.start()
         except BurnishError as error:
             self._say(f"{worker.name} cannot be started again: {error}")
+            worker.gone = True
             return False
         return True
 

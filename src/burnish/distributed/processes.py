@@ -146,11 +146,10 @@ class RoleProcess:
         """Of the socket, for whoever waits for several."""
         return self._channel.fileno()
 
-    def post(self, message: tuple[object, ...], *, what: str, seconds: float, descriptor: int | None = None) -> None:
+    def post(self, data: bytes, *, what: str, seconds: float, descriptor: int | None = None) -> None:
         """Send a request, and a descriptor behind it. RoleLostError when the process is gone or does not read it."""
         if self._lost is not None:
             raise self._error(what, self._lost)
-        data = self._sendable(message, what)
         self._watch.restart()
         try:
             self._channel.send(data, seconds=min(seconds, SILENT_SECONDS))
@@ -227,7 +226,8 @@ class RoleProcess:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _sendable(self, message: tuple[object, ...], what: str) -> bytes:
+    def sendable(self, message: tuple[object, ...], what: str) -> bytes:
+        """The message for `post`. BurnishError if it cannot be pickled."""
         try:
             return pickled(message)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -267,13 +267,14 @@ def ask_all(
     Raises as `RoleProcess.ask` does. When one is lost, the others get `GRACE_SECONDS` to find out; then all are killed,
     because nobody knows how far their common work has come.
     """
-    for process in processes:
-        process.post(message, what=what, seconds=seconds, descriptor=descriptor)
+    data = processes[0].sendable(message, what)  # nothing is sent yet: an error here leaves the processes as they are
     answers: dict[str, tuple[Any, ...]] = {}
     lost: RoleLostError | None = None
     patience = seconds
     waiting = list(processes)
     try:
+        for process in processes:
+            process.post(data, what=what, seconds=seconds, descriptor=descriptor)
         while waiting:
             ready, _, _ = select.select(waiting, (), (), _LOOK_SECONDS)
             for process in list(waiting):

@@ -86,7 +86,11 @@ class Server:
                 return self._roles[role].sync(self._roles[policy].publish())
             case "load":
                 role, layout = rest
-                return self._roles[role].sync(SharedWeights(layout, self._channel.receive_descriptor()).weights())
+                shared = SharedWeights(layout, self._channel.receive_descriptor())
+                try:
+                    return self._roles[role].sync(shared.weights())
+                finally:
+                    shared.close()  # or every version would stay in memory
             case "share":
                 shared = SharedWeights.write(self._published(*rest))
                 self._channel.send(pickled(("done", shared.layout)), seconds=None)

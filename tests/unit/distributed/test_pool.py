@@ -102,6 +102,20 @@ def test_what_a_lost_worker_had_goes_to_another() -> None:
     assert pool.take_metrics()["rollout/lost_workers"].result() == 1
 
 
+def test_a_worker_that_is_lost_for_good_is_not_asked_again() -> None:
+    asked: list[int] = []
+
+    def dies() -> None:
+        asked.append(1)
+        lost()
+
+    pool, said = pool_of(FakeEngine("a", lambda: time.sleep(0.02)), FakeEngine("b", dies))
+    for step in range(MAX_LOSSES + 1):
+        assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=step)) == WANTED
+    pool.take_metrics()
+    assert (len(asked), len(said)) == (1, 1)
+
+
 def test_a_lost_worker_is_started_again_within_the_limit() -> None:
     pool, said = pool_of(FakeEngine("b", lost), restarts=1)
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED

@@ -120,6 +120,16 @@ def policy(shared: RoleProcess) -> ProcessRole:
     return shared.role("policy", seconds=30)
 
 
+def gone_or_zombie(pid: int) -> bool:
+    """Waits until the process runs no more; its parent has not asked for its end yet."""
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def gone(pid: int) -> bool:
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
@@ -301,9 +311,30 @@ def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, 
         "a": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
         "b": [[1.0, 1.0], [1.0, 1.0]],
     }
+    descriptors = len(os.listdir(f"/proc/{shared.pid}/fd"))
+    for _ in range(20):
+        engine.load(weights)
+        engine.ask("read")
+    assert len(os.listdir(f"/proc/{shared.pid}/fd")) <= descriptors + 1  # no version is kept
     engine.adopt("policy")
     assert engine.ask("version") == 3
     weights.close()
+
+
+def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(module: Any, tmp_path: Path) -> None:
+    """The first of two is asked, the second cannot be: the first one's answer must not pass for that of another
+    request."""
+    with (
+        RoleProcess("trainer 0", module.roles, tmp_path / "left") as first,
+        RoleProcess("trainer 1", module.roles, tmp_path / "left") as second,
+    ):
+        os.kill(second.pid, signal.SIGKILL)
+        assert gone_or_zombie(second.pid)
+        team = TeamRole((first, second), "policy", seconds=30)
+        with pytest.raises(RoleLostError, match="'trainer 1' ended"):
+            team.ask("echo", "one")
+        with pytest.raises(RoleLostError, match="'trainer 0' has been ended"):
+            team.ask_one("echo", "two")
 
 
 def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:
