@@ -7,7 +7,7 @@ ARGS ?=
 JOBS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain-cpu test-slow check lint format hooks docs site wheel clean
+.PHONY: help demo test test-plain-cpu test-slow test-matrix check lint format hooks docs site wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "  make %-16s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,7 +27,10 @@ test-plain-cpu: export BURNISH_WITHOUT := onednn,onednn_bfloat16,medium_float32,
 test-plain-cpu: test  ## the default tests with every capability of the processor turned off
 
 test-slow: $(INSTALLED)  ## learning runs and kill-and-resume trials
-	$(BIN)/python -m pytest -m slow -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not matrix" -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+
+test-matrix: $(INSTALLED)  ## the rest of the tables of cases, which no commit has to wait for
+	$(BIN)/python -m pytest -m matrix -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
 
 check: lint site  ## everything but the tests: style, types, import directions, and every link of every page
 
@@ -67,5 +70,5 @@ clean:  ## remove .venv, runs and everything that was built
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sentiment]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sentiment,ray]'
 	touch $@

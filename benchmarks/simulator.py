@@ -16,8 +16,6 @@ Writes OUTPUT.md and OUTPUT.json.
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
 import statistics
 import sys
 import tempfile
@@ -29,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "peers"))
-from lines import write_json
-from report import processor
+from report import publish
 
 from burnish.config.loading import load_run_file
 from burnish.config.schema import RlConfig
@@ -73,18 +70,13 @@ def main() -> None:
         rows = [row(runs[prompts], firsts, seen=prompts in FITTED) for prompts in sizes]
         if options.second is not None:
             rows.append(second_row(runs[FITTED[-1]][0], firsts, options))
-    report = {
-        "command": " ".join(["python", "benchmarks/simulator.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "processor": processor(),
-        "clock": "CPU seconds of the process" if options.cpu_seconds else "wall-clock seconds",
-        "load_after": round(os.getloadavg()[0], 1),
-        "rows": rows,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.output.with_suffix(".json"), report)
-    options.output.with_suffix(".md").write_text(to_markdown(report), encoding="utf-8")
-    print(to_markdown(report))
+    publish(
+        "simulator",
+        options.output,
+        rows,
+        to_markdown,
+        clock="CPU seconds of the process" if options.cpu_seconds else "wall-clock seconds",
+    )
 
 
 def config_of(folder: Path, prompts: int, steps: int = STEPS_PER_TURN) -> RlConfig:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import shutil
+import sys
+import time
 
 # Before torch is imported, here and in every process that a test starts: models of a few thousand parameters are
 # fastest on one thread, and tests run side by side.
@@ -94,6 +97,41 @@ def stories_model(shared_dir: Path) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no model at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def gone() -> Callable[..., bool]:
+    """Waits until no process has this id, and says whether that came to pass: `gone(pid, seconds=20.0)`."""
+
+    def wait(pid: int, seconds: float = 20.0) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return True
+            time.sleep(0.05)
+        return False
+
+    return wait
+
+
+@pytest.fixture(scope="module")
+def make_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], Any]]:
+    """Imports a module with this name and source text, which only its folder on the module path makes known to other
+    processes."""
+    folders: list[str] = []
+
+    def make(name: str, source: str) -> Any:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / f"{name}.py").write_text(source)
+        sys.path.append(str(folder))
+        folders.append(str(folder))
+        return importlib.import_module(name)
+
+    yield make
+    for folder in folders:
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="session")

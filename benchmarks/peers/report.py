@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 import statistics
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from floor import step_macs
+from lines import write_json
 from workloads import WORKLOADS, Workload, response_moments
 
 PHASES = ("generate", "logprobs", "values", "update", "other")
@@ -160,3 +164,27 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "unknown processor"
+
+
+def publish(
+    program: str,
+    output: Path,
+    rows: Sequence[Mapping[str, Any]],
+    to_markdown: Callable[[dict[str, Any]], str],
+    **facts: Any,
+) -> None:
+    """Write OUTPUT.json, and OUTPUT.md made from it by `to_markdown`, and print that: the rows, further facts, and what
+    was run, when and on what."""
+    report = {
+        "command": " ".join(["python", f"benchmarks/{program}.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "load_after": round(os.getloadavg()[0], 1),
+        **facts,
+        "rows": list(rows),
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_json(output.with_suffix(".json"), report)
+    output.with_suffix(".md").write_text(to_markdown(report), encoding="utf-8")
+    print(to_markdown(report))

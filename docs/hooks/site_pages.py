@@ -34,7 +34,10 @@ FROM_OUTSIDE = {
     "benchmarks/results/scaling.png": "benchmarks/scaling.png",
     "benchmarks/results/shares.md": "benchmarks/shares.md",
     "benchmarks/results/simulator.md": "benchmarks/simulator.md",
+    "benchmarks/results/cluster.md": "benchmarks/cluster.md",
     "examples/README.md": "examples/index.md",
+    "examples/cluster_ray/README.md": "examples/cluster_ray.md",
+    "examples/cluster_torchrun/README.md": "examples/cluster_torchrun.md",
     "examples/custom_reward/README.md": "examples/custom_reward.md",
     "examples/gsm8k_grpo/README.md": "examples/gsm8k_grpo.md",
 }

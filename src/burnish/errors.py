@@ -49,5 +49,9 @@ class CheckpointError(BurnishError):
     """A checkpoint cannot be written, found or read, or it does not belong to this run."""
 
 
+class OffloadError(BurnishError):
+    """State of a role cannot rest where it should (then it stays in memory), or cannot be brought back from there."""
+
+
 class DivergenceError(BurnishError):
     """A loss or gradient is not finite. Raised before the optimizer step, so the weights are still good."""

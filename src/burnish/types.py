@@ -99,23 +99,51 @@ class Score:
     token_rewards: tuple[float, ...] | None = None
 
 
+Versions: TypeAlias = "tuple[tuple[int, int], ...]"
+"""Which weights sampled a response: (position of the first token, version), in the order of the positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What there is of a response that was stopped before its end, to go on with."""
+
+    response_tokens: tuple[int, ...] = ()
+    rollout_logprobs: tuple[float, ...] = ()
+    versions: Versions = ()
+
+
+NOTHING_BEGUN = Begun()
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
     """One prompt to be continued `len(sample_indices)` times.
 
     `sample_indices` number the samples of this prompt in this step. Seed, step, `prompt_id`, sample index and token
-    position determine the sampling noise, so a sample that is drawn again needs a new index.
+    position determine the sampling noise, so a sample that is drawn again needs a new index. `begun` is what there is
+    of each sample; it is empty if there is nothing of any. Only engines that can stop are given such requests
+    (`burnish.rollouts.engine.StoppableEngine`).
     """
 
     prompt_id: str
     group_id: int
     prompt_tokens: tuple[int, ...]
     sample_indices: tuple[int, ...]
+    begun: tuple[Begun, ...] = ()
+
+    def samples(self) -> list[tuple[int, Begun]]:
+        """Each sample index with what there is of it."""
+        begun = self.begun or (NOTHING_BEGUN,) * len(self.sample_indices)
+        return list(zip(self.sample_indices, begun, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled response, with the sampler's own token ids and log-probabilities (text is never re-tokenised)."""
+    """One sampled response, with the sampler's own token ids and log-probabilities (text is never re-tokenised).
+
+    `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
+    first one, and `versions` has all of them; otherwise `versions` is empty.
+    """
 
     prompt_id: str
     group_id: int
@@ -131,6 +159,13 @@ class Rollout:
     token_rewards: tuple[float, ...] | None = None
     status: RewardStatus = RewardStatus.PENDING
     status_detail: str = ""
+    versions: Versions = ()
+
+    def tokens_by_version(self) -> dict[int, int]:
+        """How many tokens the weights of each version sampled."""
+        starts = self.versions or ((0, self.policy_version),)
+        ends = [*(first for first, _ in starts[1:]), len(self.response_tokens)]
+        return {version: end - first for (first, version), end in zip(starts, ends, strict=True)}
 
     def to_dict(self) -> dict[str, Json]:
         """A JSON-able dictionary: one line of `rollouts/step-*.jsonl`."""
@@ -150,7 +185,22 @@ class Rollout:
             "token_rewards": None if self.token_rewards is None else list(self.token_rewards),
             "status": self.status.value,
             "status_detail": self.status_detail,
+            **({"versions": [list(start) for start in self.versions]} if self.versions else {}),
         }
+
+    @staticmethod
+    def from_dict(row: Mapping[str, Any]) -> Rollout:
+        """What `to_dict` was called on. Raises KeyError, TypeError or ValueError for another dictionary."""
+        dense = row["token_rewards"]
+        lists = {name: tuple(row[name]) for name in ("prompt_tokens", "response_tokens", "rollout_logprobs")}
+        typed = {
+            **lists,
+            "finish_reason": FinishReason(row["finish_reason"]),
+            "status": RewardStatus(row["status"]),
+            "token_rewards": None if dense is None else tuple(dense),
+            "versions": tuple((first, version) for first, version in row.get("versions", ())),
+        }
+        return Rollout(**{**row, **typed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +255,18 @@ class Metric:
 
     def result(self) -> float | None:
         """The number to log, or None when nothing was measured. Waits for the device of tensors."""
-        value, weight = self._added_up()
+        value, weight = self.added_up()
         if float(weight) == 0.0:
             return None
         return float(value) / float(weight) if self.reduction is Reduction.MEAN else float(value)
 
-    def _added_up(self) -> tuple[Any, Any]:
+    def added_up(self) -> tuple[Any, Any]:
         """Value and weight of all readings, in their order and in their own arithmetic (that of tensors for tensors);
         those that measured nothing are left out."""
         value: Any = self.value
         weight: Any = self.weight
         for reading in self.later:
-            more, count = reading._added_up()
+            more, count = reading.added_up()
             if float(count) == 0.0:
                 continue
             if float(weight) == 0.0:

@@ -16,7 +16,7 @@ from burnish.config.schema import VllmConfig
 from burnish.errors import RolloutError
 from burnish.models.characters import character_tokenizer
 from burnish.models.weights import Weights
-from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.engine import RolloutEngine, Sampling, StoppableEngine
 from burnish.rollouts.registry import build_engine
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
@@ -181,3 +181,14 @@ def test_weights_of_the_last_sync_are_sampled_with_and_rollouts_carry_their_vers
 def test_what_cannot_be_sampled_is_refused(engine: RolloutEngine, ask: Callable[[RolloutEngine], Any]) -> None:
     with pytest.raises(RolloutError):
         ask(engine)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3, 7])
+def test_an_engine_that_stops_goes_on_where_it_was(tokens: int, engine: RolloutEngine) -> None:
+    if not isinstance(engine, StoppableEngine):
+        pytest.skip("it cannot stop in the middle of a response, and does not say that it can")
+    asked = iter(range(100))
+    whole = engine.generate(REQUESTS, SAMPLING, seed=3, step=1)
+    done, rest = engine.generate_until(REQUESTS, SAMPLING, seed=3, step=1, stopped=lambda: next(asked) >= tokens)
+    assert all(begun.versions for request in rest for _, begun in request.samples() if begun.response_tokens)
+    assert contents([*done, *engine.generate(rest, SAMPLING, seed=3, step=1)]) == contents(whole)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import pytest
 from burnish.checkpointing.run import dump_config
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.distributed import peers
+from burnish.distributed.processes import RoleProcess
 
 SERVER = """
 import json, os, sys
@@ -164,6 +167,36 @@ def _hash(path: Path) -> str:
 def trace() -> Callable[[Path], Trace]:
     """Reads what a run left behind, to be compared with `==`."""
     return Trace.of
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RoleProcess]:
+    """The processes that have been started so far, in order."""
+    processes: list[RoleProcess] = []
+    begin = RoleProcess.__init__
+
+    def noting(process: RoleProcess, *arguments: Any, **named: Any) -> None:
+        begin(process, *arguments, **named)
+        processes.append(process)
+
+    monkeypatch.setattr(RoleProcess, "__init__", noting)
+    return processes
+
+
+@pytest.fixture
+def killed_while_sampling(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first process that samples for step 2 is killed while it does. Holds its id from then on."""
+    killed: list[int] = []
+    generate = peers.ProcessRole.generate
+
+    def killing(role: Any, *arguments: Any, **named: Any) -> Any:
+        if named["step"] == 2 and not killed:
+            killed.append(role.process.pid)
+            threading.Timer(0.01, os.kill, (role.process.pid, signal.SIGKILL)).start()
+        return generate(role, *arguments, **named)
+
+    monkeypatch.setattr(peers.ProcessRole, "generate", killing)
+    return killed
 
 
 @pytest.fixture

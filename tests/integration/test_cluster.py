@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import signal
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
 
-from burnish.config.schema import RlConfig
-from burnish.distributed import processes
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig, SftConfig
 from burnish.distributed.processes import RoleProcess
 from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
+from burnish.trainers.learning_cluster import train_reward_model, train_sft
 from burnish.trainers.telemetry.journal import Journal
 
 WRITE = Journal.write
@@ -49,11 +52,24 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def most_by_hand(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """The cases, all of which but the kept ones are left to `make test-matrix`."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.matrix) for case in cases]
+
+
 @pytest.fixture
 def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
     """Trains in `tmp_path/NAME` with four lanes and returns the folder."""
 
-    def train(name: str, case: str, *overrides: str, trainers: int = 1, workers: int = 0, steps: int = 4) -> Path:
+    def train(
+        name: str,
+        case: str,
+        *overrides: str,
+        trainers: int = 1,
+        workers: int = 0,
+        steps: int = 4,
+        sharding: str = "whole",
+    ) -> Path:
         fields = dict(CASES[case])
         if fields.pop("lora", False):
             overrides = (*overrides, "model.lora.rank=4")
@@ -64,7 +80,13 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
             *overrides,
             steps=steps,
             checkpoint={"every_steps": 2},
-            cluster={"lanes": 4, "trainers": trainers, "rollout_workers": workers, "threads": 1},
+            cluster={
+                "lanes": 4,
+                "trainers": trainers,
+                "rollout_workers": workers,
+                "threads": 1,
+                "sharding": sharding,
+            },
             **fields,
         )
         train_rl(config, console=Console(quiet=True))
@@ -75,39 +97,183 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
 
 def test_a_system_without_shared_memory_is_named(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    with pytest.raises(ConfigError, match="several processes, which share memory in a way that Darwin does not have"):
+    with pytest.raises(ConfigError, match="several processes, which need Linux, and this is Darwin"):
         run("refused", "grpo", trainers=2)
 
 
 def test_two_trainers_are_one(run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
-    assert trace(run("two", "grpo", trainers=2)) == trace(run("one", "grpo"))
+    expected = trace(run("one", "grpo"))
+    assert trace(run("two", "grpo", trainers=2)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "own", "trainers", "workers"),
+    [("ppo", ("reference", "critic"), 1, 0), ("ppo", ("critic",), 2, 1), ("grpo", ("reference",), 1, 1)],
+)
+def test_models_with_a_process_of_their_own_have_the_same_numbers(
+    case: str,
+    own: tuple[str, ...],
+    trainers: int,
+    workers: int,
+    run: Callable[..., Path],
+    trace: Callable[[Path], Any],
+    started: list[RoleProcess],
+) -> None:
+    """Weights and optimizer of the critic among them. Going on in one process changes nothing either."""
+    found = trace(run("own", case, f"cluster.own_process={json.dumps(own)}", trainers=trainers, workers=workers))
+    assert set(own) <= {process.name for process in started}
+    assert found == trace(run("one", case))
+    assert trace(run("own", case, steps=6)) == trace(run("one", case, steps=6))
+
+
+@pytest.mark.slow
+def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(
+    run: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    """Nor a log-probability, over 20 steps of training."""
+    words = ("cluster.lanes=6", "rollout.prompts_per_step=24", "rollout.group_size=6", "rollout.max_response_tokens=22")
+    words += ("rollout.ignore_eos=true", "logging.record_rollouts=true", "checkpoint.every_steps=20")
+    expected = trace(run("none", "grpo", *words, steps=20))
+    assert sum(row["rollout/response_tokens_mean"] for row in expected.metrics) * 24 * 6 >= 60_000
+    for workers in (1, 2, 3):
+        assert trace(run(f"workers-{workers}", "grpo", *words, workers=workers, steps=20)) == expected
+
+
+@pytest.mark.slow
+def test_a_lost_critic_costs_time_only(
+    run: Callable[..., Path], trace: Callable[[Path], Any], started: list[RoleProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed after step 3; all processes start again from the checkpoint of step 2."""
+
+    def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
+        WRITE(journal, step, row)
+        critics = [process for process in started if process.name == "critic"]
+        if step == 3 and len(critics) == 1:
+            os.kill(critics[0].pid, signal.SIGKILL)
+
+    expected = trace(run("one", "ppo"))
+    monkeypatch.setattr(Journal, "write", hitting)
+    assert trace(run("hit", "ppo", "cluster.own_process=critic")) == expected
+    assert sum(process.name == "critic" for process in started) == 2
+
+
+LEARNED: dict[str, tuple[str, ...]] = {
+    "sft": (),
+    "sft lora": ("model.lora.rank=4",),
+    "sft bfloat16": ("model.dtype=bfloat16",),
+    "sft sharded": ("cluster.sharding=optimizer",),
+    "rm sharded": ("cluster.sharding=optimizer",),
+    "sft checkpointing": ("model.gradient_checkpointing=true",),
+    "rm": (),
+    "rm of policy": ("normalization.kind=gain_bias", "normalization.responses=8"),
+    "rm trainable": ("normalization.kind=gain_bias", "normalization.responses=8", "normalization.trainable=true"),
+    "rm lora": ("model.lora.rank=4",),
+}
+
+
+@pytest.fixture
+def learn(tiny_sft: Callable[..., SftConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Fine-tunes a policy or a reward model in `tmp_path/NAME` with four lanes, and returns the folder."""
+
+    def train(name: str, case: str, *overrides: str, steps: int = 4) -> Path:
+        words = (*LEARNED[case], f"output={tmp_path}/{name}", f"steps={steps}", "cluster.threads=1", *overrides)
+        console = Console(quiet=True)
+        if case.startswith("sft"):
+            train_sft(tiny_sft(*words), console=console)
+            return tmp_path / name
+        for split in ("train", "eval"):
+            rows = [json.loads(line) for line in (tiny_task / f"{split}.jsonl").read_text().splitlines()]
+            pairs = [{"prompt": r["prompt"], "chosen": r["answer"], "rejected": r["answer"][::-1] + "7"} for r in rows]
+            (tmp_path / f"rm-{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        data = {
+            "model": {"path": str(tiny_model), "device": "cpu"},
+            "data": {"train": str(tmp_path / "rm-train.jsonl"), "eval": str(tmp_path / "rm-eval.jsonl")},
+            "max_tokens": 16,
+            "normalization": {"max_response_tokens": 4},
+            "optimization": {"learning_rate": 1e-2, "comparisons_per_batch": 16},
+            "evaluation": {"every_steps": 2},
+            "checkpoint": {"every_steps": 2},
+            "logging": {"sinks": []},
+        }
+        train_reward_model(load_run_data(data, list(words), "rm").rm, console=console)
+        return tmp_path / name
+
+    return train
+
+
+def test_two_trainers_of_a_reward_model_are_one(learn: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
+    """Metrics, held-out accuracy, weights and optimizer; a supervised run is in the slow tests."""
+    two = trace(learn("two", "rm", "cluster.trainers=2"))
+    one = trace(learn("one", "rm", "cluster.lanes=2"))
+    assert two == one
+    assert "eval/accuracy" in two.metrics[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", most_by_hand(LEARNED, "sft lora", "rm of policy"))
+def test_no_number_of_trainers_changes_a_bit_of_given_data(
+    case: str, learn: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    expected = trace(learn("one", case, "cluster.lanes=4"))
+    for trainers in (2, 4) if case in ("sft", "rm") else (2,):
+        found = trace(learn(f"trainers-{trainers}", case, "cluster.lanes=4", f"cluster.trainers={trainers}"))
+        assert found == expected, trainers
+    sliced = ("cluster.lanes=4", "cluster.trainers=2", "cluster.sharding=optimizer")
+    assert trace(learn("sliced", case, *sliced)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", most_by_hand(["sft", "rm"], "rm"))
+def test_one_trainer_in_its_own_process_is_a_run_without_the_section(
+    case: str, learn: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    expected = trace(learn("plain", case))
+    assert trace(learn("one lane", case, "cluster.lanes=1")) == expected
+    assert trace(learn("elsewhere", case, "cluster.backend=processes")) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["sft", "rm of policy"])
+def test_a_run_on_given_data_goes_on_after_a_lost_trainer_and_on_another_number(
+    case: str,
+    learn: Callable[..., Path],
+    trace: Callable[[Path], Any],
+    started: list[RoleProcess],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of two trainers is killed after step 3; both start again from the checkpoint of step 2. Then the run goes
+    on with one trainer, and the undisturbed one with four."""
+
+    def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
+        WRITE(journal, step, row)
+        if step == 3 and len(started) == 2:
+            os.kill(started[1].pid, signal.SIGKILL)
+
+    words = ("cluster.lanes=4", "optimization.schedule=constant")
+    expected = trace(learn("one", case, *words, steps=5))
+    monkeypatch.setattr(Journal, "write", hitting)
+    assert trace(learn("hit", case, *words, "cluster.trainers=2", steps=5)) == expected
+    assert len(started) == 4
+    longer = trace(learn("one", case, *words, "cluster.trainers=4", steps=7))
+    assert trace(learn("hit", case, *words, steps=7)) == longer
 
 
 @pytest.mark.slow
 def test_a_lost_rollout_worker_changes_nothing(
-    run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Path], trace: Callable[[Path], Any], killed_while_sampling: list[int]
 ) -> None:
     """The same tokens and log-probabilities with two workers, one of which is killed while it samples."""
-    killed: list[int] = []
-    generate = processes.ProcessRole.generate
-
-    def killing(role: Any, *arguments: Any, **named: Any) -> Any:
-        if named["step"] == 2 and not killed:
-            killed.append(role.process.pid)
-            threading.Timer(0.01, os.kill, (role.process.pid, signal.SIGKILL)).start()
-        return generate(role, *arguments, **named)
-
     expected = trace(run("one", "grpo"))
-    monkeypatch.setattr(processes.ProcessRole, "generate", killing)
     found = trace(run("killed", "grpo", workers=2))
-    assert killed
+    assert killed_while_sampling
     for row in found.metrics:
         row.pop("rollout/lost_workers", None)
     assert found == expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", most_by_hand(CASES, "ppo", "lora", "bfloat16"))
 def test_no_number_of_trainers_changes_a_bit(case: str, run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
     expected = trace(run("one", case))
     for trainers in (2, 4) if case in ("grpo", "ppo") else (2,):
@@ -115,10 +281,35 @@ def test_no_number_of_trainers_changes_a_bit(case: str, run: Callable[..., Path]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainers", "workers"), [(1, 1), (1, 3), (2, 2)])
-def test_no_number_of_rollout_workers_changes_a_bit(
-    trainers: int, workers: int, run: Callable[..., Path], trace: Callable[[Path], Any]
+@pytest.mark.parametrize("case", most_by_hand(CASES, "grpo", "ppo shared"))
+def test_no_slice_changes_a_bit(case: str, run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
+    expected = trace(run("one", case))
+    for trainers in (1, 2, 4) if case in ("grpo", "ppo", "bfloat16") else (2,):
+        found = trace(run(f"trainers-{trainers}", case, trainers=trainers, sharding="optimizer"))
+        assert found == expected, trainers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", most_by_hand(["ppo", "lora", "bfloat16"], "bfloat16"))
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((2, "optimizer"), (1, "whole")), ((1, "whole"), (4, "optimizer")), ((4, "optimizer"), (2, "whole"))],
+    ids=lambda sharding: f"{sharding[0]}-{sharding[1]}",
+)
+def test_a_run_continues_with_another_sharding(
+    first: tuple[int, str], second: tuple[int, str], case: str, run: Callable[..., Path], trace: Callable[[Path], Any]
 ) -> None:
+    expected = trace(run("one", case, steps=6))
+    run("changed", case, trainers=first[0], sharding=first[1], steps=3)
+    assert trace(run("changed", case, trainers=second[0], sharding=second[1], steps=6)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", most_by_hand([(1, 1), (1, 3), (2, 2)], (1, 3), (2, 2)))
+def test_no_number_of_rollout_workers_changes_a_bit(
+    processes: tuple[int, int], run: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    trainers, workers = processes
     assert trace(run("several", "grpo", trainers=trainers, workers=workers)) == trace(run("one", "grpo"))
 
 
@@ -133,17 +324,20 @@ def test_a_run_continues_on_another_number_of_trainers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("number", "sharding"),
+    [(signal.SIGKILL, "whole"), (signal.SIGSTOP, "whole"), (signal.SIGKILL, "optimizer")],
+    ids=["killed", "stopped", "killed with slices"],
+)
 def test_a_lost_trainer_costs_time_only(
-    number: signal.Signals, run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals,
+    sharding: str,
+    run: Callable[..., Path],
+    trace: Callable[[Path], Any],
+    started: list[RoleProcess],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of two trainers is killed, or stopped, in step 4; all start again from the checkpoint of step 2."""
-    started: list[RoleProcess] = []
-    begin = RoleProcess.__init__
-
-    def noting(process: RoleProcess, *arguments: Any, **named: Any) -> None:
-        begin(process, *arguments, **named)
-        started.append(process)
 
     def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
         WRITE(journal, step, row)
@@ -151,8 +345,41 @@ def test_a_lost_trainer_costs_time_only(
             os.kill(started[1].pid, number)
 
     expected = trace(run("one", "grpo", steps=6))
-    monkeypatch.setattr(RoleProcess, "__init__", noting)
     monkeypatch.setattr(Journal, "write", hitting)
     begun = time.monotonic()
-    assert trace(run("hit", "grpo", trainers=2, steps=6)) == expected
+    assert trace(run("hit", "grpo", trainers=2, steps=6, sharding=sharding)) == expected
     assert len(started) == 4, f"trainers were not started again ({time.monotonic() - begun:.0f} s)"
+
+
+def weights_of(run: Path) -> dict[str, Tensor]:
+    """The policy's weights in the newest checkpoint."""
+    return load_file(sorted((run / "checkpoints").iterdir())[-1] / "policy" / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_full_sharding_of_a_supervised_run(learn: Callable[..., Path]) -> None:
+    words = ("cluster.lanes=2", "optimization.schedule=constant")
+    before, wanted = (weights_of(learn("one", "sft", *words, steps=steps)) for steps in (3, 4))
+    found = weights_of(learn("full", "sft", *words, "cluster.trainers=2", "cluster.sharding=full"))
+    assert found.keys() == wanted.keys()
+    move = max(float((wanted[name] - before[name]).abs().max()) for name in wanted)
+    assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 0.05 * move
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "words", "own"), [("grpo", (), ()), ("ppo", ("critic.warmup_steps=0",), ("cluster.own_process=critic",))]
+)
+def test_full_sharding_is_one_process_up_to_rounding(
+    case: str, words: tuple[str, ...], own: tuple[str, ...], run: Callable[..., Path]
+) -> None:
+    """Two steps, and then one more with `whole`. A critic has to have a process of its own."""
+    two = run("two", case, *words, steps=2)
+    before, middle = weights_of(run("begun", case, *words, steps=1)), weights_of(two)
+    full = run("full", case, *words, *own, steps=2, trainers=2, workers=1, sharding="full")
+    found = weights_of(full)
+    assert found.keys() == middle.keys()
+    move = max(float((middle[name] - before[name]).abs().max()) for name in middle)
+    assert max(float((found[name] - middle[name]).abs().max()) for name in middle) < 0.05 * move
+    after, last = (weights_of(run(name, case, *words, steps=3)) for name in ("two", "full"))
+    assert max(float((last[name] - after[name]).abs().max()) for name in after) < 0.05 * move

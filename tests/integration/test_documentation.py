@@ -173,6 +173,17 @@ def test_no_line_of_the_help_is_broken_by_a_terminal_of_80_columns(interface: An
         assert not [line for line in after_summary if len(line) > 78]
 
 
+OPTIONS_OF_RAY = {"--port", "--address", "--working-dir", "--object-store-memory"}
+OPTIONS_OF_TORCHRUN = {
+    "--standalone",
+    "--nnodes",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--max-restarts",
+}
+
+
 @every_page
 def test_every_option_that_is_named_exists(page: Path, interface: Any) -> None:
     known = {
@@ -182,7 +193,7 @@ def test_every_option_that_is_named_exists(page: Path, interface: Any) -> None:
     scripts += "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("examples/**/*.py"))
     for word in words_of(text_of(page)):
         for option in re.findall(r"^--[a-z-]+", word):
-            assert option in known or f'"{option}"' in scripts, option
+            assert option in known | OPTIONS_OF_RAY | OPTIONS_OF_TORCHRUN or f'"{option}"' in scripts, option
 
 
 # Fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,8 @@ from burnish.models.characters import tiny_llama
 REPOSITORY = Path(__file__).resolve().parents[2]
 CUSTOM = "examples/custom_reward/run.yaml"
 GSM8K = "examples/gsm8k_grpo/run.yaml"
+ON_RAY = "examples/cluster_ray/run.yaml"
+WITH_TORCHRUN = "examples/cluster_torchrun/run.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +237,27 @@ def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, 
         assert asked.rstrip().endswith("</think>")  # this template opens the answer with an empty thought
         assert "####" in line["answer"]
     assert (tmp_path / "run" / "checkpoints" / "step-000002" / "policy" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_run_on_ray_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
+    """The commands of its page, cut to four steps: the same weights."""
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
+    words = [ON_RAY, *custom_task[:-1], "steps=4", "checkpoint.every_steps=4"]
+    alone = ["backend=inline", "trainers=1", "rollout_workers=0", "cpus_per_worker=null"]
+    assert main(["rl", *words, f"output={tmp_path}/run"]) == 0
+    assert main(["rl", *words, f"output={tmp_path}/alone", *(f"cluster.{field}" for field in alone)]) == 0
+    weights = "checkpoints/step-000004/policy/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
+
+
+@pytest.mark.slow
+def test_the_run_with_torchrun_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
+    """The commands of its page, cut to four steps: the same weights."""
+    words = ["rl", WITH_TORCHRUN, *custom_task[:-1], "steps=4", "checkpoint.every_steps=4"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    subprocess.run([*torchrun, "-m", "burnish", *words, f"output={tmp_path}/run"], check=True, timeout=500)
+    alone = ["backend=inline", "trainers=1", "rollout_workers=0"]
+    assert main([*words, f"output={tmp_path}/alone", *(f"cluster.{field}" for field in alone)]) == 0
+    weights = "checkpoints/step-000004/policy/model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()

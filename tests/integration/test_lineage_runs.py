@@ -36,7 +36,7 @@ def test_prompts_are_queries_cut_from_documents(tiny_run: Callable[..., RlConfig
         rewards="repetition",
     )
     with open_rl_run(config, QUIET) as run:
-        texts = {encoded.prompt.text for encoded in run.collector.feed.take(2, 0)}
+        texts = {encoded.prompt.text for encoded in run.supply.collector.feed.take(2, 0)}
     assert texts == {"2=3+4=", "9="}
 
 

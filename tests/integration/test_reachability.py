@@ -79,7 +79,7 @@ def sampled(
     ).rl
     with ExitStack() as stack:
         run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
-        collector = dataclasses.replace(run.collector, needs_greedy=True)
+        collector = dataclasses.replace(run.supply.collector, needs_greedy=True)
         yield run, collector.collect(1, 0, Stopwatch())
 
 

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig
 from burnish.distributed.handles import RemoteCritic, RemoteEngine, RemotePolicy, RemoteReference
-from burnish.distributed.processes import RoleLostError, RoleProcess
+from burnish.distributed.peers import RoleLostError
+from burnish.distributed.processes import RoleProcess
 from burnish.models.policy import LocalPolicy
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import restore, run_loop
@@ -51,10 +52,10 @@ def move_roles(run: RlRun, trainer: RoleProcess, sampler: RoleProcess) -> None:
     run.policy = RemotePolicy(at(trainer, "policy"))
     run.reference = None if run.reference is None else RemoteReference(at(trainer, "reference"))
     run.critic = None if run.critic is None else RemoteCritic(at(trainer, "critic"))
-    run.engine = RemoteEngine(at(sampler, "engine"))
-    run.collector = dataclasses.replace(run.collector, engine=run.engine)
+    engine = RemoteEngine(at(sampler, "engine"))
+    run.supply.collector = dataclasses.replace(run.supply.collector, engine=engine)
     if run.evaluator is not None:
-        run.evaluator = dataclasses.replace(run.evaluator, engine=run.engine)
+        run.evaluator = dataclasses.replace(run.evaluator, engine=engine)
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def remote(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., A
             move_roles(run, trainer, sampler)
             if run.progress.saved_step is not None:
                 restore(run, run.store.at(run.progress.saved_step))
-                run.engine.sync(run.policy.publish())
+                run.supply.publish(run.policy.publish(), run.progress.step)
             yield run
 
     return open_run
@@ -127,7 +128,7 @@ def test_a_lost_process_ends_the_run_which_resumes_to_the_same_bits(
     train_here(tiny_run(f"output={tmp_path}/local", **GRPO))
     for name, when, saved in (("engine", 3, 3), ("policy", 7, 5)):
         with remote(GRPO) as run:
-            role = run.engine._role if name == "engine" else run.policy._role  # type: ignore[attr-defined]
+            role = run.supply.collector.engine._role if name == "engine" else run.policy._role  # type: ignore[attr-defined]
             with monkeypatch.context() as patch:
                 patch.setattr(Journal, "write", killing(role.process.pid, when))
                 with pytest.raises(RoleLostError, match="killed by SIGKILL"):

@@ -143,7 +143,13 @@ def test_a_run_may_die_whenever_it_writes(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("first", "kind"), [(1 + number % 3, kind) for number, kind in enumerate(ALGORITHMS)])
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        pytest.param(1 + number % 3, kind, marks=[pytest.mark.matrix] if kind in ("grpo", "ppo_shared") else [])
+        for number, kind in enumerate(ALGORITHMS)
+    ],
+)
 def test_a_run_may_die_at_every_single_write(
     commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path, first: int, kind: str
 ) -> None:

@@ -303,11 +303,6 @@ def most_voted(group: list[dict[str, Any]]) -> dict[str, Any]:
     return max(group, key=lambda line: (texts.count(line["response"].strip()), -line["sample_index"]))
 
 
-def test_staleness_is_refused(tiny_run: TinyRun) -> None:
-    with pytest.raises(ConfigError, match="max_staleness"):
-        tiny_run("max_staleness=1")
-
-
 NO_KL = ("algorithm.kl_in=none", "algorithm.kl_coef=0")
 
 

@@ -86,10 +86,10 @@ def opened(config: RlConfig) -> Iterator[tuple[RlRun, Spy]]:
             spy.collected, spy.batch = collected, prepare(run, collected, *arguments)
             return spy.batch
 
-        collector = dataclasses.replace(run.collector, scorer=HashScorer())
+        run.supply.collector = dataclasses.replace(run.supply.collector, scorer=HashScorer())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RlRun, "prepare", prepare_seen)
-            yield dataclasses.replace(run, collector=collector, journal=spy), spy  # type: ignore[arg-type]
+            yield dataclasses.replace(run, journal=spy), spy  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------- the oracle

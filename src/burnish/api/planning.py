@@ -51,9 +51,21 @@ class RunPlan:
             width = max(len(line.name) for line in chosen)
             lines += ["", topic, *(f"  {line.name:<{width}}  {line.value}  ({line.because})" for line in chosen)]
         lines += ["", "models", *(f"  {role.role}: {role.because}" for role in self.plan.models)]
+        lines += ["", "processes of the run", *(f"  {line}" for line in self._seats())]
         if self.plan.memory:
             lines += ["", f"memory, at most {self.memory_bytes / 2**30:.2f} GiB"]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def _seats(self) -> Iterator[str]:
+        """One line for each process. Without the model's sizes their memory is unknown."""
+        from burnish.planning.memory import bytes_in_words
+
+        for seat in self.plan.seats:
+            line = f"{seat.name}: {', '.join(seat.holds)}; {seat.computes}"
+            if self.plan.memory:
+                line += f"; {bytes_in_words(seat.host_bytes)} of memory"
+                line += f", {bytes_in_words(seat.device_bytes)} of its GPU" if seat.gpu is not None else ""
+            yield line
 
 
 def plan(config: Given, **fields: object) -> RunPlan:
@@ -95,7 +107,9 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
     and downloads nothing. Raises what the run would refuse (BurnishError)."""
     from burnish.checkpointing.output import check_output
     from burnish.planning.model_facts import read_model_facts
+    from burnish.planning.plan import seated
     from burnish.trainers.chaining import pinned
+    from burnish.trainers.placement import this_machine
 
     check_output(loaded.config)
     config, chained = pinned(loaded.config)
@@ -106,13 +120,16 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
             f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
         )
     notes.extend(_emulation_notes(config))
-    if isinstance(config, RlConfig):
-        return _rl_plan(config, facts, notes)
-    if isinstance(config, RmConfig):
-        return _rm_plan(config, facts, notes)
-    if isinstance(config, SftConfig):
-        return _sft_plan(config, facts, notes)
-    raise TypeError(f"no plan for {type(config).__name__}")
+    match config:
+        case RlConfig():
+            plan = _rl_plan(config, facts, notes)
+        case RmConfig():
+            plan = _rm_plan(config, facts, notes)
+        case SftConfig():
+            plan = _sft_plan(config, facts, notes)
+        case _:
+            raise TypeError(f"no plan for {type(config).__name__}")
+    return seated(plan, config, facts, this_machine())
 
 
 def _emulation_notes(config: RunConfig) -> Iterator[str]:

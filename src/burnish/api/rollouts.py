@@ -70,6 +70,7 @@ def _rollout(line: Mapping[str, Any]) -> RecordedRollout:
         token_rewards=None if dense is None else tuple(dense),
         status=RewardStatus(line["status"]),
         status_detail=line["status_detail"],
+        versions=tuple((first, version) for first, version in line.get("versions", ())),
         step=line["step"],
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
         answer=line["answer"],

@@ -137,11 +137,11 @@ def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, a
 
                 train_rl(loaded.config, console=console, accept_changes=accept_changes)
             case SftConfig():
-                from burnish.trainers.sft import train_sft
+                from burnish.trainers.learning_cluster import train_sft
 
                 train_sft(loaded.config, console=console, accept_changes=accept_changes)
             case RmConfig():
-                from burnish.trainers.reward_model.loop import train_reward_model
+                from burnish.trainers.learning_cluster import train_reward_model
 
                 train_reward_model(loaded.config, console=console, accept_changes=accept_changes)
 

@@ -50,6 +50,9 @@ by rounding (model.device, model.kernels).
 depends on it.
 """
 
+MUST_NOT_DIFFER = ("cluster.window",)
+"""Exceptions from these: it decides what a step trains on, and what a checkpoint holds of later steps."""
+
 _CONFIG_REMEDY = "restore the run's own file, start over with --fresh, or name the folder of a run"
 
 _PACKAGES = (
@@ -217,7 +220,8 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
     now = to_dict(config)
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
-    return [found for found in differences(_with_defaults(before, config), now) if not _is_under(found.field, allowed)]
+    found = differences(_with_defaults(before, config), now)
+    return [one for one in found if one.field in MUST_NOT_DIFFER or not _is_under(one.field, allowed)]
 
 
 def differences(before: dict[str, Json], now: dict[str, Json], prefix: str = "") -> list[Difference]:

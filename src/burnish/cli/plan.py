@@ -77,6 +77,7 @@ def show_plan(
     plan = plan_of(loaded, notes)
     _show_lines(plan, console)
     _show_models(plan, loaded, console)
+    _show_seats(plan, console)
     _show_values(loaded, console, all_values)
     for warning in (*plan.warnings, *notes):
         console.print(f"[yellow]note[/] {_escaped(warning)}", soft_wrap=True)
@@ -96,6 +97,8 @@ def _show_lines(plan: Plan, console: Console) -> None:
 def _show_models(plan: Plan, loaded: LoadedConfig, console: Console) -> None:
     from rich.table import Table
 
+    from burnish.planning.memory import bytes_in_words
+
     models = Table("model", "why it is loaded", title=f"models ({loaded.config.model.path})", title_justify="left")
     for role in plan.models:
         models.add_row(role.role, role.because)
@@ -108,6 +111,20 @@ def _show_models(plan: Plan, loaded: LoadedConfig, console: Console) -> None:
     because = "cache and activations are not needed at the same time"
     memory.add_row("together, at most", bytes_in_words(plan.memory_bytes), because)
     console.print(memory)
+
+
+def _show_seats(plan: Plan, console: Console) -> None:
+    from rich.table import Table
+
+    from burnish.planning.memory import bytes_in_words
+
+    table = Table("process", "holds", "computes with", "memory, at most", title="processes", title_justify="left")
+    for seat in plan.seats:
+        memory = bytes_in_words(seat.host_bytes) if plan.memory else "unknown"
+        if plan.memory and seat.gpu is not None:
+            memory += f", GPU {bytes_in_words(seat.device_bytes)}"
+        table.add_row(seat.name, ", ".join(seat.holds), seat.computes, memory)
+    console.print(table)
 
 
 def _show_values(loaded: LoadedConfig, console: Console, all_values: bool) -> None:
@@ -127,15 +144,6 @@ def _values(loaded: LoadedConfig) -> Iterable[tuple[str, str, str]]:
     values = flat_values(loaded.config)
     for path, origin in loaded.provenance.items():
         yield path, str(masked(values[path], place=path)), origin
-
-
-def bytes_in_words(number: float) -> str:
-    """`1.5 GiB` and the like."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.2f} GiB"
 
 
 def _escaped(text: str) -> str:

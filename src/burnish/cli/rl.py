@@ -47,8 +47,11 @@ def train_with_rl(
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
+    from burnish.cli.torchrun import served_as_rank
     from burnish.config.loading import load_run_file
 
+    if served_as_rank(fresh=fresh):
+        return
     loaded = load_run_file(file, overrides or (), "rl")
     console = training_console()
     if fresh:

@@ -31,14 +31,17 @@ def train_reward(
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
+    from burnish.cli.torchrun import served_as_rank
     from burnish.config.loading import load_run_file
 
+    if served_as_rank(fresh=fresh):
+        return
     loaded = load_run_file(file, overrides or (), "rm")
     console = training_console()
     if fresh:
         check_output(loaded.config)
         move_aside(loaded.config.output, console)
-    from burnish.trainers.reward_model.loop import train_reward_model
+    from burnish.trainers.learning_cluster import train_reward_model
 
     silence_transformers()
     show_result(train_reward_model(loaded.rm, console=console, accept_changes=accept_changes), console)

@@ -28,14 +28,17 @@ def train_supervised(
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
+    from burnish.cli.torchrun import served_as_rank
     from burnish.config.loading import load_run_file
 
+    if served_as_rank(fresh=fresh):
+        return
     loaded = load_run_file(file, overrides or (), "sft")
     console = training_console()
     if fresh:
         check_output(loaded.config)
         move_aside(loaded.config.output, console)
-    from burnish.trainers.sft import train_sft
+    from burnish.trainers.learning_cluster import train_sft
 
     silence_transformers()
     show_result(train_sft(loaded.sft, console=console, accept_changes=accept_changes), console)

@@ -210,7 +210,7 @@ def _show_knee(settings: SimulationSettings, at: Forecast, console: Console) -> 
     )
     if not (settings.max_staleness or settings.window or settings.partial):
         console.print(
-            "[yellow]note[/] two pools are simulated with max_staleness 1; this version trains with 0 only",
+            "[yellow]note[/] two pools are simulated with max_staleness 1; the run file says 0",
             soft_wrap=True,
         )
 

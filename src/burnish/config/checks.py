@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from burnish.config import names
 from burnish.config.problems import Problem
-from burnish.config.schema_data import DataConfig
+from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
+from burnish.config.schema_data import DataConfig, ModelConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_run import RunConfig
@@ -17,7 +19,13 @@ from burnish.words import suggestion
 
 def check_sft(config: SftFields) -> list[Problem]:
     """All contradictions in a run file of `burnish sft`."""
-    problems = [*held_out(config.data), *known_sinks(config)]
+    problems = [
+        *held_out(config.data),
+        *shared_work(config.cluster),
+        *full_sharding(config.cluster, config.model),
+        *only_optimizer_rests(config.cluster),
+        *known_sinks(config),
+    ]
     if config.data.query is not None:
         message = "is set, but supervised fine-tuning trains on entire documents"
         problems.append(Problem("data.query", message, "remove it"))
@@ -68,6 +76,64 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
         if name not in names.SINK_NAMES and not is_function_name(name):
             remedy = suggestion(name, names.SINK_NAMES) + ", or package.module:Class, or path/to/file.py:Class"
             yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is not a sink", remedy)
+
+
+def shared_work(cluster: TrainersConfig) -> Iterator[Problem]:
+    """Numbers of processes and lanes that do not fit together."""
+    if cluster.backend == "inline" and cluster.num_processes > 1:
+        asked = f"cluster.trainers ({cluster.trainers})"
+        if isinstance(cluster, ClusterConfig):
+            asked += f", cluster.rollout_workers ({cluster.rollout_workers})"
+            asked += "".join(f", a process of its own for the {name}" for name in cluster.own_process)
+        message = f"is inline, but the run asks for {cluster.num_processes} processes: {asked}"
+        yield Problem("cluster.backend", message, "set it to auto, or ask for a single process")
+    amounts = {"cpus_per_worker": cluster.cpus_per_worker, "gpus_per_worker": cluster.gpus_per_worker}
+    for field in (field for field, amount in amounts.items() if amount is not None):
+        if cluster.backend not in ("auto", "ray"):
+            message = f"is for Ray, but cluster.backend is {cluster.backend}"
+            yield Problem(f"cluster.{field}", message, "leave it out, or set cluster.backend to ray")
+    if cluster.backend == "torchrun" and cluster.restarts != type(cluster)().restarts:
+        message = "has no effect with cluster.backend: torchrun, which starts all processes again itself"
+        yield Problem("cluster.restarts", message, "leave it out, and give torchrun --max-restarts")
+    if cluster.num_lanes % cluster.trainers:
+        message = f"is {cluster.lanes}, which {cluster.trainers} trainers cannot share equally"
+        yield Problem("cluster.lanes", message, f"set it to a multiple of {cluster.trainers}")
+
+
+def full_sharding(
+    cluster: TrainersConfig, model: ModelConfig, others: Mapping[str, bool] = MappingProxyType({})
+) -> Iterator[Problem]:
+    """What does not work with cut weights. `others`: more of it, and whether the run file asks for it."""
+    if cluster.sharding != "full" or cluster.trainers == 1:
+        return
+    not_yet = {
+        "model.lora": model.lora is not None,
+        "model.gradient_checkpointing": model.gradient_checkpointing,
+        "model.dtype: bfloat16": model.dtype == "bfloat16",
+        **others,
+    }
+    for what in (name for name, is_there in not_yet.items() if is_there):
+        message = f"is full, which does not work with {what} in this version"
+        yield Problem("cluster.sharding", message, "set it to optimizer")
+
+
+def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Problem]:
+    """Roles that cannot rest. `absent`: why the run has no such role of its own."""
+    field = "cluster.offload"
+    for index, role in enumerate(cluster.offload):
+        if role in cluster.offload[:index]:
+            yield Problem(field, f"names {role} twice", "keep one of the two")
+        elif role in absent:
+            yield Problem(field, f"names {role}, but {absent[role]}", f"remove {role} from it")
+    if cluster.offload and cluster.sharding == "full" and cluster.trainers > 1:
+        message = "does not work with cluster.sharding: full in this version"
+        yield Problem(field, message, "set cluster.sharding to optimizer, or remove cluster.offload")
+
+
+def only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
+    """`offload` for a run that trains one model and has no other."""
+    others = ("reference", "critic", "reward_model")
+    return offload(cluster, dict.fromkeys(others, "only runs of `burnish rl` have one that could rest"))
 
 
 def is_function_name(value: str) -> bool:

@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterator
 
 from burnish.config import names
-from burnish.config.checks import held_out, is_function_name, known_sinks, warmup_too_long
+from burnish.config.checks import (
+    full_sharding,
+    held_out,
+    is_function_name,
+    known_sinks,
+    offload,
+    shared_work,
+    warmup_too_long,
+)
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
-from burnish.config.schema_cluster import ClusterConfig
 from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, ScoringConfig
 from burnish.words import suggestion
 
@@ -29,12 +36,17 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_sampling(config),
         *_vllm(config),
         *_arithmetic(config),
+        *_staleness(config),
+        *_timing(config),
         *_scoring(config.scoring),
         *_endings(config),
         *_labels(config),
         *_judging_reward(config),
         *_critic(config),
-        *_cluster(config.cluster),
+        *shared_work(config.cluster),
+        *_full_sharding(config),
+        *_own_process(config),
+        *offload(config.cluster, _absent(config) | _alone(config)),
         *held_out(config.data),
         *known_sinks(config),
     ]
@@ -210,22 +222,47 @@ def _arithmetic(config: RlFields) -> Iterator[Problem]:
     if optimization.warmup_steps > total:
         product = "steps" if by_step else "steps x optimization.epochs x optimization.minibatches"
         yield warmup_too_long(optimization.warmup_steps, total, product)
-    if config.max_staleness != 0:
-        message = f"is {config.max_staleness}, but only 0 (synchronous) works in this version"
-        yield Problem("max_staleness", message, "set it to 0 or remove it")
 
 
-def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
-    processes = cluster.trainers > 1 or cluster.rollout_workers > 0
-    if cluster.backend == "inline" and processes:
-        message = (
-            f"is inline, but cluster.trainers ({cluster.trainers}) and cluster.rollout_workers "
-            f"({cluster.rollout_workers}) ask for several processes"
-        )
-        yield Problem("cluster.backend", message, "set it to auto, or ask for one trainer and no rollout worker")
-    if cluster.num_lanes % cluster.trainers:
-        message = f"is {cluster.lanes}, which {cluster.trainers} trainers cannot share equally"
-        yield Problem("cluster.lanes", message, f"set it to a multiple of {cluster.trainers}")
+def _full_sharding(config: RlFields) -> Iterator[Problem]:
+    cluster = config.cluster
+    if cluster.sharding == "full" and cluster.trainers > 1 and cluster.rollout_workers == 0:
+        message = "is full, but without rollout workers the trainers sample, and they need whole weights for that"
+        yield Problem("cluster.sharding", message, "set cluster.rollout_workers to at least 1")
+    with_policy = config.algorithm.may_use_critic and "critic" not in cluster.own_process
+    yield from full_sharding(cluster, config.model, {"a critic that has no process of its own": with_policy})
+
+
+def _own_process(config: RlFields) -> Iterator[Problem]:
+    """Models that are to have a process of their own, though the run does not have them, or only as a part of the
+    policy."""
+    asked, absent = config.cluster.own_process, _absent(config)
+    for index, name in enumerate(asked):
+        if name in asked[:index]:
+            yield Problem(f"cluster.own_process.{index}", f"{name} is named twice", "keep one of the two")
+        elif name in absent:
+            yield Problem(f"cluster.own_process.{index}", f"is {name}, but {absent[name]}", "remove it")
+
+
+def _alone(config: RlFields) -> dict[str, str]:
+    """The roles that have nothing to make room for."""
+    return {name: f"the {name} has a process of its own (own_process)" for name in config.cluster.own_process}
+
+
+def _absent(config: RlFields) -> dict[str, str]:
+    """The roles with weights of their own that this run does not have, and why."""
+    algorithm, absent = config.algorithm, {}
+    if algorithm.kl_in == "none":
+        absent["reference"] = "algorithm.kl_in is none, so there is no reference"
+    elif config.model.lora is not None:
+        absent["reference"] = "with model.lora the reference is the policy with its adapters off"
+    if not algorithm.may_use_critic:
+        absent["critic"] = f"the estimator {algorithm.estimator!r} has no critic"
+    elif config.critic.kind == "shared":
+        absent["critic"] = "critic.kind is shared: a head on the policy's own backbone"
+    if config.rewards and not any(reward.name.startswith(names.MODEL_REWARD) for reward in config.rewards):
+        absent["reward_model"] = "no reward is a reward model (model:PATH)"
+    return absent
 
 
 def _critic(config: RlFields) -> Iterator[Problem]:
@@ -250,6 +287,35 @@ def _critic(config: RlFields) -> Iterator[Problem]:
     if critic.warmup_steps >= config.steps:
         message = f"is {critic.warmup_steps}, but the run has {config.steps} steps: the policy would never be trained"
         yield Problem("critic.warmup_steps", message, f"set it below steps ({config.steps})")
+
+
+def _staleness(config: RlFields) -> Iterator[Problem]:
+    """Old log-probabilities that would leave out how stale responses are, and a correction of nothing."""
+    algorithm, path = config.algorithm, "algorithm.old_logprobs"
+    corrects = algorithm.mismatch_correction != "none"
+    if algorithm.old_logprobs == "trainer" and config.max_staleness and not corrects:
+        message = f"is trainer, whose ratio ignores that responses are {config.max_staleness} steps old (max_staleness)"
+        remedy = "remove it, or set algorithm.mismatch_correction (token_truncate is a good start)"
+        yield Problem(path, message, remedy)
+    if algorithm.old_logprobs == "sampler" and corrects:
+        message = f"is sampler, so algorithm.mismatch_correction {algorithm.mismatch_correction} has nothing to correct"
+        yield Problem(path, message, "set one of the two to its default")
+
+
+def _timing(config: RlFields) -> Iterator[Problem]:
+    """New weights within a response, and groups that overtake others, where nothing is sampled ahead."""
+    settings = {"partial": config.partial, "cluster.window": config.cluster.window}
+    for field, value in ((field, value) for field, value in settings.items() if value):
+        shown = "true" if value is True else f"{value}"
+        if config.max_staleness == 0:
+            message = f"is {shown}, but max_staleness is 0: nothing is sampled ahead of training"
+            yield Problem(field, message, f"set max_staleness to at least 1, or remove {field}")
+        if config.cluster.rollout_workers == 0:
+            message = f"is {shown}, but cluster.rollout_workers is 0: nothing is sampled while the policy learns"
+            yield Problem(field, message, f"set cluster.rollout_workers to at least 1, or remove {field}")
+    if config.cluster.window and config.algorithm.dynamic_sampling:
+        message = f"is {config.cluster.window}, which does not work with algorithm.dynamic_sampling in this version"
+        yield Problem("cluster.window", message, "set it to 0, or set algorithm.dynamic_sampling: false")
 
 
 def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:

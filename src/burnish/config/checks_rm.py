@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from burnish.config.checks import held_out, known_sinks, warmup_too_long
+from burnish.config.checks import (
+    full_sharding,
+    held_out,
+    known_sinks,
+    only_optimizer_rests,
+    shared_work,
+    warmup_too_long,
+)
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
 from burnish.config.schema_rm import RmFields
@@ -18,6 +25,9 @@ def check_rm(config: RmFields) -> list[Problem]:
         *held_out(config.data),
         *_pairs_only(config),
         *_score_place(config),
+        *shared_work(config.cluster),
+        *full_sharding(config.cluster, config.model, {"a reward model": True}),
+        *only_optimizer_rests(config.cluster),
         *known_sinks(config),
     ]
     if config.data.eval and config.held_out_fraction > 0:

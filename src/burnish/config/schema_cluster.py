@@ -2,40 +2,160 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from burnish.config.section import Count, NonNegativeInt, PositiveInt, Seconds, Section
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from burnish.config.section import Count, NonNegativeInt, NotHere, PositiveInt, Seconds, Section, as_list
+
+_NOTHING_SAMPLES = NotHere("only `burnish rl` samples while it trains", was=0)
+_ONE_MODEL = NotHere("only `burnish rl` has a reference or a critic", was=None)
+
+Offloaded = Literal["optimizer", "reference", "critic", "reward_model"]
+"""A role whose state can rest while it does nothing; `critic` is its weights and its optimizer."""
+Backend = Literal["inline", "processes", "ray", "torchrun"]
+OwnProcess = Annotated[tuple[Literal["reference", "critic"], ...], BeforeValidator(as_list)]
 
 
-class ClusterConfig(Section):
-    """How many processes share the work. The numbers of a run follow from `lanes` and `threads`, not from how many
-    processes there are."""
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"))
+
+
+def _divisible(amount: float) -> float:
+    if amount > 1 and amount % 1:
+        raise ValueError("above 1 it has to be a whole number")
+    return amount
+
+
+Resource = Annotated[float, Field(ge=0.0), AfterValidator(_divisible)]
+"""An amount of something that Ray gives out: a part of one, or several whole ones."""
+
+
+class TrainersConfig(Section):
+    """How many processes share the work.
+
+    The numbers of a run follow from `lanes` and `threads`, not from how many processes there are.
+    """
+
+    not_here: ClassVar[Mapping[str, NotHere]] = {
+        "rollout_workers": _NOTHING_SAMPLES,
+        "window": _NOTHING_SAMPLES,
+        "own_process": _ONE_MODEL,
+    }
 
     trainers: Count = 1
-    """Processes that train. Each has the whole model and works on a part of every minibatch; gradients are added in an
-    order that `lanes` fixes. 1 trains in the process of the command."""
-    rollout_workers: NonNegativeInt = 0
-    """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""
-    backend: Literal["auto", "inline", "processes"] = "auto"
-    """`inline`: everything in one process. `processes`: processes on this machine. `auto`: `processes` if more than one
-    is asked for."""
+    """Processes that train. Each works on a part of every minibatch; gradients are added in an order that `lanes`
+    fixes. A single trainer is the command's own process, except with Ray, or with `own_process` and no rollout
+    workers."""
+    sharding: Literal["auto", "whole", "optimizer", "full"] = "auto"
+    """What each trainer keeps between steps. `whole`: the whole model, gradients and optimizer. `optimizer`: the whole
+    model, and a slice of the summed gradients, of Adam's moments and of float32 masters; the same numbers.
+    `full`: a slice of everything (FSDP2), with the same numbers up to rounding; for float32 weights, and not for every
+    run (docs/cluster.md). `auto`: `optimizer` where this machine lacks the memory for `whole`, else `whole`."""
+    backend: Literal["auto", "inline", "processes", "ray", "torchrun"] = "auto"
+    """`inline`: everything in one process. `processes`: processes on this machine. `ray`: actors of the Ray cluster at
+    `RAY_ADDRESS`, or of one that is started here. `torchrun`: the processes that torchrun has started, on one or
+    several nodes. `auto`: if more than one process is asked for, `torchrun` if that has started the command, `ray`
+    where `RAY_ADDRESS` is set, else `processes`."""
     lanes: PositiveInt | None = None
-    """Parts of a step that are summed, and sampled, one by one; a multiple of `trainers`. Runs with equal lanes have
-    equal bits on 1, 2, ... processes. `null`: the smallest multiple of `trainers` that gives every rollout worker
-    something to do."""
+    """Parts of a step that are summed one by one; a multiple of `trainers`. Runs with equal `lanes` and `threads` have
+    equal bits on 1, 2, ... processes. `null`: as many as `trainers`."""
     threads: PositiveInt | None = None
-    """Threads of PyTorch in each process. `null`: the processor's cores, shared equally. The last bits of sums
-    depend on it."""
+    """Threads of PyTorch in each process. The last bits of sums depend on it. `null`: an equal share of this machine's
+    cores (of rank 0's, under torchrun); with Ray, as many as `cpus_per_worker`."""
+    cpus_per_worker: Resource | None = None
+    """CPUs that Ray sets aside for each process. `null`: as many as `threads`, or 1 if that is not
+    set either."""
+    gpus_per_worker: Resource | None = None
+    """GPUs that Ray sets aside for each process, which then sees no others. `null`: 1 in a cluster with GPUs, unless
+    `model.device` is `cpu`."""
+    offload: Annotated[tuple[Offloaded, ...], BeforeValidator(as_list)] = ()
+    """What gives up its memory between the phases of a step that need it: `optimizer` (moments and float32 masters),
+    `reference`, `critic`, `reward_model`. State on a GPU rests in pinned host memory, state on a CPU in a file in the
+    run's folder. The numbers of a run do not change; each phase waits for its state (docs/cluster.md)."""
     restarts: NonNegativeInt = 3
-    """How often in an hour a lost rollout worker is started again."""
+    """How often lost trainers are started again, from the newest checkpoint. Not under torchrun, which has
+    `--max-restarts`."""
     stall_seconds: Seconds = 600.0
     """A process that has done nothing for this long when asked to is killed, with its stacks in RUN/stacks. (One that
     gives no sign of life at all is killed after 12 seconds.)"""
 
     @property
+    def num_processes(self) -> int:
+        """Processes with a model. The command's own is one of them if it is the only trainer."""
+        return self.trainers
+
+    @property
     def uses_processes(self) -> bool:
         """Whether anything of the run is outside the process of the command."""
-        return self.backend == "processes" or self.trainers > 1 or self.rollout_workers > 0
+        return self.runs_on != "inline"
+
+    @property
+    def runs_on(self) -> Backend:
+        """The `backend` to use."""
+        if self.backend != "auto":
+            return self.backend
+        if self.num_processes == 1:
+            return "inline"
+        if under_torchrun():
+            return "torchrun"
+        return "ray" if os.environ.get("RAY_ADDRESS") else "processes"
+
+    @property
+    def joins_cluster(self) -> bool:
+        """Whether its processes are on the machines of a Ray cluster that exists already, which may be others."""
+        return self.runs_on == "ray" and "RAY_ADDRESS" in os.environ
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether the command's own process is the only trainer."""
+        return not self.uses_processes
+
+    @property
+    def num_lanes(self) -> int:
+        """The `lanes` to use."""
+        return self.trainers if self.lanes is None else self.lanes
+
+
+class ClusterConfig(TrainersConfig):
+    """How many processes share the work.
+
+    The numbers of a run follow from `lanes` and `threads`, not from how many processes there are.
+    """
+
+    not_here: ClassVar[Mapping[str, NotHere]] = {}
+
+    rollout_workers: NonNegativeInt = 0
+    """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""
+    own_process: OwnProcess = ()
+    """Models that get a process of their own instead of being in every trainer: `reference`, `critic`. They work while
+    the policy does, with the same numbers."""
+    window: NonNegativeInt = 0
+    """A step takes the groups that are finished first: fewer than this many may overtake an older one. Staleness is at
+    most max_staleness + ceil((window - 1) / prompts_per_step), and the numbers of a run depend on how fast its
+    processes are. 0: a step trains on exactly the groups that were sampled for it. Cannot change when a run is
+    resumed."""
+    lanes: PositiveInt | None = None
+    """Parts of a step that are summed, and sampled, one by one; a multiple of `trainers`. Runs with equal `lanes` and
+    `threads` have equal bits on 1, 2, ... processes. `null`: the smallest multiple of `trainers` that gives every
+    rollout worker something to do."""
+    restarts: NonNegativeInt = 3
+    """How often lost trainers are started again from the newest checkpoint, and how often in an hour a lost rollout
+    worker is. Not under torchrun, which has `--max-restarts`."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes with a model. The command's own is one of them if it is the only trainer."""
+        return self.trainers + self.rollout_workers + len(self.own_process)
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether the command's own process is the only trainer. Ray finds a place for even a single one."""
+        alone = self.runs_on != "ray" and self.trainers == 1 and self.rollout_workers > 0
+        return alone or not self.uses_processes
 
     @property
     def num_lanes(self) -> int:

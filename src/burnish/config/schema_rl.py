@@ -158,6 +158,10 @@ class AlgorithmConfig(Section):
     (DAPO)."""
     mask_truncated: bool = False
     """Leave responses cut off at max_response_tokens out of the loss (they still count in their group's baseline)."""
+    old_logprobs: Literal["auto", "trainer", "sampler"] = "auto"
+    """What the probability ratio of the loss is relative to: `trainer`, the policy when the step began, or `sampler`,
+    the log-probabilities that responses were sampled with. `auto`: `sampler` for stale responses (max_staleness above
+    0) unless mismatch_correction weights them, else `trainer`."""
     mismatch_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "none"
     """Importance weight trainer/sampler, by token or by sequence: clamped to the bounds (truncate), or 0 outside them
     (mask)."""
@@ -278,7 +282,12 @@ class RlFields(RunConfig):
     steps: PositiveInt = 100
     """Steps of the loop, each of which samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
-    """Optimizer steps by which rollouts may lag behind the policy. 0 is synchronous, the only value supported yet."""
+    """Steps by which sampling runs ahead of training: the batch of step s is sampled with the weights after step
+    max(0, s - 1 - max_staleness), whatever is fast or slow. 0 is synchronous. It saves time where
+    `cluster.rollout_workers` sample while the policy learns."""
+    partial: bool = False
+    """Let responses that are being sampled go on with new weights as soon as there are any. `max_staleness` is then a
+    bound, and the numbers of a run depend on how fast its processes are. For `cluster.rollout_workers`."""
     rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
     """Rewards: a name, a section, or a list of them."""
     scoring: ScoringConfig = ScoringConfig()
@@ -296,6 +305,14 @@ class RlFields(RunConfig):
         return (
             self.algorithm.whiten_over == "minibatch" and self.algorithm.whitens and self.optimization.minibatches > 1
         )
+
+    @property
+    def old_logprobs_of_sampler(self) -> bool:
+        """Whether the ratio of the loss is relative to the sampler's log-probabilities."""
+        algorithm = self.algorithm
+        if algorithm.old_logprobs == "auto":
+            return self.max_staleness > 0 and algorithm.mismatch_correction == "none"
+        return algorithm.old_logprobs == "sampler"
 
     @property
     def planned_updates(self) -> int:

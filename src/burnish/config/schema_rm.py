@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_data import Sources
 from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.schema_optimization import BatchOptimizationConfig
@@ -127,3 +128,4 @@ class RmFields(RunConfig):
     normalization: NormalizationConfig = NormalizationConfig()
     optimization: RmOptimizationConfig = RmOptimizationConfig()
     evaluation: RmEvaluationConfig = RmEvaluationConfig()
+    cluster: TrainersConfig = TrainersConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_optimization import SftOptimizationConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.section import PositiveInt
@@ -15,3 +16,4 @@ class SftFields(RunConfig):
     max_tokens: PositiveInt = 2048
     """Longest example (prompt and completion), in tokens; see `data.over_long`."""
     optimization: SftOptimizationConfig = SftOptimizationConfig()
+    cluster: TrainersConfig = TrainersConfig()

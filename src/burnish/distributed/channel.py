@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import select
 import socket
+import threading
 import time
 from typing import Any
 
@@ -26,6 +28,8 @@ class Channel:
 
     def __init__(self, stream: socket.socket) -> None:
         self._socket = stream
+        self.turn = threading.RLock()
+        """Held by whoever has asked something, until the answer is there: there may be several threads."""
 
     def send(self, message: bytes, *, seconds: float | None) -> None:
         """Send what `pickled` made."""
@@ -41,6 +45,11 @@ class Channel:
         deadline = None if seconds is None else time.monotonic() + seconds
         length = int.from_bytes(self._read(_LENGTH_BYTES, deadline), "little")
         return pickle.loads(self._read(length, deadline))
+
+    def has_message(self) -> bool:
+        """Whether a message, or the end of the connection, has begun to arrive."""
+        ready, _, _ = select.select((self._socket,), (), (), 0)
+        return bool(ready)
 
     def send_descriptor(self, descriptor: int, *, seconds: float | None) -> None:
         """Give the other end a descriptor of its own of the same file or memory."""

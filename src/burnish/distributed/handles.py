@@ -9,13 +9,16 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from burnish.distributed.handover import SharedWeights
-from burnish.distributed.processes import ProcessRole
+from burnish.distributed.handover import SealedWeights
+from burnish.distributed.peers import ProcessRole
 from burnish.distributed.server import Named, buckets
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
+from burnish.models.reward_layout import PromptResponse
+from burnish.models.reward_learner import Comparison, PreferenceObjective
 from burnish.models.roles import Denominators, Objective, TrainingState, Update, ValueObjective
 from burnish.models.weights import Weights
+from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.types import Metric, Rollout, RolloutRequest
 
@@ -35,13 +38,13 @@ class RoleHandle(Protocol):
         """The weights that the role, a policy, has published."""
         ...
 
-    def share(self, version: int) -> SharedWeights:
-        """The same, in memory that other processes of this machine can read."""
+    def share(self, version: int) -> SealedWeights:
+        """The same, written once where all who want them can read them."""
         ...
 
 
 class _RemoteLearner:
-    """What a policy and a critic have in common. Folders must be on a disk that both processes see."""
+    """What all trained models have in common. Folders must be on a disk that both processes see."""
 
     def __init__(self, role: RoleHandle) -> None:
         self._role = role
@@ -51,10 +54,6 @@ class _RemoteLearner:
         version: int = self._role.ask_one("version")
         return version
 
-    def settle(self, planned_step: int | None = None) -> Update:
-        update: Update = self._role.ask("settle", planned_step)
-        return update
-
     def save_weights(self, folder: Path) -> None:
         self._role.ask_one("save_weights", folder.absolute())
 
@@ -62,14 +61,22 @@ class _RemoteLearner:
         self._role.ask("load_weights", folder.absolute())
 
     def training_state(self) -> TrainingState:
-        state: TrainingState = self._role.ask_one("training_state")
+        state: TrainingState = self._role.ask("training_state")  # the first one puts it together from all
         return state
 
     def load_training_state(self, state: TrainingState) -> None:
         self._role.ask("load_training_state", state)
 
 
-class RemotePolicy(_RemoteLearner):
+class _RemoteAccumulator(_RemoteLearner):
+    """A learner whose optimizer step is made of parts."""
+
+    def settle(self, planned_step: int | None = None) -> Update:
+        update: Update = self._role.ask("settle", planned_step)
+        return update
+
+
+class RemotePolicy(_RemoteAccumulator):
     """`roles.Policy` in another process. Objectives are sent there pickled."""
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
@@ -97,6 +104,10 @@ class RemotePolicy(_RemoteLearner):
         version = self.version
         return Weights(version, PublishedElsewhere(self._role, version))
 
+    def save_weights(self, folder: Path) -> None:
+        """See `roles.Policy`. The first process writes; others may have to give it their slices."""
+        self._role.ask("save_weights", folder.absolute())
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedElsewhere:
@@ -108,12 +119,12 @@ class PublishedElsewhere:
     def __call__(self) -> Iterator[Named]:
         return self.role.read(self.version)
 
-    def share(self) -> SharedWeights:
-        """The same in shared memory, written over there."""
+    def share(self) -> SealedWeights:
+        """The same, written once over there for all who want them."""
         return self.role.share(self.version)
 
 
-class RemoteCritic(_RemoteLearner):
+class RemoteCritic(_RemoteAccumulator):
     """`roles.Critic` in another process, which is the policy's if they share a backbone."""
 
     @property
@@ -133,6 +144,25 @@ class RemoteCritic(_RemoteLearner):
         return update
 
 
+class RemoteRewardLearner(_RemoteLearner):
+    """`PreferenceLearner` in another process. Objectives are sent there pickled."""
+
+    def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
+        metrics: dict[str, Metric] = self._role.ask("update", comparisons, objective)
+        return metrics
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
+        scores: list[list[float]] = self._role.ask("compare", comparisons)
+        return scores
+
+    def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
+        scores: list[float] = self._role.ask("score", pairs)
+        return scores
+
+    def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
+        self._role.ask("normalise", measured, scale=scale, measured_on=measured_on)
+
+
 class RemoteReference:
     """`roles.Reference` in another process."""
 
@@ -150,6 +180,7 @@ class RemoteEngine:
 
     def __init__(self, role: ProcessRole) -> None:
         self._role = role
+        self._metrics = MetricStore()
 
     def generate(
         self,
@@ -160,11 +191,13 @@ class RemoteEngine:
         step: int,
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
-        return self._role.generate(list(requests), sampling, seed=seed, step=step)
+        rollouts, metrics = self._role.generate(list(requests), sampling, seed=seed, step=step)
+        self._metrics.merge(metrics)
+        return rollouts
 
     def sync(self, weights: Weights) -> None:
         self._role.sync(weights.version, buckets(weights.tensors()))
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        metrics: Mapping[str, Metric] = self._role.ask("take_metrics")
-        return metrics
+        store, self._metrics = self._metrics, MetricStore()
+        return store.merged()

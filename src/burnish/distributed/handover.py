@@ -1,7 +1,7 @@
-"""Weights on their way to several processes of one machine: written once into memory that they all read.
+"""Weights on their way to several processes: written once into bytes that they all read.
 
-The memory has no name, so nothing is left behind by a process that is killed. Version and checksum are written last: a
-reader refuses what was only half written.
+On one machine these are memory without a name, so nothing is left behind by a process that is killed. Version and
+checksum are written last: a reader refuses what was only half written.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from burnish.models.weights import Weights
 
 _ALIGNMENT = 64
 _SEAL = struct.Struct("=QQ")
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +52,61 @@ class Layout:
         return self.seal_at + _SEAL.size
 
 
-class SharedWeights:
-    """One version of the weights in shared memory. `descriptor` is the reader's own, closed by `close`."""
+class SealedWeights(ABC):
+    """One version of the weights, written once for several readers; called, it gives names and tensors
+    (`Weights.tensors`). `layout` says what the bytes hold."""
+
+    layout: Layout
+
+    @abstractmethod
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors. RolloutError when the seal does not fit: the writer did not come to its end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the bytes, which end with their last reader. Idempotent."""
+
+    def weights(self) -> Weights:
+        """For an engine. The tensors are views of what is shared: whoever keeps them copies them."""
+        return Weights(self.layout.version, self)
+
+
+class Gate(Protocol):
+    """Where written weights enter and leave the process that serves roles; see `burnish.distributed.server`."""
+
+    def receive(self, layout: Layout) -> SealedWeights:
+        """Those that come with a request."""
+        ...
+
+    def publish(self, weights: Weights) -> Layout:
+        """Write a copy. Its layout is the answer to the request."""
+        ...
+
+    def follow(self) -> None:
+        """Send what has to follow the answer, if anything has."""
+        ...
+
+
+class SharedWeights(SealedWeights):
+    """`SealedWeights` in shared memory.
+
+    `descriptor` is this process' own. It is closed by `close`, or when nobody refers to the object any more.
+    """
 
     def __init__(self, layout: Layout, descriptor: int) -> None:
         self.layout = layout
         self.descriptor = descriptor
+        self._closing = weakref.finalize(self, os.close, descriptor)
 
     @staticmethod
     def write(weights: Weights) -> SharedWeights:
         """A copy of the weights as they are now. RolloutError when there is no memory for it."""
-        tensors = [(name, tensor.detach()) for name, tensor in weights.tensors()]
-        layout = _layout(weights.version, tensors)
+        layout, tensors = laid_out(weights)
         descriptor = os.memfd_create("burnish-weights")
         try:
             os.posix_fallocate(descriptor, 0, layout.num_bytes)  # a lack of memory is an error here, not a SIGBUS later
-            _fill(descriptor, layout, tensors)
+            with mmap.mmap(descriptor, layout.num_bytes) as memory:
+                fill(np.frombuffer(memory, dtype=np.uint8), layout, tensors)
         except OSError as error:
             os.close(descriptor)
             raise RolloutError(
@@ -72,60 +116,57 @@ class SharedWeights:
             ) from error
         return SharedWeights(layout, descriptor)
 
-    def weights(self) -> Weights:
-        """For an engine. The tensors are views of the shared memory: whoever keeps them copies them."""
-        return Weights(self.layout.version, self.tensors)
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors. RolloutError when the seal does not fit: the writer did not come to its end."""
-        numbers = self._map()
-        version, checksum = _SEAL.unpack_from(numbers.data, self.layout.seal_at)
-        if (version, checksum) != (self.layout.version, _checksum(numbers[: self.layout.seal_at])):
-            raise RolloutError(
-                f"the weights of version {self.layout.version} are incomplete or damaged in shared memory",
-                remedy="they are sent again by themselves; if this comes back, check the machine's memory",
-            )
-        for entry in self.layout.entries:
-            raw = torch.from_numpy(numbers[entry.start : entry.start + entry.num_bytes])
-            yield entry.name, raw.view(vars(torch)[entry.dtype]).reshape(entry.shape)
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """See `SealedWeights`."""
+        return unsealed(self._map(), self.layout)
 
     def close(self) -> None:
-        """Let go of the memory, which ends with its last reader. Idempotent."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        """See `SealedWeights`."""
+        self._closing()
 
-    def _map(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        size = self.layout.num_bytes
-        if os.fstat(self.descriptor).st_size != size:
-            raise RolloutError(
-                f"the weights of version {self.layout.version} have {os.fstat(self.descriptor).st_size:,} bytes in "
-                f"shared memory instead of {size:,}",
-                remedy="they are sent again by themselves; if this comes back, check the machine's memory",
-            )
+    def _map(self) -> Bytes:
+        size = min(self.layout.num_bytes, os.fstat(self.descriptor).st_size)
         return np.frombuffer(mmap.mmap(self.descriptor, size), dtype=np.uint8)
 
 
-def _layout(version: int, tensors: list[tuple[str, Tensor]]) -> Layout:
-    entries, at = [], 0
-    for name, tensor in tensors:
+def laid_out(weights: Weights) -> tuple[Layout, list[Tensor]]:
+    """The weights as they are now, and where each of them goes."""
+    entries, tensors, at = [], [], 0
+    for name, tensor in weights.tensors():
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append(Entry(name, dtype, tuple(tensor.shape), at, tensor.nbytes))
+        tensors.append(tensor.detach())
         at += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return Layout(version, tuple(entries), at)
+    return Layout(weights.version, tuple(entries), at), tensors
 
 
-def _fill(descriptor: int, layout: Layout, tensors: list[tuple[str, Tensor]]) -> None:
-    with mmap.mmap(descriptor, layout.num_bytes) as memory:
-        numbers = np.frombuffer(memory, dtype=np.uint8)
-        for entry, (_, tensor) in zip(layout.entries, tensors, strict=True):
-            target = torch.from_numpy(numbers[entry.start : entry.start + entry.num_bytes])
-            target.view(tensor.dtype).copy_(tensor.reshape(-1))
-            del target
-        _SEAL.pack_into(memory, layout.seal_at, layout.version, _checksum(numbers[: layout.seal_at]))
-        del numbers  # the memory cannot be let go of while anything looks into it
+def fill(numbers: Bytes, layout: Layout, tensors: list[Tensor]) -> None:
+    """Write the tensors into the `layout.num_bytes` bytes, and the seal last."""
+    for entry, tensor in zip(layout.entries, tensors, strict=True):
+        target = torch.from_numpy(numbers[entry.start : entry.start + entry.num_bytes])
+        target.view(tensor.dtype).copy_(tensor.reshape(-1))
+    _SEAL.pack_into(numbers.data, layout.seal_at, layout.version, _checksum(numbers[: layout.seal_at]))
 
 
-def _checksum(numbers: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
+def unsealed(numbers: Bytes, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors, which are views of the bytes. RolloutError when the seal does not fit."""
+    if numbers.nbytes != layout.num_bytes:
+        raise _damaged(layout, f"arrived with {numbers.nbytes:,} bytes instead of {layout.num_bytes:,}")
+    version, checksum = _SEAL.unpack_from(numbers.data, layout.seal_at)
+    if (version, checksum) != (layout.version, _checksum(numbers[: layout.seal_at])):
+        raise _damaged(layout, "arrived incomplete or damaged")
+    for entry in layout.entries:
+        raw = torch.from_numpy(numbers[entry.start : entry.start + entry.num_bytes])
+        yield entry.name, raw.view(vars(torch)[entry.dtype]).reshape(entry.shape)
+
+
+def _damaged(layout: Layout, how: str) -> RolloutError:
+    return RolloutError(
+        f"the weights of version {layout.version} {how}",
+        remedy="they are sent again by themselves; if this comes back, check the machine's memory",
+    )
+
+
+def _checksum(numbers: Bytes) -> int:
     """Sum of the bytes as 64-bit words, modulo 2^64: half a copy does not have it, and it costs less than the copy."""
     return int(numbers.view(np.uint64).sum(dtype=np.uint64))

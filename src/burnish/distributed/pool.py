@@ -12,12 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from burnish.distributed.handles import PublishedElsewhere
-from burnish.distributed.handover import SharedWeights
-from burnish.distributed.processes import ProcessRole, RoleLostError
-from burnish.errors import BurnishError, RolloutError
+from burnish.distributed.handover import SealedWeights, SharedWeights
+from burnish.distributed.peers import ProcessRole, RoleLostError, Stop
+from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
 from burnish.rollouts.engine import OnFinished, Sampling
@@ -26,6 +27,7 @@ from burnish.types import Metric, Rollout, RolloutRequest
 
 MAX_LOSSES = 3
 """A portion over which this many workers were lost is not given to another one."""
+Done = tuple[int, list[Rollout], Mapping[str, Metric]]
 _HOUR = 3600.0
 _LOOK_SECONDS = 0.2
 
@@ -42,12 +44,20 @@ class Worker:
     version: int | None = None
     restarts: list[float] = field(default_factory=list)
     """When it was started again."""
+    busy: bool = False
+    """Whether it samples for one of the open calls, or is being started again."""
     gone: bool = False
     """Whether it was lost for good. It gets no more work, so it cannot count as lost over prompts again."""
 
     @property
     def name(self) -> str:
         return self.engine.process.name
+
+    @property
+    def standing(self) -> str:
+        """What it is doing, and with which weights."""
+        version = "its first weights" if self.version is None else f"version {self.version}"
+        return "lost" if self.gone else f"{version}, {self.engine.process.standing}"
 
     def may_restart(self, limit: int) -> bool:
         """Whether it was started again less often than that in the last hour."""
@@ -58,47 +68,87 @@ class Worker:
 class RolloutPool:
     """`RolloutEngine` over the workers. A context manager, which ends their processes.
 
-    lanes: portions of a call. restarts: of one worker in an hour. say: tells the user what became of a worker.
+    lanes: portions of a call. restarts: of one worker in an hour. say: tells the user what became of a worker. write:
+    copies weights of this process to where the workers read them. partial: `renew` reaches responses that are being
+    sampled, for which every engine has to be a `StoppableEngine`.
     """
 
-    def __init__(self, workers: Sequence[Worker], *, lanes: int, restarts: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        *,
+        lanes: int,
+        restarts: int,
+        say: Callable[[str], None],
+        write: Callable[[Weights], SealedWeights] = SharedWeights.write,
+        partial: bool = False,
+    ) -> None:
+        self._write = write
+        self._partial = partial
+        self._stops: list[Stop] = []
+        self._lock = threading.Lock()
+        """Around `_stops`, and around version and weights, which change together."""
         self._workers = list(workers)
         self._lanes = lanes
         self._restarts = restarts
         self._say = say
+        self._closed = False
         self._version: int | None = None
-        self._weights: SharedWeights | None = None
+        self._weights: SealedWeights | None = None
         self._metrics = MetricStore()
+        self._open: list[_Call] = []
+        """Those that threads have made, those of earlier steps first."""
+        self._changed = threading.Condition()
+        """Around `_open`, what these calls still need, and who is busy."""
 
     def __enter__(self) -> RolloutPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._closed = True
         for worker in self._workers:
             if worker.start is not None:
                 worker.engine.process.close()
-        if self._weights is not None:
-            self._weights.close()
+        self._weights = None
+
+    def keep(self, weights: Weights) -> Weights:
+        """A copy for `sync`, where the workers read it, which stays as it is when the policy goes on."""
+        return self._shared(weights).weights()
 
     def sync(self, weights: Weights) -> None:
         """Copy the weights for the workers, each of which takes them over before its next portion."""
-        if any(worker.policy is None for worker in self._workers):
-            earlier, tensors = self._weights, weights.tensors
-            self._weights = tensors.share() if isinstance(tensors, PublishedElsewhere) else SharedWeights.write(weights)
-            if earlier is not None:
-                earlier.close()
-        self._version = weights.version
+        shared = self._shared(weights) if any(worker.policy is None for worker in self._workers) else None
+        with self._lock:
+            self._version, self._weights = weights.version, shared
+
+    def renew(self, weights: Weights) -> None:
+        """Like `sync`, and responses that are being sampled go on with these weights: workers stop after the token in
+        progress, take them over, and read what they had begun as part of the prompt."""
+        self.sync(weights)
+        with self._lock:
+            for stop in self._stops:
+                stop.call()
+
+    def _shared(self, weights: Weights) -> SealedWeights:
+        """The weights where the workers read them, written there unless they are there already."""
+        tensors = weights.tensors
+        if isinstance(tensors, SealedWeights):
+            return tensors
+        return tensors.share() if isinstance(tensors, PublishedElsewhere) else self._write(weights)
+
+    def stop(self) -> None:
+        """End the calls of `generate` that other threads have open, with the processes that are at work for them."""
+        for call in list(self._open):
+            call.fail(RolloutError("sampling was stopped", remedy="nothing: the run is ending"))
+            for worker in self._present():
+                if worker.start is not None:
+                    worker.engine.process.kill()
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """What the workers have measured since the last call, and how many were lost."""
-        store, self._metrics = self._metrics, MetricStore()
-        for worker in self._present():
-            try:
-                store.merge(worker.engine.ask("take_metrics"))
-            except RoleLostError as error:
-                if worker.start is None:
-                    raise
-                self._say(str(error))  # its numbers are gone with it; it starts again when there is work for it
+        """What the workers have measured for the rollouts that they gave, and how many were lost."""
+        with self._lock:
+            store, self._metrics = self._metrics, MetricStore()
         return store.merged()
 
     def generate(
@@ -110,57 +160,121 @@ class RolloutPool:
         step: int,
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
-        """See `RolloutEngine`. Raises what a worker's engine raises, and RolloutError when no worker is left, or when
-        one portion has cost `MAX_LOSSES` of them."""
-        call = _Call(cut(requests, self._lanes, sampling.max_response_tokens), sampling, seed, step)
+        """See `RolloutEngine`. `on_finished` gets all responses. Several threads may call it: a worker with nothing
+        more to do for the earliest step works for the next one.
+
+        Raises what a worker's engine raises, and RolloutError when no worker is left, or when one portion has cost
+        `MAX_LOSSES` of them."""
+        portions = cut(requests, self._lanes, sampling.max_response_tokens)
+        call = _Call(portions, sampling, seed, step, self._changed)
         threads = [
             threading.Thread(target=self._serve, args=(worker, call), name=worker.name, daemon=True)
             for worker in self._present()
         ]
+        rollouts: list[Rollout] = []
+        measured: dict[int, Mapping[str, Metric]] = {}
+        with self._changed:
+            self._open.append(call)  # before anyone is at work, so that `stop` misses no one
+            self._open.sort(key=lambda one: one.step)
         for thread in threads:
             thread.start()
-        rollouts: list[Rollout] = []
         try:
-            for done in call.results(threads):
+            for index, done, metrics in call.results(threads):
                 rollouts += done
+                measured[index] = metrics
                 if on_finished is not None:
                     on_finished(done)
         finally:
             call.end()
+            with self._changed:
+                self._open.remove(call)
             for thread in threads:
                 thread.join()
+        with self._lock:
+            for _, metrics in sorted(measured.items()):  # sums of floats depend on their order
+                self._metrics.merge(metrics)
         return in_order(requests, rollouts)
+
+    def standing(self) -> list[tuple[str, str]]:
+        """The workers' names, and what each is doing with which weights."""
+        return [(worker.name, worker.standing) for worker in self._workers if worker.policy is None]
 
     def _present(self) -> list[Worker]:
         return [worker for worker in self._workers if not worker.gone]
 
     def _serve(self, worker: Worker, call: _Call) -> None:
         """The thread of one worker: takes portions as long as there are any and the worker can be had."""
-        while (portion := call.take()) is not None:
+        while (portion := self._next(worker, call)) is not None:
             try:
-                self._update(worker)
-                done = worker.engine.generate(portion.requests, call.sampling, seed=call.seed, step=call.step)
-                call.finish(portion, done)
+                call.finish(portion, *self._sample(worker, portion, call))
             except RoleLostError as error:
                 call.give_back(portion, error)
                 if worker.start is None:
                     return call.fail(error)
-                self._metrics.add("rollout/lost_workers", total(1))
+                if not call.goes_on:
+                    return None
+                with self._lock:
+                    self._metrics.add("rollout/lost_workers", total(1))
                 if not self._revive(worker, error):
                     return None
             except Exception as error:  # noqa: BLE001  boundary: raised again in the thread that asked
                 return call.fail(error)
+            finally:
+                with self._changed:
+                    worker.busy = False
+                    self._changed.notify_all()
         return None
+
+    def _next(self, worker: Worker, call: _Call) -> Portion | None:
+        """The worker's next portion of the call. Waits while there is none, because one may be given back, while the
+        worker is busy with another call, and while one of an earlier step has any; None when there will be no more."""
+        with self._changed:
+            while call.goes_on and not worker.gone:
+                older = self._open[: self._open.index(call)]
+                if not worker.busy and not any(other.waits for other in older) and call.waits:
+                    worker.busy = True
+                    return call.take()
+                self._changed.wait(_LOOK_SECONDS)
+        return None
+
+    def _sample(self, worker: Worker, portion: Portion, call: _Call) -> tuple[list[Rollout], Mapping[str, Metric]]:
+        """The rollouts of the portion, with the weights of now, or of every moment if the pool is partial."""
+        if not self._partial:
+            self._update(worker)
+            return worker.engine.generate(portion.requests, call.sampling, seed=call.seed, step=call.step)
+        while portion.requests:
+            with self._stoppable() as stop:  # before the update, so that newer weights are not missed
+                self._update(worker)
+                rollouts, portion.requests, metrics = worker.engine.generate_until(
+                    portion.requests, call.sampling, seed=call.seed, step=call.step, stop=stop
+                )
+            portion.rollouts += rollouts
+            portion.metrics.merge(metrics)
+        return portion.rollouts, portion.metrics.merged()
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[Stop]:
+        """What `renew` calls while this lasts."""
+        with Stop() as stop:
+            with self._lock:
+                self._stops.append(stop)
+            try:
+                yield stop
+            finally:
+                with self._lock:
+                    self._stops.remove(stop)
 
     def _update(self, worker: Worker) -> None:
         """Let the worker sample with the weights of now. One of a new process has those of the run file."""
-        if self._version is None or worker.version == self._version:
+        with self._lock:
+            version, weights = self._version, self._weights
+        if version is None or worker.version == version:
             return
         if worker.policy is not None:
             worker.engine.adopt(worker.policy)
-        elif self._weights is not None:
-            worker.engine.load(self._weights)
-        worker.version = self._version
+        elif weights is not None:
+            worker.engine.load(weights)
+        worker.version = version
 
     def _revive(self, worker: Worker, lost: RoleLostError) -> bool:
         """Start the process of a lost worker again, within the limit; whether there is one now."""
@@ -172,42 +286,54 @@ class RolloutPool:
         worker.restarts.append(time.monotonic())
         worker.version = None
         try:
-            worker.engine = worker.start()
-        except BurnishError as error:
+            engine = worker.start()
+        except Exception as error:  # noqa: BLE001  boundary: whatever building its roles raises there
             self._say(f"{worker.name} cannot be started again: {error}")
             worker.gone = True
             return False
-        return True
+        with self._lock:
+            if not self._closed:
+                worker.engine = engine
+                return True
+        engine.process.close()  # the run has ended meanwhile
+        return False
 
 
 class _Call:
-    """One call of `generate`, as its threads see it: portions to take, and what became of them."""
+    """One call of `generate`, as its threads see it: portions to take, and what became of them. `changed` is notified
+    of each."""
 
-    def __init__(self, portions: Sequence[Portion], sampling: Sampling, seed: int, step: int) -> None:
+    def __init__(
+        self, portions: Sequence[Portion], sampling: Sampling, seed: int, step: int, changed: threading.Condition
+    ) -> None:
         self.sampling = sampling
         self.seed = seed
         self.step = step
         self._waiting = deque(portions)
         self._count = self._open = len(portions)
         self._ended = False
-        self._changed = threading.Condition()
-        self._results: queue.SimpleQueue[list[Rollout] | Exception] = queue.SimpleQueue()
+        self._changed = changed
+        self._results: queue.SimpleQueue[Done | Exception] = queue.SimpleQueue()
 
-    def take(self) -> Portion | None:
-        """The next portion. Waits while others are being sampled, because one may be given back; None at the end."""
-        with self._changed:
-            while self._goes_on() and not self._waiting:
-                self._changed.wait(_LOOK_SECONDS)
-            return self._waiting.popleft() if self._goes_on() else None
+    def take(self) -> Portion:
+        """The next portion that nobody has taken."""
+        return self._waiting.popleft()
 
-    def _goes_on(self) -> bool:
+    @property
+    def waits(self) -> bool:
+        """Whether a portion is there that nobody has taken."""
+        return self.goes_on and bool(self._waiting)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is still to be sampled."""
         return self._open > 0 and not self._ended
 
-    def finish(self, portion: Portion, rollouts: list[Rollout]) -> None:
+    def finish(self, portion: Portion, rollouts: list[Rollout], metrics: Mapping[str, Metric]) -> None:
         with self._changed:
             self._open -= 1
             self._changed.notify_all()
-        self._results.put(rollouts)
+        self._results.put((portion.index, rollouts, metrics))
 
     def give_back(self, portion: Portion, lost: RoleLostError) -> None:
         """Let another worker have it, unless it has cost too many."""
@@ -236,9 +362,9 @@ class _Call:
             self._ended = True
             self._changed.notify_all()
 
-    def results(self, threads: Sequence[threading.Thread]) -> Iterator[list[Rollout]]:
-        """The rollouts of each portion, as they are done. Raises the error that ended the call, and RolloutError when
-        no thread is left to go on."""
+    def results(self, threads: Sequence[threading.Thread]) -> Iterator[Done]:
+        """Each portion's number, rollouts and metrics, as they are done. Raises the error that ended the call, and
+        RolloutError when no thread is left to go on."""
         for _ in range(self._count):
             while True:
                 try:

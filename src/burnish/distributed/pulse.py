@@ -1,4 +1,5 @@
-"""Signs of life of a process: two counters in memory that it shares with the one that started it.
+"""Signs of life of a process: two counters, in memory that it shares with the one that started it (on another machine
+they come over the network, `burnish.distributed.network`).
 
 A stopped process, or one whose interpreter hangs, beats no more. A process that beats may still wait for something that
 never comes, which its second counter, of work done, tells.
@@ -10,12 +11,21 @@ import mmap
 import os
 import struct
 import time
+from typing import Protocol
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 12.0
 """Without a beat for this long a process counts as hung. A busy one beats on: PyTorch lets other threads run."""
 
 _COUNTERS = struct.Struct("=QQ")
+
+
+class Counters(Protocol):
+    """What a `PulseWatch` looks at."""
+
+    def read(self) -> tuple[int, int]:
+        """Beats so far, and pieces of work done so far."""
+        ...
 
 
 class Pulse:
@@ -56,7 +66,7 @@ class Pulse:
 class PulseWatch:
     """Looks at a pulse now and then, and says for how long each counter has stood still."""
 
-    def __init__(self, pulse: Pulse) -> None:
+    def __init__(self, pulse: Counters) -> None:
         self._pulse = pulse
         self._seen = pulse.read()
         self._beat_at = self._progress_at = time.monotonic()

@@ -1,4 +1,7 @@
-"""The other end of `burnish.distributed.processes`: holds roles and answers requests to them.
+"""The other end of `burnish.distributed.peers`: holds roles and answers requests to them.
+
+On one machine it is a process of its own; on Ray a thread of an actor (`burnish.distributed.ray_workers`); under
+torchrun one of its processes (`burnish.distributed.ranks`).
 
     python -m burnish.distributed.server SOCKET PULSE PARENT [STACKS]
 
@@ -6,16 +9,19 @@ SOCKET is the descriptor of a stream socket, PULSE that of a `burnish.distribute
 that asks, STACKS the file in which a process that stalls says where its threads are. Messages are tuples, one
 at a time:
 
-    (paths,)                               sys.path; comes first
+    (paths,)                               sys.path; comes first, to a process of one machine
+    ("check", expected)                    what this machine lacks (`nodes.problems_here`); before what follows
     (build, arguments, threads)            build(*arguments) is a context manager that gives the roles by name
     ("call", role, method, args, named)    a method of a role, or a property
     ("read", role, version)                begins to read the tensors of role.publish(), if they have that version
     ("next",)                              the next of these tensors with their names; none at the end
-    ("generate", role, arguments, named)   role.generate(...), which counts as alive with every token
+    ("generate", role, arguments, named)   role.generate(...), which counts as alive with every token, and its metrics
+    ("generate_until", role, arguments, named)    the same for role.generate_until(...), which ("stop",) stops
+    ("stop",)                              has no answer: without anything to stop, it came too late, and means nothing
     ("sync", role, version)                role.sync(Weights(...)); tensors are asked for by ("want",), none ends them
     ("adopt", role, policy)                role.sync(policy.publish()), with the weights of this very process
-    ("load", role, layout)                 role.sync(Weights(...)) from memory whose descriptor follows
-    ("share", role, version)               role.publish() as memory: the answer is its layout, its descriptor follows
+    ("load", role, layout)                 role.sync(Weights(...)) from what comes through the gate (`handover.Gate`)
+    ("share", role, version)               role.publish() to the gate: the answer is the layout
     ("end",)
 
 The answer is ("done", result) or ("raised", error, traceback).
@@ -39,7 +45,8 @@ import torch
 from torch import Tensor
 
 from burnish.distributed.channel import Channel, pickled
-from burnish.distributed.handover import SharedWeights
+from burnish.distributed.handover import Gate, Layout, SharedWeights
+from burnish.distributed.nodes import problems_here
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.errors import RolloutError
 from burnish.models.roles import Policy
@@ -54,17 +61,45 @@ BUCKET_BYTES = 64 << 20
 STACKS_SIGNAL = signal.SIGUSR1
 """Asks a process to write where its threads are."""
 
+STOP = ("stop",)
+
 Named = tuple[str, Tensor]
+
+
+class MemoryGate:
+    """`Gate` of one machine: memory, whose descriptor travels behind a request or an answer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._written: SharedWeights | None = None
+
+    def receive(self, layout: Layout) -> SharedWeights:
+        """See `Gate`."""
+        return SharedWeights(layout, self._channel.receive_descriptor())
+
+    def publish(self, weights: Weights) -> Layout:
+        """See `Gate`."""
+        self._written = SharedWeights.write(weights)
+        return self._written.layout
+
+    def follow(self) -> None:
+        """See `Gate`."""
+        if self._written is not None:
+            self._channel.send_descriptor(self._written.descriptor, seconds=None)
+            self._written.close()
+            self._written = None
 
 
 class Server:
     """Roles by name, and the answers to requests."""
 
-    def __init__(self, channel: Channel, roles: Mapping[str, Any], pulse: Pulse) -> None:
+    def __init__(self, channel: Channel, roles: Mapping[str, Any], pulse: Pulse, gate: Gate) -> None:
         self._channel = channel
+        self._gate = gate
         self._pulse = pulse
         self._roles = roles
         self._reading: Iterator[list[Named]] = iter(())
+        self._is_stopped = False
 
     def answer(self, kind: str, *rest: Any) -> Any:
         """The result of one message. Raises whatever the role raises."""
@@ -80,22 +115,27 @@ class Server:
                 return next(self._reading, [])
             case "generate":
                 role, arguments, named = rest
-                return self._roles[role].generate(*arguments, **named, on_finished=self._count)
+                rollouts = self._roles[role].generate(*arguments, **named, on_finished=self._count)
+                return rollouts, self._roles[role].take_metrics()
+            case "generate_until":
+                role, arguments, named = rest
+                self._is_stopped = False
+                rollouts, begun = self._roles[role].generate_until(
+                    *arguments, **named, stopped=self._stopped, on_finished=self._count
+                )
+                return rollouts, begun, self._roles[role].take_metrics()
             case "adopt":
                 role, policy = rest
                 return self._roles[role].sync(self._roles[policy].publish())
             case "load":
                 role, layout = rest
-                shared = SharedWeights(layout, self._channel.receive_descriptor())
+                shared = self._gate.receive(layout)
                 try:
                     return self._roles[role].sync(shared.weights())
                 finally:
                     shared.close()  # or every version would stay in memory
             case "share":
-                shared = SharedWeights.write(self._published(*rest))
-                self._channel.send(pickled(("done", shared.layout)), seconds=None)
-                self._channel.send_descriptor(shared.descriptor, seconds=None)
-                return shared.close()
+                return self._gate.publish(self._published(*rest))
             case "sync":
                 role, version = rest
                 engine: RolloutEngine = self._roles[role]
@@ -114,6 +154,12 @@ class Server:
 
     def _count(self, finished: Sequence[Rollout]) -> None:
         self._pulse.progress()
+
+    def _stopped(self) -> bool:
+        """Whether the other end wants no more tokens. While it waits for an answer, it says nothing else."""
+        if not self._is_stopped and self._channel.has_message():
+            self._is_stopped = self._channel.receive(seconds=None) == STOP
+        return self._is_stopped
 
     def _wanted(self) -> Iterator[Named]:
         while True:
@@ -138,31 +184,34 @@ def buckets(tensors: Iterable[Named]) -> Iterator[list[Named]]:
         yield bucket
 
 
-def serve(channel: Channel, pulse: Pulse) -> None:
+def serve(channel: Channel, pulse: Pulse, gate: Gate) -> None:
     """Build the roles, then answer until the other end says "end" or is gone."""
     try:
-        (sys.path[:],) = channel.receive(seconds=None)
-        build, arguments, threads = channel.receive(seconds=None)
+        while (first := channel.receive(seconds=None))[0] == "check":
+            channel.send(pickled(("done", problems_here(first[1]))), seconds=None)
+        if first == ("end",):
+            return
+        build, arguments, threads = first
         torch.set_num_threads(threads)  # the last bits of sums depend on the number of threads
         with build(*arguments) as roles:
             channel.send(pickled(("done", list(roles))), seconds=None)
-            _answer_all(channel, Server(channel, roles, pulse))
+            _answer_all(channel, Server(channel, roles, pulse, gate), gate)
     except EOFError:  # nobody is left to answer
         return
     except BaseException as error:  # noqa: BLE001 - boundary: the other end raises whatever ends the start
         channel.send(_raised(error), seconds=None)
 
 
-def _answer_all(channel: Channel, server: Server) -> None:
+def _answer_all(channel: Channel, server: Server, gate: Gate) -> None:
     while (message := channel.receive(seconds=None)) != ("end",):
+        if message == STOP:
+            continue
         try:
-            result = server.answer(*message)
-            if message[0] == "share":  # answered already, with a descriptor behind it
-                continue
-            answer = pickled(("done", result))
+            answer = pickled(("done", server.answer(*message)))
         except BaseException as error:  # noqa: BLE001 - boundary: whatever a role raises is raised again over there
             answer = _raised(error)
         channel.send(answer, seconds=None)
+        gate.follow()
 
 
 def _raised(error: BaseException) -> bytes:
@@ -193,7 +242,9 @@ def main() -> None:
     threading.Thread(target=_live_with, args=(parent, pulse), daemon=True).start()
     for stacks in sys.argv[4:]:
         faulthandler.register(STACKS_SIGNAL, file=open(stacks, "a", encoding="utf-8"), all_threads=True)  # noqa: SIM115
-    serve(Channel(socket.socket(fileno=descriptor)), pulse)
+    channel = Channel(socket.socket(fileno=descriptor))
+    (sys.path[:],) = channel.receive(seconds=None)
+    serve(channel, pulse, MemoryGate(channel))
 
 
 if __name__ == "__main__":

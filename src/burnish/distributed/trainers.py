@@ -1,73 +1,33 @@
-"""Trainer processes: the same models in each, which share the micro-batches of every step and step alike."""
+"""A handle to a team of trainers: the same models in each, which share the micro-batches of a step and step alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from burnish.distributed.handover import SharedWeights
-from burnish.distributed.processes import BuildRoles, ProcessRole, RoleProcess, ask_all
+from burnish.distributed.handover import SealedWeights
+from burnish.distributed.peers import Peer, ProcessRole, ask_all
 from burnish.distributed.server import Named
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled."""
-
-    name: str
-    build: BuildRoles
-    arguments: tuple[object, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def start_all(seats: Sequence[Seat], *, seconds: float, threads: int | None, stacks: Path) -> list[RoleProcess]:
-    """Start the processes side by side (those of a team wait for each other). `stacks`: a folder for their stacks.
-
-    When one cannot be started, the others are killed and its error is raised.
-    """
-    if not seats:
-        return []
-    started: list[RoleProcess] = []
-    with ThreadPoolExecutor(len(seats)) as starting:
-        futures = [
-            starting.submit(
-                RoleProcess,
-                seat.name,
-                seat.build,
-                *seat.arguments,
-                seconds=seconds,
-                threads=threads,
-                environment=seat.environment,
-                stacks=stacks,
-            )
-            for seat in seats
-        ]
-        errors = [future.exception() for future in futures]
-        started = [future.result() for future, error in zip(futures, errors, strict=True) if error is None]
-    failed = [error for error in errors if error is not None]
-    if failed:
-        for process in started:
-            process.kill()
-        raise failed[0]
-    return started
-
-
-@dataclass(frozen=True, slots=True)
 class TeamRole:
-    """A handle to one role that every process of a team has. `seconds`: how long it may go without doing anything."""
+    """A handle to one role that every process of a team has. `seconds`: how long it may go without doing anything.
+    `cuts_weights`: each process has a slice of every weight only, so all take part in reading them."""
 
-    processes: tuple[RoleProcess, ...]
+    processes: tuple[Peer, ...]
     name: str
     seconds: float
+    cuts_weights: bool = False
 
     def ask(self, method: str, *arguments: object, **named: object) -> Any:
         """Call the method of the role in all processes side by side; the result of the first one. Raises as
-        `processes.ask_all` does."""
-        message = ("call", self.name, method, arguments, named)
-        return ask_all(self.processes, message, what=f"{self.name}.{method}", seconds=self.seconds)[0]
+        `peers.ask_all` does."""
+        message: tuple[object, ...] = ("call", self.name, method, arguments, named)
+        what = f"{self.name}.{method}"
+        return ask_all(self.processes, message, what=what, seconds=self.seconds, alone_stuck=self.cuts_weights)[0]
 
     def ask_one(self, method: str, *arguments: object, **named: object) -> Any:
         """Call the method, or read the property, in the first process only."""
@@ -77,9 +37,17 @@ class TeamRole:
         """The weights of the first process, which are those of all."""
         return self._first.read(version)
 
-    def share(self, version: int) -> SharedWeights:
-        """The same in memory that other processes can read."""
-        return self._first.share(version)
+    def share(self, version: int) -> SealedWeights:
+        """The same in memory that other processes can read. Where each process has slices, all of them take part."""
+        others = self.processes[1:]
+        if not self.cuts_weights or not others:
+            return self._first.share(version)
+        message: tuple[object, ...] = ("call", self.name, "give_weights", (version,), dict[str, object]())
+        with ThreadPoolExecutor(1) as giving:
+            given = giving.submit(ask_all, others, message, what=f"weights of {self.name}", seconds=self.seconds)
+            shared = self._first.share(version)
+            given.result()
+        return shared
 
     @property
     def _first(self) -> ProcessRole:

@@ -27,3 +27,10 @@ def keep_freed_memory(device_type: str) -> bool:
         return False
     library = ctypes.CDLL(None)
     return bool(library.mallopt(_MMAP_THRESHOLD, MAPPED_BYTES)) and bool(library.mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
+
+
+def return_freed_memory() -> None:
+    """Return all memory that this process has freed to the system, so that others can have it. Other C libraries do so
+    by themselves, or never."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

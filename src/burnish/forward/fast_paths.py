@@ -130,6 +130,10 @@ class FastPaths:
         """Ways by `path (shape)`: those that the run began with, and those chosen now."""
         return {**self._recorded, **{entry: choice.way for entry, choice in self._choices.items()}}
 
+    def follow(self, recorded: Mapping[str, str]) -> None:
+        """Be bound by these ways, which other processes of the run have chosen."""
+        self._recorded.update(recorded)
+
     def lines(self) -> list[str]:
         """One line on what was chosen and by what factor, where there was anything to choose, and the notes."""
         said = dict.fromkeys(in_words(choice) for choice in self._choices.values())

@@ -71,7 +71,7 @@ class KernelLayer:
     def forward(self, hidden_states: Tensor, *given: object, packed: object = None, **others: Any) -> Tensor:
         """The layer's own pass, except for rows packed for a CPU."""
         if isinstance(packed, MergedAttention):
-            return _packed_forward(self, hidden_states[0], packed, others["position_embeddings"])[None]
+            return _packed_forward(self, hidden_states[0], packed, others["position_embeddings"])
         if packed is not None:
             others["packed"] = packed
         own: Tensor = super().forward(hidden_states, *given, **others)  # type: ignore[misc]
@@ -102,7 +102,7 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     )
     gated_SI = kernels.gate(mlp.gate_proj(normed_SX), mlp.up_proj(normed_SX))
     down_SX: Tensor = mlp.down_proj(gated_SI)
-    return states_SX + down_SX
+    return states_SX[None] + down_SX[None]  # not a view of the sum: hooks on a layer's output would be lost with one
 
 
 def _normed(kernels: TrainKernels, states_SHD: Tensor, norm: Any) -> Tensor:

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-Span = tuple[int, int]
-"""Lanes from the first number up to, but not including, the second: a node of the tree."""
-
-Gradients = list[Tensor | None]
-"""The gradient of each parameter, None where a lane has not reached it."""
+from burnish.forward.team import Gradients, Slices, Span, Team, fill, scattered, slices_of, telling
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -76,38 +73,21 @@ def lanes_of(rank: int, size: int, lanes: int) -> Span:
     return rank * each, (rank + 1) * each
 
 
-class Team(Protocol):
-    """The processes that train one model together, each with lanes of its own."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def exchange(self, own: object) -> list[Any]:
-        """What each process has given, in their order. For small values; waits until all of them have given one."""
-        ...
-
-    def add_up(self, nodes: Mapping[Span, Gradients], present: Sequence[bool], like: Sequence[Tensor]) -> Gradients:
-        """The sum of all lanes from the nodes that each process has (`own_nodes`), added as the tree says.
-
-        `present`: which parameters have a gradient in any lane; the others' sums are None. `like`: tensors of the
-        gradients' shapes and types.
-        """
-        ...
-
-
-class PeerFailedError(Exception):
-    """Another process of the team has failed in the same work, so that this one cannot finish it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The number of lanes of a run, and the processes that share them: only this one where there is no team."""
+    """The number of lanes of a run, and the team of processes that share them, if there is more than one.
+
+    slices: where each process keeps a slice of the summed gradients only, those slices.
+    """
 
     count: int = 1
     team: Team | None = None
+    slices: Slices | None = None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether this process hands out the training state: the first one of a team."""
+        return self.team is None or self.team.rank == 0
 
     @property
     def own(self) -> Span:
@@ -131,13 +111,17 @@ class Lanes:
     def _map_in(
         self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
     ) -> list[Result]:
-        dealt = deal(costs, self.count)
+        with telling(team) as outcome:
+            outcome.own = {index: work(parts[index]) for index in self.indices(costs)}
         results: dict[int, Result] = {}
-        with _telling(team) as outcome:
-            outcome.own = {index: work(parts[index]) for lane in range(*self.own) for index in dealt[lane]}
         for given in outcome.everyones:
             results.update(given)
         return [results[index] for index in range(len(parts))]
+
+    def indices(self, costs: Sequence[int]) -> list[int]:
+        """The parts of this process, lane by lane."""
+        dealt = deal(costs, self.count)
+        return [index for lane in range(*self.own) for index in dealt[lane]]
 
     @contextmanager
     def adding(
@@ -145,27 +129,61 @@ class Lanes:
     ) -> Iterator[Iterable[Part]]:
         """The parts that this process has to make forward and backward passes over, lane by lane. Every pass appends
         one entry to `values`. At the end of the block the gradients of all parts, those of other processes too, are
-        added to the ones that the parameters had, and `values` has the entries of all of them.
+        added to the ones that the parameters had, and `values` has the entries of all of them. With `slices` the
+        parameters themselves have no gradients then, but their slices do.
 
         Every process of a team enters it. Raises PeerFailedError where another one has raised in its block.
         """
         if self.count == 1 and self.team is None:
             yield parts
             return
-        before, entries = take_gradients(parameters), len(values)
+        summed = parameters if self.slices is None else [self.slices[parameter] for parameter in parameters]
+        before, entries = take_gradients(summed), len(values)
         sums = _LaneSums(parts, deal(costs, self.count), parameters, values)
         if self.team is None:
             yield sums.run([(0, self.count)])
             total = sums.nodes[0, self.count]
         else:
-            with _telling(self.team) as outcome:
+            with telling(self.team) as outcome:
                 yield sums.run(own_nodes((0, self.count), self.own))
                 outcome.own = (values[entries:], sums.reached())
             values[entries:] = [value for given, _ in outcome.everyones for value in given]
             reached = [any(flags) for flags in zip(*(flags for _, flags in outcome.everyones), strict=True)]
-            total = self.team.add_up(sums.nodes, reached, parameters)
-        for parameter, gradient in zip(parameters, add_gradients(before, total), strict=True):
+            total = self._added_up(self.team, sums.nodes, reached, parameters)
+        for parameter, gradient in zip(summed, add_gradients(before, total), strict=True):
             parameter.grad = gradient
+
+    def fillers(self, parts: Sequence[Part], costs: Sequence[int]) -> list[Part]:
+        """Parts over which this process has to make passes that count for nothing, after its own: none, unless passes
+        are made in step (`burnish.forward.lanes_in_step`)."""
+        return []
+
+    def _added_up(
+        self, team: Team, nodes: Mapping[Span, Gradients], reached: Sequence[bool], like: Sequence[Tensor]
+    ) -> Gradients:
+        """The sum of all lanes, None for parameters that none has reached: whole gradients, or this process' slices.
+
+        Each process adds up its own slice of every gradient.
+        """
+        there = [index for index, has in enumerate(reached) if has]
+        given = {span: [gradients[index] for index in there] for span, gradients in nodes.items()}
+        shapes = [like[index] for index in there]
+        places = slices_of([tensor.numel() for tensor in shapes], team.size)
+        own = [torch.empty(end - first, device=like[0].device) for first, end in places[team.rank]]
+        spans = [own_nodes((0, self.count), lanes_of(rank, team.size, self.count)) for rank in range(team.size)]
+        for taken, parts in scattered(team, given, shapes, spans):
+            numbers = tree_sum((0, self.count), parts.get, torch.Tensor.add_)
+            for piece, part in zip(taken, numbers.split([end - first for _, first, end in taken]), strict=True):
+                start = places[team.rank][piece.tensor][0]
+                own[piece.tensor][piece.first - start : piece.end - start] = part
+        if self.slices is None:
+            whole = [torch.empty(tensor.shape, device=tensor.device) for tensor in shapes]
+            fill(team, whole, own, places)
+            own = whole
+        total: Gradients = [None] * len(like)
+        for index, gradient in zip(there, own, strict=True):
+            total[index] = gradient
+        return total
 
 
 @dataclass(slots=True)
@@ -200,34 +218,6 @@ class _LaneSums(Generic[Part, Result]):
 
 ONE_LANE = Lanes()
 """All micro-batches one after the other, in one process."""
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What this process has worked out, and, afterwards, what each has."""
-
-    own: Any = None
-    everyones: list[Any] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    text: str
-
-
-@contextmanager
-def _telling(team: Team) -> Iterator[_Outcome]:
-    """Around the work of this process: tells the others how it ended, so that none waits for a sum that never comes."""
-    outcome = _Outcome()
-    try:
-        yield outcome
-    except Exception as error:
-        team.exchange(_Failure(f"{type(error).__name__}: {error}"))
-        raise
-    outcome.everyones = team.exchange(outcome.own)
-    for rank, given in enumerate(outcome.everyones):
-        if isinstance(given, _Failure):
-            raise PeerFailedError(f"trainer {rank} failed: {given.text}")
 
 
 def add_gradients(left: Gradients, right: Gradients) -> Gradients:

@@ -71,5 +71,4 @@ def position_ids(attention_mask_BS: Tensor) -> Tensor:
 
     [23073, PAD, PAD, 11, 339, 561] has positions [0, 1, 1, 1, 2, 3]: padding takes no position.
     """
-    mask_BS = attention_mask_BS.to(torch.int64)
-    return mask_BS.cumsum(dim=-1) - mask_BS
+    return attention_mask_BS.cumsum(dim=-1, dtype=torch.int64) - attention_mask_BS.to(torch.int64)

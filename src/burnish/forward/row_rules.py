@@ -96,8 +96,7 @@ def row_rules(model: PreTrainedModel) -> RowRules:
 
 def quiet_outputs(model: PreTrainedModel) -> dict[str, bool]:
     """Arguments that ask only for states or logits, whatever else the model's config asks for."""
-    routers = {"output_router_logits": False} if "output_router_logits" in model.config.to_dict() else {}
-    return {"return_dict": True} | routers
+    return {"return_dict": True} | dict.fromkeys({"output_router_logits"} & model.config.to_dict().keys(), False)
 
 
 def plain_inputs(model: PreTrainedModel, tokens_BS: Tensor) -> dict[str, object]:

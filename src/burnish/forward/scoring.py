@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -168,8 +169,7 @@ class TrunkRunner:
 
     def _may_pack(self, batch: Batch) -> bool:
         """Whether no row is long enough to know of a window, which neither packed rows nor rows without a mask have."""
-        limit = self._rules.packed_up_to
-        return self.packs and (limit is None or max(batch.sequence_lengths()) <= limit)
+        return self.packs and max(batch.sequence_lengths()) <= (self._rules.packed_up_to or math.inf)
 
     def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing | None = None) -> Tensor:
         """`hidden` with all rows in one, whether that pays or not; the model must have been set to packed attention."""

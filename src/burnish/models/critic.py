@@ -20,6 +20,7 @@ from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
+from burnish.models.resting import own_memory
 from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, TrainingState, Update, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
@@ -55,7 +56,7 @@ class SeparateCritic:
         self._tokens_per_microbatch = tokens_per_microbatch
         self._lanes = lanes
         self._scorer = ValueScorer(trunk, head, plain=plain)
-        self._optimizer = CriticOptimizer(_named(trunk, head), settings)
+        self._optimizer = CriticOptimizer(_named(trunk, head), settings, lanes)
         self._steps = ValueSteps(
             self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=True, lanes=lanes
         )
@@ -108,6 +109,7 @@ class SeparateCritic:
         start = load_reward_model(config, field=field)
         _check_vocabulary(start.loaded, like, path, field)
         trunk = trunk_of(start.loaded.model).requires_grad_(True)
+        own_memory(trunk)  # the first step would copy all of a mapped file anyway
         if packs_rows(like.model):
             use_packed_rows(trunk)
         if uses_layer_kernels(like.model):
@@ -124,6 +126,10 @@ class SeparateCritic:
             gradient_checkpointing=like.gradient_checkpointing,
             plain=like.plain,
         )
+
+    def rest_optimizer(self, folder: Path) -> None:
+        """See `LocalPolicy.rest_optimizer`."""
+        self._optimizer.rest(folder)
 
     @property
     def version(self) -> int:

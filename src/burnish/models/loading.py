@@ -89,7 +89,7 @@ def load_model(
         return _load_model(config, seed, head, plain, paths or FastPaths())
 
 
-def load_outline(config: ModelConfig, *, plain: bool = False) -> LoadedModel:
+def load_outline(config: ModelConfig, *, head: Head = "language", plain: bool = False) -> LoadedModel:
     """Model and tokenizer as `load_model` gives them, but with weights that have a shape and no numbers (on PyTorch's
     `meta` device): for a process that asks others for everything that needs them. Raises as `load_model` does, except
     for what only the weights can show.
@@ -100,7 +100,7 @@ def load_outline(config: ModelConfig, *, plain: bool = False) -> LoadedModel:
         raw_config, generation_config = _raw_configs(source, config)
         check_declared_sizes(raw_config, config.path)
         with torch.device("meta"):
-            model = _random_model(_model_config(source, config), config, 0, "language")
+            model = _random_model(_model_config(source, config), config, 0, head)
         return _with_tokenizer(model, config, raw_config, generation_config, (), plain=plain)
 
 

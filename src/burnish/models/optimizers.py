@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from burnish.algorithms.masking import as_float
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
+from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.forward.team import ROW
 from burnish.models.adam_tf import AdamTF
 from burnish.models.roles import TrainingState
 
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.optim.AdamW, "adam_tf": AdamTF}
-NORM_ROW = 256
-"""Numbers whose squares are added in float32: few enough that none is rounded away."""
 SAFE_NORMS = (1e-15, 1e18)
 """Between these, the squares in a float32 norm neither underflow nor overflow."""
+WIDE_TYPES = (torch.float32, torch.float64)
+"""Types of parameters that are their own masters."""
 WIDE_PART = 1 << 20
 """Numbers converted to float64 at a time."""
 
@@ -111,22 +113,36 @@ def euclidean_norm(tensors: Sequence[Tensor]) -> Tensor:
     short rows costs the same and is within 3e-7 of float64. If squares would leave float32's range, they are added in
     float64 instead.
     """
-    norm = _norm_of_rows(torch.stack([_norm_of_rows(tensor) for tensor in tensors]))
-    if not SAFE_NORMS[0] < float(norm) < SAFE_NORMS[1]:
-        parts = [part.double() for tensor in tensors for part in tensor.flatten().split(WIDE_PART)]
-        norm = _norm_of_rows(torch.stack([_norm_of_rows(part) for part in parts]))
-    return norm.float()
+    if not tensors:
+        return torch.zeros(())
+    norm = norm_of_rows(torch.stack([_norm_of_rows(tensor) for tensor in tensors]))
+    return norm.float() if SAFE_NORMS[0] < float(norm) < SAFE_NORMS[1] else wide_norm(tensors).float()
+
+
+def wide_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """`euclidean_norm` with all squares in float64 (0-d float64)."""
+    parts = (part.double() for tensor in tensors for part in tensor.flatten().split(WIDE_PART))
+    return norm_of_rows(torch.stack([_norm_of_rows(part) for part in parts]))
 
 
 def _norm_of_rows(values: Tensor) -> Tensor:
-    """Norm of one tensor (0-d float64): the norm of the norms of its rows of `NORM_ROW` numbers."""
-    numbers = as_float(values.flatten())
-    while numbers.numel() > NORM_ROW:
-        whole = numbers.numel() // NORM_ROW * NORM_ROW
-        rows = torch.linalg.vector_norm(numbers[:whole].view(-1, NORM_ROW), dim=1)
-        rest = torch.linalg.vector_norm(numbers[whole:])
-        numbers = torch.cat([rows, rest.view(1)]).double()
-    return torch.linalg.vector_norm(numbers).double()
+    """Norm of one tensor (0-d float64): the norm of the norms of its rows of `ROW` numbers."""
+    return norm_of_rows(row_norms(as_float(values.flatten())))
+
+
+def norm_of_rows(norms: Tensor) -> Tensor:
+    """Norm of all numbers (0-d float64), from the norms of the rows, or tensors, that hold them."""
+    norms = norms.double()
+    while norms.numel() > ROW:
+        norms = row_norms(norms)
+    return torch.linalg.vector_norm(norms).double()
+
+
+def row_norms(numbers: Tensor) -> Tensor:
+    """Norms of the rows of `ROW` numbers, and of the rest, which may have none."""
+    whole = numbers.numel() // ROW * ROW
+    rows = torch.linalg.vector_norm(numbers[:whole].view(-1, ROW), dim=1)
+    return torch.cat([rows, torch.linalg.vector_norm(numbers[whole:]).view(1)])
 
 
 class WeightOptimizer:
@@ -137,14 +153,21 @@ class WeightOptimizer:
     would round to nothing.
     """
 
-    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        settings: OptimizerSettings,
+        lanes: Lanes = ONE_LANE,
+    ) -> None:
         self.settings = settings
+        self._lanes = lanes
         self._parameters = dict(parameters)
-        self._masters = {name: _master(parameter) for name, parameter in parameters}
-        stepped = list(self._masters.values())
+        self._masters = {name: self._master(parameter) for name, parameter in parameters}
+        matrices = [self._masters[name] for name, parameter in parameters if parameter.dim() >= 2]
+        vectors = [self._masters[name] for name, parameter in parameters if parameter.dim() < 2]
         groups = [
-            {"params": [p for p in stepped if p.dim() >= 2], "weight_decay": settings.weight_decay},
-            {"params": [p for p in stepped if p.dim() < 2], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
         ]
         # The masters are stepped, not the parameters; a float32 parameter is its own master.
         self._adam = OPTIMIZERS[settings.optimizer](
@@ -152,30 +175,45 @@ class WeightOptimizer:
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.eps,
-            **_in_one_pass(settings, stepped),
+            **_in_one_pass(settings, matrices + vectors),
         )
 
     def grad_norm(self) -> Tensor:
         """Euclidean norm of the gradient over all parameters (0-d float32)."""
-        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        return euclidean_norm(gradients) if gradients else torch.zeros(())
+        return euclidean_norm([p.grad for p in self._parameters.values() if p.grad is not None])
 
     def step(self, step: int, grad_norm: Tensor) -> float:
         """Clip, step and clear the gradients. Returns the learning rate used, that of this optimizer's step `step`."""
-        rate = self.settings.learning_rate_at(step)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-        if self.settings.max_grad_norm is not None:
-            # The norm is passed in, because PyTorch's own is inexact for many parameters (see `euclidean_norm`).
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self.settings.max_grad_norm, grad_norm)
-        for name, parameter in self._parameters.items():
-            master = self._masters[name]
-            if master is not parameter:  # the gradient is float32 already (`grad_dtype`), so it moves without a copy
-                master.grad, parameter.grad = parameter.grad, None
-        self._adam.step()
+        rate = self._move_masters(step, grad_norm)
         self._publish()
         self.clear()
         return rate
+
+    def _move_masters(self, step: int, grad_norm: Tensor) -> float:
+        rate = self.settings.learning_rate_at(step)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            if master is not parameter and parameter.grad is not None:
+                master.grad, parameter.grad = parameter.grad, None  # float32 already (`grad_dtype`): nothing is copied
+        if self.settings.max_grad_norm is not None:
+            # The norm is passed in, because PyTorch's own is inexact for many parameters (see `euclidean_norm`).
+            torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self.settings.max_grad_norm, grad_norm)
+        self._adam.step()
+        return rate
+
+    @property
+    def device(self) -> torch.device:
+        """Where the steps are made."""
+        return next(iter(self._masters.values())).device
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        """What only a step reads: moments, and masters that are not the weights themselves."""
+        for name, master in self._masters.items():
+            if self._parameters[name].dtype not in WIDE_TYPES:
+                yield master
+            yield from (moment for key, moment in self._adam.state.get(master, {}).items() if key != "step")
 
     def clear(self) -> None:
         """Drop the gradients."""
@@ -196,7 +234,12 @@ class WeightOptimizer:
                     self._masters[name].copy_(parameter)
 
     def state(self) -> TrainingState:
-        """Moments (and float32 masters, if any) by parameter name: tensors only, no pickled objects."""
+        """Moments (and float32 masters, if any) by parameter name: tensors only, no pickled objects.
+
+        Every process of a team makes this call. The first one gets the state, the others nothing.
+        """
+        if not self._lanes.keeps_state:
+            return {}
         moments = {
             name: {key: value.detach().clone() for key, value in self._adam.state[master].items()}
             for name, master in self._masters.items()
@@ -214,19 +257,19 @@ class WeightOptimizer:
         self._check_fits(state)
         with torch.no_grad():
             for name, value in state["masters"].items():
-                self._masters[name].copy_(value)
+                self._masters[name].copy_(self._own(value))
         self._adam.state.clear()
         for name, moments in state["moments"].items():
             master = self._masters[name]
             # Adam keeps its step counts on the CPU, wherever the weights are.
             self._adam.state[master] = {
-                key: value.clone() if key == "step" else value.to(device=master.device, copy=True)
+                key: value.clone() if key == "step" else self._own(value).to(device=master.device, copy=True)
                 for key, value in moments.items()
             }
         self._publish()
 
     def _check_fits(self, state: TrainingState) -> None:
-        own = {name: master.shape for name, master in self._masters.items()}
+        own = {name: parameter.shape for name, parameter in self._parameters.items()}
         saved = {name: moments["exp_avg"].shape for name, moments in state["moments"].items()}
         odd = sorted(name for name, shape in saved.items() if own.get(name) != shape)
         if odd:
@@ -235,6 +278,16 @@ class WeightOptimizer:
                 f" for example {odd[0]!r} {tuple(saved[odd[0]])}",
                 remedy="resume with the model and LoRA settings that the checkpoint was made with",
             )
+
+    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.dtype in WIDE_TYPES:
+            return parameter
+        parameter.grad_dtype = torch.float32
+        return nn.Parameter(parameter.detach().to(torch.float32))
+
+    def _own(self, saved: Tensor) -> Tensor:
+        """The part of a saved tensor that belongs to this process' master or moment."""
+        return saved
 
     def _publish(self) -> None:
         with torch.no_grad():
@@ -247,10 +300,3 @@ def _in_one_pass(settings: OptimizerSettings, parameters: Sequence[nn.Parameter]
     """Use fused AdamW on a CPU, where each of its eight separate operations would read all weights from memory."""
     fused = settings.optimizer == "adamw" and all(parameter.device.type == "cpu" for parameter in parameters)
     return {"fused": True} if fused else {}
-
-
-def _master(parameter: nn.Parameter) -> nn.Parameter:
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    parameter.grad_dtype = torch.float32
-    return nn.Parameter(parameter.detach().to(torch.float32))

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
-from burnish.errors import CheckpointError, DivergenceError, RolloutError
+from burnish.errors import CheckpointError, ConfigError, DivergenceError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.forward.lanes_in_step import LanesInStep
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
+from burnish.forward.sharded_scoring import ShardedScorer
+from burnish.forward.team import WeightSlices
 from burnish.forward.token_scores import TokenScores
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
+from burnish.models.resting import RestingOptimizer
 from burnish.models.roles import Denominators, Objective, Reference, TrainingState, Update
+from burnish.models.sharded_optimizer import FullyShardedOptimizer, optimizer_for
 from burnish.models.shared_critic import SharedCritic
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import Weights, load_folder, named_tensors
@@ -61,13 +67,15 @@ class LocalPolicy:
             loaded.model, temperature=temperature, plain=loaded.plain, router_loss=loaded.router_aux_coef > 0
         )
         self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
-        self._optimizer = WeightOptimizer(self.trainable_parameters(), settings)
+        parameters = self.trainable_parameters()
+        self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(parameters, settings, lanes)
         # Everything that a backward pass reaches: the trained weights, and later those of a value head on them.
-        self._summed = [parameter for _, parameter in self.trainable_parameters()]
+        self._summed = [parameter for _, parameter in parameters]
         self._value_head: ValueHead | None = None
         self._head_optimizer: CriticOptimizer | None = None
         self._accumulation: Accumulation | None = None
         self._version = 0
+        self._weights: WeightSlices | None = None
 
     @property
     def model(self) -> PreTrainedModel:
@@ -104,12 +112,44 @@ class LocalPolicy:
             raise ValueError("the policy already has a value head")
         trunk = trunk_of(self.model)
         self._value_head = head = ValueHead(hidden_size(trunk), device=trunk.device)
-        self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings)
+        self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings, self._lanes)
         self._summed += head.parameters()
         scorer = ValueScorer(trunk, head, plain=self.loaded.plain)
         return SharedCritic(
             scorer, self._head_optimizer, tokens_per_microbatch=self._tokens_per_microbatch, lanes=self._lanes
         )
+
+    def rest_optimizer(self, folder: Path) -> None:
+        """From now on moments and masters rest between optimizer steps: in pinned host memory, or, for a model on the
+        CPU, in a file in `folder`. OffloadError if there is no room."""
+        assert isinstance(self._optimizer, WeightOptimizer)
+        self._optimizer = RestingOptimizer(self._optimizer, "policy's optimizer", folder)
+
+    def share_weights(self, shard: Callable[[PreTrainedModel], nn.Module]) -> None:
+        """Keep a slice of every weight only. `shard` cuts the model and returns the module that brings it together.
+
+        For a team, before the first step, after `reference`. ConfigError for what cannot be cut yet.
+        """
+        assert self._lanes.team is not None
+        obstacles = {
+            "model.lora": self._adapter is not None,
+            "a critic on the policy's backbone": self._value_head is not None,
+            "model.gradient_checkpointing": self.loaded.gradient_checkpointing,
+            "a router's load-balancing loss": self.loaded.router_aux_coef > 0,
+            f"weights of {self.model.dtype}": self.model.dtype is not torch.float32,
+        }
+        if any(obstacles.values()):
+            found = ", ".join(name for name, is_there in obstacles.items() if is_there)
+            raise ConfigError(
+                f"cluster.sharding: full does not work with {found} in this version",
+                remedy="set cluster.sharding: optimizer",
+            )
+        self._scorer = ShardedScorer(self._scorer, shard(self.model))
+        self._weights = WeightSlices(self._lanes.team)
+        self._lanes = LanesInStep(self._lanes.count, self._lanes.team, self._weights)
+        parameters = self.trainable_parameters()
+        self._optimizer = FullyShardedOptimizer(parameters, self.settings, self._lanes, self._weights)
+        self._summed = [parameter for _, parameter in parameters]
 
     def publish(self) -> Weights:
         """This version's weights, for engines. Engines in this process share the live module, others read copies."""
@@ -122,7 +162,21 @@ class LocalPolicy:
                 f"{self._version}",
                 remedy="after every update, call sync() with the weights that publish() returns",
             )
-        return named_tensors(self.model)
+        return named_tensors(self.model) if self._weights is None else self._gathered(self._weights)
+
+    def _gathered(self, weights: WeightSlices) -> Iterator[tuple[str, Tensor]]:
+        parameters = dict(self.model.named_parameters())
+        tied = dict(self.model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
+        for name, parameter in parameters.items():
+            yield name, weights.whole(parameter)
+        for name, value in self.model.state_dict().items():
+            if name not in parameters and name not in tied:
+                yield name, value
+
+    def give_weights(self, version: int) -> None:
+        """Take part while the first process of a team reads the weights of `publish`, with `share_weights`."""
+        for _ in self._tensors(version):
+            pass
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         """Scores of every response token under the current weights, without gradient: (B, T) in the batch's order."""
@@ -188,6 +242,9 @@ class LocalPolicy:
                     if loss.requires_grad:
                         loss.backward()
                     accumulation.values.append(replace(value, loss=loss.detach()))
+                for part in self._lanes.fillers(parts, costs):
+                    scores = self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy)
+                    (scores.logprobs_BT.sum() * 0.0).backward()
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise
@@ -241,8 +298,16 @@ class LocalPolicy:
         )
 
     def save_weights(self, folder: Path) -> None:
-        """Write model (adapter merged in), tokenizer and config, and with LoRA the adapter in `folder/adapter`."""
+        """Write model (adapter merged in), tokenizer and config, and with LoRA the adapter in `folder/adapter`.
+
+        Of a team with `share_weights` every process makes this call, and the first one writes. Its host's memory then
+        holds the whole model.
+        """
         state = None if self._adapter is None else self._adapter.merged_state()
+        if self._weights is not None:
+            state = {name: tensor.cpu() for name, tensor in self._gathered(self._weights) if self._lanes.keeps_state}
+        if not self._lanes.keeps_state:
+            return
         self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
         self.loaded.tokenizer.save_pretrained(folder)
         if self._adapter is not None:
@@ -257,12 +322,13 @@ class LocalPolicy:
                 )
             self._adapter.load(folder / "adapter")
         else:
-            load_folder(folder, self.model)
+            load_folder(folder, self.model, Tensor.copy_ if self._weights is None else self._weights.copy)
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:
         """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate has no
-        state: it is a pure function of the planned step (or the version)."""
+        state: it is a pure function of the planned step (or the version). Of a team every process makes this call, and
+        the first one gets the optimizer state."""
         return {"version": self._version, "optimizer": self._optimizer.state()}
 
     def load_training_state(self, state: TrainingState) -> None:

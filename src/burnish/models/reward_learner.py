@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.recomputing import recomputing
 from burnish.models.accumulation import Accumulation
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.resting import RestingOptimizer
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, read_reward_file
 from burnish.models.roles import Denominators, ObjectiveValue, TrainingState
+from burnish.models.sharded_optimizer import optimizer_for
 from burnish.types import Metric, Reduction
 
 
@@ -58,8 +61,42 @@ PreferenceObjective = Callable[[ComparedScores, int], ObjectiveValue]
 """(scores of a micro-batch, number of comparisons in the step) to the micro-batch's share of the loss."""
 
 
+class PreferenceLearner(Protocol):
+    """A reward model with its optimizer, as the loop sees it: in this process, or a handle to others."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps begun so far."""
+        ...
+
+    def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
+        """One optimizer step on the comparisons. Raises DivergenceError if loss or gradient is not finite, with the
+        weights untouched."""
+        ...
+
+    def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
+        """Scores of every candidate of every comparison, without gradient."""
+        ...
+
+    def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
+        """Rewards of the responses, without gradient."""
+        ...
+
+    def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
+        """Shift rewards so that those `measured` have mean 0 and, with `scale`, standard deviation 1."""
+        ...
+
+    def save_weights(self, folder: Path) -> None: ...
+
+    def load_weights(self, folder: Path) -> None: ...
+
+    def training_state(self) -> TrainingState: ...
+
+    def load_training_state(self, state: TrainingState) -> None: ...
+
+
 class RewardLearner:
-    """A reward model with its optimizer: the counterpart of `LocalPolicy` for comparisons."""
+    """`PreferenceLearner` in this process: the counterpart of `LocalPolicy` for comparisons."""
 
     def __init__(
         self,
@@ -74,8 +111,13 @@ class RewardLearner:
         self._tokens_per_microbatch = tokens_per_microbatch
         self._lanes = lanes
         self._gradient_checkpointing = gradient_checkpointing
-        self._optimizer = WeightOptimizer(model.named_parameters(), settings)
+        self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(model.named_parameters(), settings, lanes)
         self._version = 0
+
+    def rest_optimizer(self, folder: Path) -> None:
+        """See `LocalPolicy.rest_optimizer`."""
+        assert isinstance(self._optimizer, WeightOptimizer)
+        self._optimizer = RestingOptimizer(self._optimizer, "reward model's optimizer", folder)
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
         """One optimizer step on the comparisons, the same however they are split into micro-batches.
@@ -126,7 +168,7 @@ class RewardLearner:
 
     def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
         """Rewards of the responses, without gradient."""
-        return self.model.score(pairs, self._tokens_per_microbatch)
+        return self.model.score(pairs, self._tokens_per_microbatch, self._lanes)
 
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
         """`RewardModel.normalise`, after which the optimizer continues from the rescaled head."""

@@ -23,6 +23,7 @@ from burnish.algorithms.shaping import reward_normalisation
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import ModelError
+from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.row_rules import padded_inputs, plain_inputs, row_rules
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
@@ -117,12 +118,21 @@ class RewardModel:
         return [(name, parameter) for name, parameter in own if parameter.requires_grad]
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[PromptResponse], tokens_per_microbatch: int = TOKENS_PER_MICROBATCH) -> list[float]:
+    def score(
+        self,
+        pairs: Sequence[PromptResponse],
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
+        lanes: Lanes = ONE_LANE,
+    ) -> list[float]:
         """Rewards without gradient, in the given order, computed in micro-batches by token count."""
         found = [0.0] * len(pairs)
         lengths = [len(prompt) + self.readout.width(response) for prompt, response in pairs]
-        for rows in microbatches_by_tokens(lengths, tokens_per_microbatch):
-            values = self.scores([pairs[row] for row in rows]).tolist()
+        parts = microbatches_by_tokens(lengths, lanes.budget(sum(lengths), tokens_per_microbatch))
+        costs = [sum(lengths[row] for row in rows) for rows in parts]
+        scored: list[list[float]] = lanes.map(
+            parts, costs, lambda rows: self.scores([pairs[row] for row in rows]).tolist()
+        )
+        for rows, values in zip(parts, scored, strict=True):
             for row, value in zip(rows, values, strict=True):
                 found[row] = value
         return found

@@ -16,7 +16,9 @@ from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, put_back
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.resting import RestingOptimizer
 from burnish.models.roles import TrainingState
+from burnish.models.sharded_optimizer import optimizer_for
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -138,10 +140,17 @@ def hidden_size(trunk: PreTrainedModel) -> int:
 class CriticOptimizer:
     """Optimizer of a critic's weights, with its own step count, learning rate and gradient clipping."""
 
-    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
-        self._optimizer = WeightOptimizer(parameters, settings)
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes = ONE_LANE
+    ) -> None:
+        self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(parameters, settings, lanes)
         self.parameters = [parameter for _, parameter in parameters]
         self.version = 0
+
+    def rest(self, folder: Path) -> None:
+        """See `LocalPolicy.rest_optimizer`."""
+        assert isinstance(self._optimizer, WeightOptimizer)
+        self._optimizer = RestingOptimizer(self._optimizer, "critic's optimizer", folder)
 
     def clear(self) -> None:
         """Drop the gradients."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.errors import CheckpointError, ModelError
 from burnish.models.lora import merged_weights
@@ -85,8 +85,11 @@ def take_tensors(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) 
 
 
 @torch.no_grad()
-def load_folder(folder: Path, model: PreTrainedModel) -> None:
-    """Read the folder with `from_pretrained`, which knows the architecture's layout on disk, and copy.
+def load_folder(
+    folder: Path, model: PreTrainedModel, copy: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_
+) -> None:
+    """Read the folder with `from_pretrained`, which knows the architecture's layout on disk, and copy: `copy(own,
+    found)` for every parameter.
 
     Raises CheckpointError if names or shapes are not those of the model."""
     saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
@@ -98,7 +101,7 @@ def load_folder(folder: Path, model: PreTrainedModel) -> None:
             f"weights in {folder} do not fit the model: {_some(odd)}", remedy="resume with the model it was made with"
         )
     for name, parameter in own.items():
-        parameter.copy_(found[name])
+        copy(parameter, found[name])
 
 
 def _some(names: Iterable[str]) -> str:

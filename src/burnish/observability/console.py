@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -52,13 +52,22 @@ SPEEDS: tuple[tuple[str, str], ...] = (
 
 _VISIBLE_ROWS = 8
 
+Standing = Callable[[], Sequence[tuple[str, str]]]
+"""Gives the names of a run's other processes, and what each of them is doing."""
+
+
+def nobody() -> tuple[tuple[str, str], ...]:
+    """`Standing` of a run in one process."""
+    return ()
+
 
 class Display:
     """Progress, time left, the main metrics, and tokens per second by phase. Use it as a context manager.
 
     On a terminal and in a notebook, one live table is redrawn. Elsewhere (a log file, CI), one plain line is printed
     for every `plain_every`-th step, for steps with an evaluation and for the last step. `start_step` is where a resumed
-    run begins. `clock` returns seconds.
+    run begins. `clock` returns seconds. What other processes are doing is shown on a terminal, and kept up to date
+    while this one waits for them.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class Display:
         title: str = "",
         plain_every: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        standing: Standing = nobody,
     ) -> None:
         self._console = console
         self._total_steps = total_steps
@@ -77,6 +87,7 @@ class Display:
         self._title = title
         self._plain_every = plain_every
         self._clock = clock
+        self._standing = standing
         self._began = clock()
         self._step = start_step
         self._phase = ""
@@ -86,7 +97,10 @@ class Display:
         if console.is_jupyter and not console.quiet:
             self._live = NotebookLive()
         elif console.is_terminal:
-            self._live = Live(console=console, auto_refresh=False, transient=False)
+            waits = bool(standing())  # what others do changes while nothing happens here
+            self._live = Live(
+                console=console, auto_refresh=waits, refresh_per_second=1, get_renderable=self._render, transient=False
+            )
 
     def __enter__(self) -> Display:
         self._began = self._clock()
@@ -97,6 +111,8 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._live is not None:
             self._phase = ""
+            if kind is None:
+                self._standing = nobody  # what they did at the end tells something only where it went wrong
             self._refresh()
             self._live.stop()
 
@@ -149,7 +165,15 @@ class Display:
         speeds = speed_text(self._known)
         if speeds:
             parts.append(Text(speeds, style="dim"))
+        parts += [Text(line, style="dim") for line in self._others()]
         return Group(*parts)
+
+    def _others(self) -> list[str]:
+        """A line for all processes that do the same."""
+        names: dict[str, list[str]] = {}
+        for name, doing in self._standing():
+            names.setdefault(doing, []).append(name)
+        return [f"{', '.join(group)}: {doing}" for doing, group in names.items()]
 
     def _header(self) -> Text:
         left = self.seconds_left()

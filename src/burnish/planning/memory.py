@@ -6,11 +6,11 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 | item | bytes | why |
 |---|---|---|
 | weights | P b | |
-| gradients | 4 Q | summed in float32 |
+| gradients | 4 Q, times those held at once with several lanes or trainers (`gradients_at_once`) | summed in float32 |
 | master weights | 4 Q, only below float32 | small updates would round to nothing |
 | Adam | 8 Q | two float32 moments |
 | reference | P b, only with a KL and without adapters | |
-| critic | P b + 4 P (below float32) + 4 P + 8 P, only a separate one | its weights, masters, gradients and moments |
+| critic | P b, 4 P, 4 P (below float32) + 8 P, only a separate one | its weights, gradients, masters and moments |
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
 | log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
@@ -19,13 +19,18 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 
 A reward model has a score head instead of an output head: there are no log-probabilities, and P is a little too large.
 
-The cache and the activations are not needed at the same time. Both are listed, so the sum errs on the safe side. Not
-counted: PyTorch's own working memory, fragmentation, and attention without a memory-saving kernel.
+Each line says in which phases of a step it is needed: the cache while sampling, log-probabilities before and in the
+update, gradients and activations in the update only, and what rests meanwhile (`cluster.offload`) only in the phases
+that it is brought back for. The table adds all of them up, which errs on the safe side; `peak_bytes` takes the phase
+that needs most. Not counted: PyTorch's own working memory, fragmentation, attention without a memory-saving kernel, and
+rewards that are models.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from burnish.config import names
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
@@ -33,38 +38,145 @@ from burnish.config.schema_data import LoraConfig
 from burnish.planning.model_facts import ModelFacts
 
 Trained = RlConfig | SftConfig | RmConfig
+Phase = Literal[
+    "sampling",
+    "log-probabilities",
+    "reference",
+    "values",
+    "update",
+    "optimizer step",
+    "critic update",
+    "critic's optimizer step",
+    "checkpoint",
+]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""In the order of a step. `update`: the forward and backward passes; `reference`, `values`: its log-probabilities and
+the critic's values."""
+Sharding = Literal["whole", "optimizer", "full"]
+"""What each of several trainers keeps of a trained model; see `ParameterBytes.kept`."""
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
+_UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
+_CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
 _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """One line of the estimate."""
+    """One line of the estimate: when it is needed, whether less may do (`at_most`), as when texts are short, and
+    whether it is somewhere else in the other phases (`rests`)."""
 
     name: str
     num_bytes: int
     formula: str
+    phases: tuple[Phase, ...] = PHASES
+    at_most: bool = False
+    rests: bool = False
+
+    def needed_in(self, *phases: Phase, if_any: bool) -> MemoryItem:
+        """The same if it rests in all other phases; unchanged without `if_any`."""
+        return replace(self, phases=phases, rests=True) if if_any else self
+
+
+def bytes_in(phase: Phase, items: Iterable[MemoryItem]) -> int:
+    """The bytes of one phase."""
+    return sum(item.num_bytes for item in items if phase in item.phases)
+
+
+def peak_bytes(items: Iterable[MemoryItem], *, certain: bool = False) -> int:
+    """The bytes of the phase that needs most; with `certain` only what is needed however short the texts are."""
+    counted = [item for item in items if not (certain and item.at_most)]
+    return max(bytes_in(phase, counted) for phase in PHASES)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterBytes:
+    """Bytes that one parameter of a trained model takes, by what they are for. `optimizer`: masters and moments."""
+
+    weight: float
+    gradient: float
+    master: float
+    moments: float
+
+    @staticmethod
+    def of(dtype: str) -> ParameterBytes:
+        """With the whole model in one process."""
+        return ParameterBytes(4, 4, 0, 8) if dtype == "float32" else ParameterBytes(2, 4, 4, 8)
+
+    def kept(self, sharding: Sharding, trainers: int) -> ParameterBytes:
+        """What each of several trainers keeps: everything, a slice of the optimizer only, or slices of everything."""
+        whole = 1 if sharding == "full" else trainers
+        optimizer = trainers if sharding == "whole" else 1
+        return ParameterBytes(
+            self.weight * whole / trainers,
+            self.gradient * whole / trainers,
+            self.master * optimizer / trainers,
+            self.moments * optimizer / trainers,
+        )
+
+    @property
+    def optimizer(self) -> float:
+        return self.master + self.moments
+
+
+def gradients_at_once(lanes: int, trainers: int, sharding: Sharding = "whole") -> float:
+    """Gradients of all trained parameters that a trainer holds at the same time, at most.
+
+    In the passes: the lane that is being added up, and a sum for each level of the tree over the trainer's own lanes.
+    When trainers exchange them: the own sum, the slice of the total that this trainer adds up, and, unless it keeps
+    only that slice, the total.
+    """
+    own = lanes // trainers
+    passes = float((own - 1).bit_length() + 1)
+    if trainers == 1:
+        return passes
+    return max(passes, 1 + 1 / trainers + (sharding == "whole"))
+
+
+def width_of(config: Trained) -> int:
+    """Bytes of one weight."""
+    return 4 if config.model.dtype == "float32" else 2
 
 
 def estimate_memory(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]:
-    """The lines of the table above for this run, without those of zero bytes."""
-    width = 4 if config.model.dtype == "float32" else 2
-    trained = _trained(config.model.lora, facts)
+    """The lines of the table above for this run in one process, without those of zero bytes."""
+    return (*trainer_items(config, facts), *sampling_items(config, facts))
+
+
+def trainer_items(
+    config: Trained, facts: ModelFacts, trainers: int = 1, sharding: Sharding = "whole"
+) -> tuple[MemoryItem, ...]:
+    """What each of `trainers` processes needs to train: the trained models, the reference, and the passes."""
+    width, trained = width_of(config), num_trained(config.model.lora, facts)
+    per = ParameterBytes.of(config.model.dtype).kept(sharding, trainers)
+    held = gradients_at_once(config.cluster.num_lanes, trainers, sharding)
+    shared = "" if trainers == 1 or sharding == "whole" else f", in slices of {trainers} trainers"
+    times = "" if held == 1 else f" x {held:g} at once (cluster.lanes)"
     trains = "reward model" if isinstance(config, RmConfig) else "policy"
+    words = f"{trained:,} trained parameters x 4 bytes (float32)"
     items = [
-        _copy(f"{trains} weights", facts, width),
-        MemoryItem("gradients", 4 * trained, f"{trained:,} trained parameters x 4 bytes (float32)"),
-        MemoryItem("master weights", 0 if width == 4 else 4 * trained, f"{trained:,} x 4 bytes (float32)"),
-        MemoryItem("Adam moments", 8 * trained, f"{trained:,} x 2 x 4 bytes (float32)"),
-        *_role_items(config, facts, width),
+        MemoryItem(
+            f"{trains} weights",
+            round(facts.num_parameters * per.weight),
+            f"{facts.num_parameters:,} parameters x {width} bytes",
+        ),
+        MemoryItem("gradients", round(trained * per.gradient * held), words + times, _UPDATE),
+        _between_steps(config, "master weights", trained * per.master, f"{trained:,} x 4 bytes (float32){shared}"),
+        _between_steps(config, "Adam moments", trained * per.moments, f"{trained:,} x 2 x 4 bytes (float32){shared}"),
+        *_other_models(config, facts, per, held),
         _activations(config, facts, width),
         *([] if isinstance(config, RmConfig) else [_logprobs(config, facts, width)]),
     ]
     return tuple(item for item in items if item.num_bytes > 0)
 
 
-def _trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
+def _between_steps(config: Trained, name: str, num_bytes: float, formula: str) -> MemoryItem:
+    """What only an optimizer step and a checkpoint read."""
+    item = MemoryItem(name, round(num_bytes), formula)
+    return item.needed_in("optimizer step", "checkpoint", if_any="optimizer" in config.cluster.offload)
+
+
+def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     """All parameters, or those of the adapters: rank x (inputs + outputs) for each adapted matrix of each layer."""
     if lora is None:
         return facts.num_parameters
@@ -76,35 +188,55 @@ def _trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     return facts.num_layers * lora.rank * ends
 
 
-def _role_items(config: Trained, facts: ModelFacts, width: int) -> list[MemoryItem]:
-    """Models other than the trained one, and the cache of the sampler."""
-    if isinstance(config, RmConfig):
-        return _normalization_items(config, facts, width)
-    if isinstance(config, SftConfig):
+def _other_models(config: Trained, facts: ModelFacts, per: ParameterBytes, held: float) -> list[MemoryItem]:
+    """Models on a trainer other than the policy."""
+    if not isinstance(config, RlConfig):
         return []
     items = []
-    if config.algorithm.kl_in != "none" and config.model.lora is None:
-        items.append(_copy("reference weights", facts, width))
-    items += _critic_items(config, facts, width)
-    rollout = config.rollout
-    rows = min(rollout.max_batch_rows, rollout.prompts_per_step * rollout.group_size)
-    tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
-    return [*items, _cache(rows, tokens, facts, _cache_width(config, width))]
+    own = config.cluster.own_process
+    if config.algorithm.kl_in != "none" and config.model.lora is None and "reference" not in own:
+        weights = copy_of_weights("reference weights", facts, width_of(config))
+        items.append(weights.needed_in("reference", if_any="reference" in config.cluster.offload))
+    return items if "critic" in own else [*items, *_critic_items(config, facts, per, held)]
 
 
-def _normalization_items(config: RmConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
+def own_items(config: RlConfig, facts: ModelFacts, model: str) -> tuple[MemoryItem, ...]:
+    """What the `reference` or the `critic` needs in a process of its own: its weights, and its passes."""
+    width = width_of(config)
+    if model == "reference":
+        return copy_of_weights("reference weights", facts, width), _logprobs(config, facts, width)
+    per, held = ParameterBytes.of(config.model.dtype), gradients_at_once(config.cluster.num_lanes, 1, "whole")
+    beginning = copy_of_weights("policy weights, which it begins with", facts, width)
+    return beginning, *_critic_items(config, facts, per, held), _activations(config, facts, width)
+
+
+def sampling_items(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]:
+    """What the process that samples needs in addition to the weights it samples with: the cache, and for a reward model
+    normalised on a policy that policy."""
+    width = width_of(config)
+    if isinstance(config, SftConfig):
+        return ()
+    if isinstance(config, RlConfig):
+        rollout = config.rollout
+        at_once = -(-rollout.prompts_per_step * rollout.group_size // config.cluster.num_lanes)
+        tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
+        return (_cache(min(rollout.max_batch_rows, at_once), tokens, facts, _cache_width(config, width)),)
     settings = config.normalization
     if settings.kind == "none" or settings.on != "policy":
-        return []
+        return ()
     rows = min(_NORMALIZATION_ROWS, settings.responses)
-    return [
-        _copy("sampling policy", facts, width),
+    return (
+        copy_of_weights("sampling policy", facts, width),
         _cache(rows, config.max_tokens, facts, _cache_width(config, width)),
-    ]
+    )
 
 
-def _copy(name: str, facts: ModelFacts, width: int) -> MemoryItem:
-    return MemoryItem(name, facts.num_parameters * width, f"{facts.num_parameters:,} parameters x {width} bytes")
+def copy_of_weights(
+    name: str, facts: ModelFacts, width: int, phases: tuple[Phase, ...] = PHASES, *, at_most: bool = False
+) -> MemoryItem:
+    """A model's weights once more."""
+    formula = f"{facts.num_parameters:,} parameters x {width} bytes"
+    return MemoryItem(name, facts.num_parameters * width, formula, phases, at_most)
 
 
 def _cache_width(config: Trained, width: int) -> int:
@@ -115,16 +247,29 @@ def _cache_width(config: Trained, width: int) -> int:
 def _cache(rows: int, tokens: int, facts: ModelFacts, width: int) -> MemoryItem:
     per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
     formula = f"{rows} rows x {tokens} tokens x {per_token:,} bytes"
-    return MemoryItem("key/value cache", rows * tokens * per_token, formula)
+    return MemoryItem("key/value cache", rows * tokens * per_token, formula, ("sampling",), at_most=True)
 
 
-def _critic_items(config: RlConfig, facts: ModelFacts, width: int) -> list[MemoryItem]:
+def _critic_items(config: RlConfig, facts: ModelFacts, per: ParameterBytes, held: float) -> list[MemoryItem]:
     """A separate critic is a second trained model. It has no output head, but that is counted as well."""
-    if config.algorithm.estimator not in names.CRITIC_ESTIMATORS or config.critic.kind == "shared":
+    if not has_separate_critic(config):
         return []
-    each = width + 4 + 8 + (0 if width == 4 else 4)
-    formula = f"{facts.num_parameters:,} parameters x {each} bytes (weights, gradients, optimizer)"
-    return [MemoryItem("critic", facts.num_parameters * each, formula)]
+    offload, count = config.cluster.offload, facts.num_parameters
+
+    def item(what: str, each: float, phases: tuple[Phase, ...] = PHASES) -> MemoryItem:
+        return MemoryItem(f"critic {what}", round(count * each), f"{count:,} parameters x {each:g} bytes", phases)
+
+    weights, state = item("weights", per.weight), item("masters and moments", per.optimizer)
+    return [
+        weights.needed_in("values", *_CRITIC_UPDATE, "checkpoint", if_any="critic" in offload),
+        item("gradients", per.gradient * held, _CRITIC_UPDATE),
+        state.needed_in("critic's optimizer step", "checkpoint", if_any="critic" in offload or "optimizer" in offload),
+    ]
+
+
+def has_separate_critic(config: RlConfig) -> bool:
+    """Whether the run trains a critic with a backbone of its own."""
+    return config.algorithm.estimator in names.CRITIC_ESTIMATORS and config.critic.kind == "separate"
 
 
 def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
@@ -136,33 +281,49 @@ def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
     else:
         numbers = facts.num_layers * layer
         formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes"
-    return MemoryItem("activations", tokens * numbers * width, formula)
+    critic = isinstance(config, RlConfig) and has_separate_critic(config)
+    phases: tuple[Phase, ...] = ("update", "critic update") if critic else ("update",)
+    return MemoryItem("activations", tokens * numbers * width, formula, phases, at_most=True)
 
 
 def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> MemoryItem:
     tokens = microbatch_tokens(config)
     logits = tokens * facts.vocabulary_size
+    has_reference = isinstance(config, RlConfig) and config.algorithm.kl_in != "none"
+    phases: tuple[Phase, ...] = ("log-probabilities", *(("reference",) if has_reference else ()), "update")
     if config.debug.plain:
         formula = f"{logits:,} logits x {width + 16} bytes (debug.plain), {tokens:,} tokens x {facts.hidden_size} x 12"
-        return MemoryItem("log-probabilities", (width + 16) * logits + 12 * tokens * facts.hidden_size, formula)
+        num_bytes = (width + 16) * logits + 12 * tokens * facts.hidden_size
+        return MemoryItem("log-probabilities", num_bytes, formula, phases, at_most=True)
     kept = logits if logits <= _KEPT_LOGITS else 0
     chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
     formula = f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {facts.hidden_size} x 3, 4 bytes each"
     if kept:
         formula = f"{kept:,} kept logits x {width} bytes, {formula}"
     num_bytes = width * kept + 4 * (3 * chunk + 3 * tokens * facts.hidden_size)
-    return MemoryItem("log-probabilities", num_bytes, formula)
+    return MemoryItem("log-probabilities", num_bytes, formula, phases, at_most=True)
 
 
 def microbatch_tokens(config: Trained) -> int:
-    """Tokens in one forward and backward pass: the budget, or less if a whole optimizer step is smaller."""
-    budget = config.optimization.tokens_per_microbatch
+    """Tokens in one forward and backward pass: the budget, or less if a lane has less of an optimizer step."""
+    budget, lanes = config.optimization.tokens_per_microbatch, config.cluster.num_lanes
     if isinstance(config, SftConfig):
-        return min(budget, config.optimization.tokens_per_batch)
+        step = config.optimization.tokens_per_batch
+        longest = min(config.max_tokens, step, budget)  # a lane's share is never less than one example
+        return min(budget, max(-(-step // lanes), longest))
     if isinstance(config, RmConfig):  # a comparison is never split, however small the budget
         one = (config.candidates or 2) * config.max_tokens
-        return max(min(budget, config.optimization.comparisons_per_batch * one), one)
+        return max(min(budget, -(-config.optimization.comparisons_per_batch * one // lanes)), one)
     rollout = config.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     responses = -(-rollout.prompts_per_step * rollout.group_size // config.optimization.minibatches)
-    return max(min(budget, responses * longest), longest)
+    return max(min(budget, -(-responses * longest // lanes)), longest)
+
+
+def bytes_in_words(number: float) -> str:
+    """`1.5 GiB` and the like."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.2f} GiB"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from burnish.config import names
 from burnish.config.schema import RlConfig, SftConfig
-from burnish.planning.memory import MemoryItem, estimate_memory
+from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
 from burnish.planning.model_facts import ModelFacts
+from burnish.planning.seats import Machine, Seat, refuse_impossible, seat_warnings, seats_of, sharding_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,59 @@ class Plan:
     responses_per_minibatch: tuple[int, ...] = ()
     total_responses: int = 0
     evaluations: int | None = None
+    seats: tuple[Seat, ...] = ()
+    """The processes of the run, the command's own first; empty until `seated` has seen the machine."""
 
     @property
     def memory_bytes(self) -> int:
         """Sum of the memory estimate; 0 if the model's sizes are unknown."""
         return sum(item.num_bytes for item in self.memory)
+
+
+def seated(plan: Plan, config: Trained, facts: ModelFacts | None, machine: Machine) -> Plan:
+    """The plan with the processes of the run on this machine. ConfigError if it cannot have them."""
+    seats = seats_of(config, facts, machine)
+    refuse_impossible(config, seats, machine)
+    warnings = (*plan.warnings, *seat_warnings(config, seats, machine))
+    lines = (*plan.lines, *_process_lines(config, facts, seats, machine), *_phase_lines(seats))
+    return replace(plan, seats=seats, lines=lines, warnings=warnings)
+
+
+def _process_lines(
+    config: Trained, facts: ModelFacts | None, seats: Sequence[Seat], machine: Machine
+) -> Iterator[PlanLine]:
+    cluster = config.cluster
+    if not cluster.uses_processes:
+        return
+    because = "cluster.trainers" + (" + rollout_workers + own_process" if isinstance(config, RlConfig) else "")
+    because += f"; this machine has {machine.cores} cores"
+    yield PlanLine("processes", "with a model", str(cluster.num_processes), because)
+    if cluster.runs_on == "torchrun":
+        because = f"on one node: torchrun --nproc-per-node {cluster.num_processes} -m burnish ..."
+        yield PlanLine("processes", "ranks of torchrun", str(cluster.num_processes), because)
+    because = "cluster.lanes" if cluster.lanes is not None else "as many as give every process something to do"
+    yield PlanLine("processes", "lanes", str(cluster.num_lanes), f"{because}; the numbers follow from it")
+    if cluster.trainers > 1:
+        choice = sharding_of(config, facts, machine)
+        yield PlanLine("processes", "sharding", choice.sharding, choice.because)
+    if all(len(seat.host) + len(seat.device) < 2 for seat in seats):
+        return  # the model's sizes are unknown
+    together = bytes_in_words(sum(seat.host_bytes for seat in seats))
+    because = f"of all processes; this machine has {bytes_in_words(machine.memory_bytes)}"
+    yield PlanLine("processes", "host memory, at most", together, because)
+
+
+def _phase_lines(seats: Sequence[Seat]) -> Iterator[PlanLine]:
+    """The memory of the process that trains, or of the first one that does, in each phase of a step: where it
+    computes, and what is there in this phase only."""
+    seat = next((seat for seat in seats if seat.name.startswith("trainer")), seats[0])
+    items = seat.host if seat.gpu is None else seat.device
+    some = [item for item in items if len(item.phases) < len(PHASES)]
+    for phase in PHASES:
+        there = [f"{item.name} {bytes_in_words(item.num_bytes)}" for item in some if phase in item.phases]
+        if there:
+            memory = bytes_in_words(bytes_in(phase, items))
+            yield PlanLine(f"memory of {seat.name}", phase, memory, f"with {', '.join(there)}")
 
 
 def plan_rl(config: RlConfig, *, num_prompts: int | None = None, facts: ModelFacts | None = None) -> Plan:

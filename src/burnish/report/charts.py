@@ -244,6 +244,8 @@ def _series(label: str, column: Column) -> Series:
 def _time_split(data: Mapping[str, Column]) -> ChartData:
     """Seconds of each phase, stacked. A phase that is missing in a step took 0 seconds."""
     counted = {"time/step_seconds", *(name for _, name in _SAMPLING)}  # the sum, and parts of `generate`
+    if "time/wait_seconds" in data:  # a batch that is sampled ahead takes its time next to the step
+        counted |= {"time/sync_seconds", "time/generate_seconds", "time/reward_seconds"}
     names = [name for name in data if _is_phase(name) and name not in counted]
     steps = sorted({step for name in names for step in data[name][0]})
     filled = {name: dict(zip(*data[name], strict=True)) for name in names}

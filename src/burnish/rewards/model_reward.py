@@ -7,7 +7,9 @@ token ids. This module loads torch, so it is only imported if a run has such a r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.config.names import MODEL_REWARD
@@ -15,6 +17,7 @@ from burnish.config.schema_data import ModelConfig
 from burnish.data.chat import encode_bare, encode_prompt
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError, DataError, RewardError
+from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens
@@ -42,6 +45,16 @@ class ModelReward:
     tokens_per_microbatch: int
     chat: ChatFormat
     shares_tokens: bool = False
+    resting: Resting | None = None
+    """Where its weights are while it scores nothing; None if they stay."""
+
+    def rest(self, folder: Path) -> None:
+        """From now on the weights rest while nothing is scored: in pinned host memory, or, for a model on the CPU, in a
+        file in `folder`. OffloadError if there is no room."""
+        model = self.model.loaded.model
+        own_memory(model)
+        place = resting_place(model.device, folder)
+        self.resting = Resting(f"reward model of {self.spec.label!r}", place, model.parameters, changes=False)
 
     @property
     def signature(self) -> Signature:
@@ -76,7 +89,10 @@ class ModelReward:
                 pairs[position] = self._checked(self._tokens(prompt, rollout))
             except DataError as error:
                 found[position] = failure(RewardStatus.ERROR, f"reward {self.spec.label!r}: {error}")
-        scores = self.model.score(list(pairs.values()), self.tokens_per_microbatch) if pairs else []
+        scores: list[float] = []
+        if pairs:
+            with nullcontext() if self.resting is None else self.resting.awake():
+                scores = self.model.score(list(pairs.values()), self.tokens_per_microbatch)
         for position, score in zip(pairs, scores, strict=True):
             found[position] = read_result(score, self.spec.label)
         return [found[position] for position in range(len(items))]

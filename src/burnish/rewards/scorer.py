@@ -20,6 +20,8 @@ from burnish.rewards.pool import Outcomes, Task, WorkerPool
 from burnish.types import Metric, Reduction, RewardStatus, Rollout
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedTokenizerBase
 
     from burnish.config.schema import RewardConfig, ScoringConfig
@@ -98,6 +100,11 @@ class ProcessRewardScorer:
         self._ending = Ending.of(self._scoring, tokenizer)
         return [model.attach_policy(tokenizer) for model in self._models.values()]
 
+    def rest_models(self, folder: Path) -> None:
+        """Let reward models rest while they score nothing; see `ModelReward.rest`."""
+        for model in self._models.values():
+            model.rest(folder)
+
     def check_columns(self, columns: Collection[str]) -> None:
         """RewardError if a reward has a parameter that neither a rollout nor these columns provide."""
         for signature in self._signatures:
@@ -127,11 +134,12 @@ class ProcessRewardScorer:
             self._begun.clear()
             raise
 
-    def score(self, items: Sequence[Item]) -> list[Rollout]:
+    def score(self, items: Sequence[Item], *, checks: bool = True) -> list[Rollout]:
         """The rollouts in the same order, scored; see `RewardScorer`.
 
         Raises RewardError if a reward breaks its contract, or if more than `max_failure_fraction` of the responses
-        could not be scored (missing scores count as well).
+        could not be scored (missing scores count as well). Without `checks` that is left to `check_failures`, for
+        whoever scores a step's responses in parts.
         """
         if not items:
             return []
@@ -145,7 +153,8 @@ class ProcessRewardScorer:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
         self._counts.add(items, scored, time.monotonic() - started)
-        self._check_failures(items, scored)
+        if checks:
+            self.check_failures(items, scored)
         return scored
 
     def take_metrics(self) -> dict[str, Metric]:
@@ -251,7 +260,8 @@ class ProcessRewardScorer:
         ]
         return combine(rollout, results, self._scoring.failure_score)
 
-    def _check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
+    def check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
+        """RewardError if more of a step's responses could not be scored than `scoring.max_failure_fraction` allows."""
         failed = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if _failed(rollout)]
         if len(failed) <= self._scoring.max_failure_fraction * len(items):
             return

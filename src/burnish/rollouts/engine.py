@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,3 +69,26 @@ class RolloutEngine(Protocol):
         """Metrics of the work since the last call, by name (`rollout/...`); may be empty. Each call starts again at 0,
         so nothing is reported twice."""
         ...
+
+
+class StoppableEngine(RolloutEngine, ABC):
+    """An engine that can stop in the middle of responses and go on with them later, which `partial` needs. Being
+    derived from this class is how an engine says so.
+
+    Its `generate` goes on with what `RolloutRequest.begun` holds: a response that was stopped and goes on with the same
+    weights has the same tokens as one that was not. Nothing of it is sampled or reported twice.
+    """
+
+    @abstractmethod
+    def generate_until(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        stopped: Callable[[], bool],
+        on_finished: OnFinished | None = None,
+    ) -> tuple[list[Rollout], list[RolloutRequest]]:
+        """Like `generate`, until `stopped()`, which is asked after every token. Returns the finished rollouts, in the
+        order of the requests, and requests for the others with what there is of them."""

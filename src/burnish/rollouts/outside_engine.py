@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.plugins import calling_outside
-from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
+from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling, StoppableEngine
 from burnish.types import Metric, Rollout, RolloutRequest
 
 _PROTOCOL = "see burnish.rollouts.engine.RolloutEngine for what an engine must return"
@@ -70,6 +71,59 @@ class OutsideEngine:
     def _calling(self, method: str) -> Iterator[None]:
         with calling_outside(f"rollout.engine {self._name!r}, {method}", RolloutError):
             yield
+
+
+class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
+    """The same around a `StoppableEngine`."""
+
+    def __init__(self, engine: StoppableEngine, name: str) -> None:
+        super().__init__(engine, name)
+        self._stoppable = engine
+
+    def generate_until(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        stopped: Callable[[], bool],
+        on_finished: OnFinished | None = None,
+    ) -> tuple[list[Rollout], list[RolloutRequest]]:
+        """See `StoppableEngine`."""
+        with self._calling("generate_until"):
+            found: Any = self._stoppable.generate_until(
+                requests, sampling, seed=seed, step=step, stopped=stopped, on_finished=on_finished
+            )
+        if problem := _problem_of_both(found, requests):
+            raise RolloutError(
+                f"rollout.engine {self._name!r}: generate_until returned {problem}",
+                remedy="see burnish.rollouts.engine.StoppableEngine for what an engine must return",
+            )
+        rollouts, rest = found
+        return list(rollouts), list(rest)
+
+
+def outside_engine(engine: RolloutEngine, name: str) -> OutsideEngine:
+    """The boundary to this engine."""
+    return OutsideStoppableEngine(engine, name) if isinstance(engine, StoppableEngine) else OutsideEngine(engine, name)
+
+
+def _problem_of_both(found: object, requests: Sequence[RolloutRequest]) -> str:
+    """What is wrong with finished rollouts and the requests for the others, or an empty text."""
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, list) for part in found):
+        return f"{found!r:.80}, not a list of rollouts and a list of requests"
+    rollouts, rest = found
+    if not all(isinstance(request, RolloutRequest) for request in rest):
+        return "something other than burnish.types.RolloutRequest in its second list"
+    left = {(request.group_id, index) for request in rest for index, _ in request.samples()}
+    done = [
+        replace(r, sample_indices=tuple(i for i in r.sample_indices if (r.group_id, i) not in left)) for r in requests
+    ]
+    asked = {(request.group_id, index) for request in requests for index in request.sample_indices}
+    if not left <= asked:
+        return "requests for samples that were not asked for"
+    return _problem(rollouts, done)
 
 
 def _problem(found: object, requests: Sequence[RolloutRequest]) -> str:

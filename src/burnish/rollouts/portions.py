@@ -9,22 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from burnish.forward.lanes import deal
 from burnish.models.weights import Weights
+from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
 from burnish.types import Metric, Rollout, RolloutRequest
 
 
 @dataclass(slots=True)
 class Portion:
-    """Requests that are sampled in one go, and how many workers were lost over them."""
+    """Requests that are sampled in one go, and how many workers were lost over them.
+
+    If sampling was stopped in between, `requests` are what is left, and `rollouts` and `metrics` what there is already.
+    """
 
     index: int
     requests: list[RolloutRequest]
     losses: int = 0
+    rollouts: list[Rollout] = field(default_factory=list)
+    metrics: MetricStore = field(default_factory=MetricStore)
 
 
 def cut(requests: Sequence[RolloutRequest], lanes: int, max_response_tokens: int) -> list[Portion]:

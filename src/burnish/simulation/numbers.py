@@ -190,6 +190,8 @@ def simulation_settings(
         "group_size": config.rollout.group_size,
         "rows_per_engine": config.rollout.max_batch_rows,
         "max_staleness": config.max_staleness,
+        "partial": config.partial,
+        "window": config.cluster.window,
         "steps": config.steps,
         "checkpoint_every_steps": config.checkpoint.every_steps,
         "seed": config.seed,

@@ -1,15 +1,16 @@
-"""A run on several processes of this machine: who is started, and who asks whom.
+"""A run of `burnish rl` on several processes: who is started, and who asks whom.
 
 The command's own process is the controller: it holds the loop, the data, the rewards and the run's folder. Trainers and
-rollout workers are processes that it starts, asks, and ends.
+rollout workers are processes of this machine or actors of a Ray cluster, which it starts, asks, and ends, or processes
+that torchrun has started.
 """
 
 from __future__ import annotations
 
 import platform
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -18,29 +19,43 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from burnish.config.schema import RlConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
+from burnish.config.torchrun import TorchrunRank, check_world
+from burnish.distributed.fully import fully_sharded
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference
+from burnish.distributed.launching import Crew, Launcher, Seat, Site, ThisMachine, start_all
+from burnish.distributed.peers import START_SECONDS, Peer, ProcessRole, RoleLostError
 from burnish.distributed.pool import RolloutPool, Worker
-from burnish.distributed.processes import ProcessRole, RoleLostError, RoleProcess
+from burnish.distributed.ranks import RankSite
 from burnish.distributed.team import Meeting, joined
-from burnish.distributed.trainers import Seat, TeamRole, start_all
+from burnish.distributed.trainers import TeamRole
 from burnish.errors import ConfigError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
+from burnish.forward.team import Slices
 from burnish.models.loading import LoadedModel, load_outline, num_embeddings
+from burnish.models.policy import LocalPolicy
 from burnish.observability.console import say
-from burnish.trainers.path_record import record_paths
+from burnish.planning.seats import threads_each
+from burnish.plugins import is_outside
+from burnish.rollouts.engine import RolloutEngine
+from burnish.trainers.path_record import record_paths, recorded_ways
+from burnish.trainers.placement import check_placement, placed, this_machine
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.cast import Cast, Inline, Players
-from burnish.trainers.rl.elsewhere import engine_role, trained_roles
+from burnish.trainers.rl.beside import Beside
+from burnish.trainers.rl.cast import Inline, Players
+from burnish.trainers.rl.elsewhere import Ways, engine_role, own_role, trained_roles
 from burnish.trainers.rl.objective_setup import ObjectiveElsewhere
 from burnish.trainers.rl.opening import open_model
 from burnish.trainers.rl.preflight import check_fit
 from burnish.trainers.rl.roles import Roles, build_roles
 from burnish.trainers.rl.run import train_rl as train_rl_with
 
-START_SECONDS = 600.0
-"""Until a process has loaded its model: a large one may come from a slow disk."""
+RunOfSeveral = RlConfig | SftConfig | RmConfig
+"""Run files with a `cluster` section."""
+
+OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
+"""(config, paths, lanes) to the roles of a trainer, in its process; `ways` is one of them. `paths`: None chooses."""
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
@@ -49,85 +64,192 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
     When a trainer is lost, all of them are started again from the newest checkpoint, `cluster.restarts` times at most:
     the steps since then are made again, with the same numbers.
     """
+    with shared_work(config, console) as site:
+        cast = Processes(site) if config.cluster.uses_processes else Inline()
+        return with_restarts(
+            lambda: train_rl_with(config, console=console, accept_changes=accept_changes, cast=cast), config, console
+        )
+
+
+def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console: Console) -> RunResult:
+    """Train, and again from the newest checkpoint when a trainer is lost."""
     for attempt in count(1):
         try:
-            return train_rl_with(config, console=console, accept_changes=accept_changes, cast=cast_of(config))
+            return train()
         except RoleLostError as error:
-            if attempt > config.cluster.restarts:
-                raise
-            say(console, (f"{error}", "the trainers are started again from the newest checkpoint"))
+            if attempt > config.cluster.restarts or config.cluster.runs_on == "torchrun":
+                raise  # torchrun starts all of its processes again, or none
+            say(console, (f"{error}", "all processes are started again from the newest checkpoint"))
     raise AssertionError("count() does not end")
 
 
-def cast_of(config: RlConfig) -> Cast:
-    """Who plays the roles of this run. ConfigError for several processes on a system on which they cannot work."""
+@contextmanager
+def shared_work(config: RunOfSeveral, console: Console) -> Iterator[Site]:
+    """Around a run: where its other processes are to be. This process, too, has the threads that the run file asks for,
+    or an equal share of this machine's.
+
+    ConfigError for several processes on a system on which they cannot work or a machine that cannot have them, for Ray
+    where it is not installed, and for another number of processes than torchrun has started.
+    """
+    rank = TorchrunRank.here()
+    check_world(config.cluster, rank)
     if config.cluster.uses_processes and platform.system() != "Linux":
         raise ConfigError(
-            f"cluster asks for several processes, which share memory in a way that {platform.system()} does not have",
-            remedy="run on Linux, or set cluster.trainers: 1, cluster.rollout_workers: 0 and cluster.backend: auto",
+            f"cluster asks for several processes, which need Linux, and this is {platform.system()}",
+            remedy="run on Linux, or ask for a single process (cluster.trainers: 1, no rollout workers) and set "
+            "cluster.backend: auto",
         )
-    return Processes() if config.cluster.uses_processes else Inline()
+    if config.cluster.uses_processes:
+        say(console, check_placement(config))
+    before = torch.get_num_threads()
+    own = before if config.cluster.runs_on == "ray" else threads_each(config, this_machine())
+    torch.set_num_threads(config.cluster.threads or own)
+    try:
+        with _site(config, rank) as site:
+            yield site
+    finally:
+        torch.set_num_threads(before)
+
+
+def _site(config: RunOfSeveral, rank: TorchrunRank | None) -> AbstractContextManager[Site]:
+    match config.cluster.runs_on:
+        case "ray":
+            return _ray_site()
+        case "torchrun":
+            assert rank is not None, "checked above"
+            return RankSite(rank)
+        case _:
+            return nullcontext(ThisMachine())
+
+
+def _ray_site() -> AbstractContextManager[Site]:
+    try:
+        from burnish.distributed.ray_workers import RaySite
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError(
+            "cluster.backend is ray, but Ray is not installed", remedy="pip install 'burnish[ray]'"
+        ) from error
+    return RaySite()
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """`Cast`: trainers and rollout workers in processes of this machine. One trainer is the command's own process."""
+    """`Cast`: trainers and rollout workers in other processes. A single trainer may be the command's own."""
+
+    site: Site
 
     def open_model(self, config: RlConfig, paths: FastPaths, console: Console) -> AbstractContextManager[LoadedModel]:
         """See `Cast`."""
-        return open_model(config, paths, console) if trains_here(config) else _outline(config)
+        return open_model(config, paths, console) if config.cluster.trains_here else _outline(config)
 
     @contextmanager
     def open_players(
         self, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
     ) -> Iterator[Players]:
         """See `Cast`."""
-        threads, stacks = _threads(config), _stacks_folder(config)
+        here, crew = config.cluster.trains_here, _crew(config)
         workers: list[Worker] = []
+        models: list[Peer] = []
         with ExitStack() as stack:
-            if trains_here(config):
+            launcher = stack.enter_context(self.site.reserved(crew))
+            if here:
                 roles = build_roles(config, loaded, Lanes(config.cluster.num_lanes))
                 record_paths(Path(config.output), paths)
                 say(console, paths.lines())
             else:
-                team = stack.enter_context(_trainers(config, threads, stacks, console))
+                roles_of_all = partial(trained_roles, samples=not crew.workers)
+                team = stack.enter_context(open_team(config, crew, roles_of_all, launcher, console))
                 roles = _remote_roles(config, team)
+                models.extend(team)
                 workers = [
                     Worker(process.role("engine", seconds=config.cluster.stall_seconds), policy="policy")
                     for process in team
                     if "engine" in process.roles
                 ]
-            if config.cluster.rollout_workers:
-                workers = stack.enter_context(_rollout_workers(config, threads, stacks, console))
+            own = stack.enter_context(_own_processes(config, crew, launcher, console))
+            roles = _with_own(roles, own, config.cluster.stall_seconds)
+            models.extend(own)
+            if crew.workers:
+                workers = stack.enter_context(_rollout_workers(config, crew, launcher, console))
             pool = RolloutPool(
                 workers,
                 lanes=config.cluster.num_lanes,
                 restarts=config.cluster.restarts,
                 say=lambda text: say(console, (text,)),
+                write=launcher.write,
+                partial=config.partial,
             )
             stack.enter_context(pool)
-            yield Players(roles, pool, None if trains_here(config) else ObjectiveElsewhere.of(config))
+            objective = None if here else ObjectiveElsewhere.of(config)
+            threads = stack.enter_context(ThreadPoolExecutor(len(crew.models))) if crew.models else None
+            yield Players(
+                roles,
+                pool,
+                objective,
+                aside=pool if crew.workers else None,
+                beside=Beside(crew.models, threads),
+                standing=lambda: [*((process.name, process.standing) for process in models), *pool.standing()],
+            )
 
 
-def trains_here(config: RlConfig) -> bool:
-    """Whether the command's own process is the trainer."""
-    return config.cluster.trainers == 1 and config.cluster.rollout_workers > 0
+def _crew(config: RlConfig) -> Crew:
+    """The processes that the run file asks for."""
+    named = (config.algorithm.estimator, config.algorithm.loss, config.rollout.engine)
+    return crew_of(
+        config,
+        models=config.cluster.own_process,
+        workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
+        plugins=tuple(name for name in named if is_outside(name)),
+        workers_log=config.rollout.engine == "vllm",
+        trainers=0 if config.cluster.trains_here else config.cluster.trainers,
+    )
+
+
+def crew_of(
+    config: RunOfSeveral,
+    *,
+    trainers: int,
+    models: tuple[str, ...] = (),
+    workers: tuple[str, ...] = (),
+    plugins: tuple[str, ...] = (),
+    workers_log: bool = False,
+) -> Crew:
+    """So many trainers, these models with a process of their own, and these rollout workers."""
+    output = Path(config.output).absolute()
+    stacks = output / "stacks"
+    stacks.mkdir(exist_ok=True)
+    names = tuple(f"trainer {rank}" for rank in range(trainers))
+    on_gpu = config.model.device != "cpu"
+    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log)
 
 
 @contextmanager
-def trainer_seat(config: RlConfig, meeting: Meeting) -> Iterator[dict[str, object]]:
+def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) -> Iterator[Mapping[str, object]]:
     """The roles of one trainer. The first one chooses the fast paths, and the others take the same."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
-    samples = config.cluster.rollout_workers == 0
-    with joined(meeting, lanes=config.cluster.num_lanes, on_gpu=on_gpu) as team:
-        lanes = Lanes(config.cluster.num_lanes, team)
+    with joined(meeting, on_gpu=on_gpu) as team:
+        slices = Slices(team) if config.cluster.sharding == "optimizer" else None
+        lanes = Lanes(config.cluster.num_lanes, team, slices)
         chosen = None if team.rank == 0 else FastPaths(team.exchange(None)[0])
-        with trained_roles(config, chosen, lanes, samples=samples) as roles:
+        with open_roles(config, chosen, lanes) as roles:
+            if config.cluster.sharding == "full":
+                for role in roles.values():
+                    if isinstance(role, LocalPolicy):
+                        role.share_weights(fully_sharded)  # last: fast paths are tried on whole weights
             if team.rank == 0:
                 paths = FastPaths(roles["ways"].record)  # type: ignore[attr-defined]
                 record_paths(Path(config.output), paths)
                 team.exchange(paths.record())
             yield roles
+
+
+@contextmanager
+def engine_seat(config: RlConfig, ways: Mapping[str, str]) -> Iterator[dict[str, RolloutEngine | Ways]]:
+    """The engine of one rollout worker, which takes these fast paths. It need not see the run's folder."""
+    with engine_role(config, FastPaths(ways)) as roles:
+        yield roles
 
 
 @contextmanager
@@ -138,31 +260,33 @@ def _outline(config: RlConfig) -> Iterator[LoadedModel]:
 
 
 @contextmanager
-def _trainers(config: RlConfig, threads: int, stacks: Path, console: Console) -> Iterator[tuple[RoleProcess, ...]]:
-    """The trainers' processes, which have met and loaded their models."""
-    size = config.cluster.trainers
-    with tempfile.TemporaryDirectory(prefix="burnish-") as folder:
-        meetings = [
-            Meeting.at_file(rank, size, Path(folder) / "meeting", seconds=config.cluster.stall_seconds)
-            for rank in range(size)
-        ]
-        names = [f"trainer {meeting.rank}" for meeting in meetings]
+def open_team(
+    config: RunOfSeveral, crew: Crew, open_roles: OpenRoles, launcher: Launcher, console: Console
+) -> Iterator[tuple[Peer, ...]]:
+    """The trainers' processes, which have met and loaded their models. All of them have the roles of `open_roles`."""
+    there = placed(config).model_copy(update={"output": str(crew.output)})  # their current folder may be another one
+    with launcher.meetings(len(crew.trainers), seconds=config.cluster.stall_seconds) as meetings:
         seats = [
-            Seat(name, trainer_seat, (config, meeting), _devices(config, name))
-            for name, meeting in zip(names, meetings, strict=True)
+            Seat(name, trainer_seat, (open_roles, there, meeting))
+            for name, meeting in zip(crew.trainers, meetings, strict=True)
         ]
-        team = start_all(seats, seconds=START_SECONDS, threads=threads, stacks=stacks)
+        team = start_all(launcher, seats)
         try:
             say(console, team[0].role("ways", seconds=START_SECONDS).ask("lines"))
             yield tuple(team)
+        except RoleLostError:
+            for process in team:  # nothing is left to release in peace, and whoever starts the run again waits
+                process.kill()
+            raise
         finally:
             for process in team:
                 process.close()
 
 
-def _remote_roles(config: RlConfig, team: tuple[RoleProcess, ...]) -> Roles:
+def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
     """Handles to the models that all trainers have."""
-    there = {name: TeamRole(team, name, config.cluster.stall_seconds) for name in team[0].roles}
+    cuts = config.cluster.sharding == "full"
+    there = {name: TeamRole(team, name, config.cluster.stall_seconds, cuts) for name in team[0].roles}
     return Roles(
         RemotePolicy(there["policy"]),
         RemoteReference(there["reference"]) if "reference" in there else None,
@@ -171,57 +295,65 @@ def _remote_roles(config: RlConfig, team: tuple[RoleProcess, ...]) -> Roles:
 
 
 @contextmanager
-def _rollout_workers(config: RlConfig, threads: int, stacks: Path, console: Console) -> Iterator[list[Worker]]:
+def own_seat(config: RlConfig, ways: Mapping[str, str], model: str) -> Iterator[Mapping[str, object]]:
+    """The only role of its process, which takes these fast paths."""
+    with own_role(config, FastPaths(ways), model) as roles:
+        yield roles
+
+
+@contextmanager
+def _own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Console) -> Iterator[list[Peer]]:
+    """The processes of one model each. They start one after the other, because each takes the fast paths that the ones
+    before it have recorded."""
+    there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
+    with ExitStack() as stack:
+        begun: list[Peer] = []
+        for model in crew.models:
+            begun += start_all(launcher, [Seat(model, own_seat, (there, recorded_ways(crew.output), model))])
+            stack.callback(begun[-1].close)
+            ways = begun[-1].role("ways", seconds=START_SECONDS)
+            record_paths(crew.output, FastPaths(ways.ask("record")))
+            say(console, ways.ask("lines"))
+        yield begun
+
+
+def _with_own(roles: Roles, own: Sequence[Peer], seconds: float) -> Roles:
+    """The roles, with handles to those that have a process of their own."""
+    there = {process.name: process.role(process.name, seconds=seconds) for process in own}
+    return Roles(
+        roles.policy,
+        RemoteReference(there["reference"]) if "reference" in there else roles.reference,
+        RemoteCritic(there["critic"]) if "critic" in there else roles.critic,
+    )
+
+
+@contextmanager
+def _rollout_workers(config: RlConfig, crew: Crew, launcher: Launcher, console: Console) -> Iterator[list[Worker]]:
     """Workers with an engine each. The first one chooses how to decode, and the others take the same way."""
-    names = [f"rollout worker {number}" for number in range(config.cluster.rollout_workers)]
-    begun: list[RoleProcess] = []
+    there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
+
+    def seat(name: str) -> Seat:
+        return Seat(name, engine_seat, (there, recorded_ways(crew.output)))
+
+    def again(name: str) -> ProcessRole:
+        return launcher.start(seat(name)).role("engine", seconds=config.cluster.stall_seconds)
+
+    begun: list[Peer] = []
     try:
-        for batch in (names[:1], names[1:]):
-            seats = [Seat(name, engine_role, (config,), _devices(config, name, names)) for name in batch]
-            begun += start_all(seats, seconds=START_SECONDS, threads=threads, stacks=stacks)
-            if batch == names[:1]:
-                ways = begun[0].role("ways", seconds=START_SECONDS)
-                record_paths(Path(config.output), FastPaths(ways.ask("record")))
-                say(console, ways.ask("lines"))
+        begun += start_all(launcher, [seat(crew.workers[0])])
+        ways = begun[0].role("ways", seconds=START_SECONDS)
+        record_paths(crew.output, FastPaths(ways.ask("record")))
+        say(console, ways.ask("lines"))
+        begun += start_all(launcher, [seat(name) for name in crew.workers[1:]])
     except BaseException:
         for process in begun:
             process.kill()
         raise
+    starts_again = config.cluster.runs_on != "torchrun"
     yield [
         Worker(
             process.role("engine", seconds=config.cluster.stall_seconds),
-            partial(_start_worker, config, process.name, _devices(config, process.name, names), threads, stacks),
+            partial(again, process.name) if starts_again else None,
         )
         for process in begun
     ]
-
-
-def _start_worker(
-    config: RlConfig, name: str, environment: Mapping[str, str], threads: int, stacks: Path
-) -> ProcessRole:
-    """A rollout worker's process, started again."""
-    process = RoleProcess(
-        name, engine_role, config, seconds=START_SECONDS, threads=threads, environment=environment, stacks=stacks
-    )
-    return process.role("engine", seconds=config.cluster.stall_seconds)
-
-
-def _devices(config: RlConfig, name: str, workers: Sequence[str] = ()) -> dict[str, str]:
-    """What a process sees of this machine's GPUs: one each, trainers first. Nothing where there are none."""
-    count = torch.cuda.device_count() if config.model.device != "cpu" else 0
-    if not count:
-        return {}
-    order = [f"trainer {rank}" for rank in range(config.cluster.trainers)] + list(workers)
-    return {"CUDA_VISIBLE_DEVICES": str(order.index(name))}
-
-
-def _threads(config: RlConfig) -> int:
-    """Threads of each process: those of the run file, or an equal share of the cores."""
-    processes = config.cluster.trainers + config.cluster.rollout_workers
-    return config.cluster.threads or max(1, torch.get_num_threads() // processes)
-
-
-def _stacks_folder(config: RlConfig) -> Path:
-    folder = Path(config.output) / "stacks"
-    folder.mkdir(exist_ok=True)
-    return folder

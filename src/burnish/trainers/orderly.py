@@ -49,7 +49,7 @@ def saving_finished_steps(finished: Callable[[], Finished], say: Callable[[str],
         raise
     except (Exception, SystemExit) as error:  # boundary: whatever ends the loop, finished steps are worth keeping
         _free_memory(error)
-        told = _keep(finished())
+        told = _keep(finished)
         if told:
             say(told)
         raise
@@ -73,8 +73,12 @@ def naming_memory_errors() -> Iterator[None]:
         ) from error
 
 
-def _keep(state: Finished) -> str:
+def _keep(finished: Callable[[], Finished]) -> str:
     """Save what can be saved, and return what to say about it."""
+    try:
+        state = finished()
+    except Exception as error:  # noqa: BLE001  boundary: a model in a process that is lost too cannot be asked
+        return f"nothing more is saved ({describe_failure(error)})"
     saved = state.saved_step
     newest = "there is no checkpoint" if saved is None else f"the newest checkpoint is of step {saved}"
     hindrance = state.hindrance()

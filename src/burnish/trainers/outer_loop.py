@@ -62,10 +62,10 @@ class Learner(Protocol):
 
 
 class Controller(Protocol):
-    """Something small that changes during a run and is saved in checkpoints, such as an adaptive KL coefficient."""
+    """What else changes during a run and is saved in checkpoints, such as an adaptive KL coefficient."""
 
-    def state_dict(self) -> dict[str, float]: ...
-    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
+    def state_dict(self) -> Mapping[str, object]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,10 +185,10 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
         for name, learner in training.learners().items():
             learner.load_weights(checkpoint.folder / name)
             learner.load_training_state(state[name])
+        progress.step, progress.position, progress.saved_step = state["step"], state["position"], state["step"]
         for name, controller in training.controllers().items():
             controller.load_state_dict(state[name])
         training.journal.alarms.load_state(state["alarms"])
-        progress.step, progress.position, progress.saved_step = state["step"], state["position"], state["step"]
         progress.pending = read_pending(checkpoint.folder)
 
 

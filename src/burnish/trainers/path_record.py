@@ -16,12 +16,17 @@ PATHS_FILE = "paths.json"
 
 def recorded_paths(folder: Path) -> FastPaths:
     """Choices bound by those of the run in this folder, if any. Raises CheckpointError for a broken file."""
+    return FastPaths(recorded_ways(folder))
+
+
+def recorded_ways(folder: Path) -> dict[str, str]:
+    """The ways of the run in this folder; none where it has recorded none. Raises as `recorded_paths` does."""
     file = folder / PATHS_FILE
     if not os.path.lexists(file):
-        return FastPaths()
+        return {}
     try:
         content = read_json(file)
-        ways = content["ways"]
+        ways: dict[str, str] = content["ways"]
         if not all(isinstance(text, str) for entry in ways.items() for text in entry):
             raise TypeError("its ways are not texts")
     except (UnreadableError, KeyError, TypeError, AttributeError) as error:
@@ -29,7 +34,7 @@ def recorded_paths(folder: Path) -> FastPaths:
             f"cannot read {file}, which holds the fast paths of this run: {reason_of(error)}",
             remedy="remove it: the run then chooses again, and its numbers may differ in the last bits",
         ) from error
-    return FastPaths(ways)
+    return ways
 
 
 def record_paths(folder: Path, paths: FastPaths) -> None:

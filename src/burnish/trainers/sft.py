@@ -22,14 +22,18 @@ from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.batch import Batch
+from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
+from burnish.forward.lanes import Lanes
 from burnish.forward.token_scores import TokenScores
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Policy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
+from burnish.trainers.learning import Opened, OpenLearner
 from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -76,7 +80,7 @@ class SftRun(Training):
     """The parts of a supervised run."""
 
     config: SftConfig
-    policy: LocalPolicy
+    policy: Policy
     train: SftSet
     heldout: SftSet | None
     schedule: Schedule
@@ -118,10 +122,41 @@ class SftRun(Training):
         return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
 
-def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+@contextmanager
+def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[Opened[Policy]]:
+    """The model of the run file, in this process."""
+    loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
+    keep_freed_memory(loaded.model.device.type)
+
+    def learner(total_steps: int) -> Policy:
+        policy = LocalPolicy(
+            loaded,
+            OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
+            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+            lora=config.model.lora,
+            seed=config.seed,
+            lanes=lanes,
+        )
+        if "optimizer" in config.cluster.offload:
+            policy.rest_optimizer(Path(config.output))
+        return policy
+
+    with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):
+        say(console, (*loaded.notes, *paths.lines()))
+        yield Opened(loaded, learner)
+
+
+def train_sft(
+    config: SftConfig,
+    *,
+    console: Console,
+    accept_changes: bool = False,
+    open_learner: OpenLearner[SftConfig, Policy] = open_policy,
+) -> RunResult:
     """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
-    versions that the run depends on have changed."""
-    return train_to_end(open_sft_run(config, console, accept_changes=accept_changes), console)
+    versions that the run depends on have changed. `open_learner`: who trains, this process or others."""
+    opening = open_sft_run(config, console, accept_changes=accept_changes, open_learner=open_learner)
+    return train_to_end(opening, console)
 
 
 def held_out_loss(
@@ -179,17 +214,21 @@ def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Bat
 
 
 @contextmanager
-def open_sft_run(config: SftConfig, console: Console, *, accept_changes: bool = False) -> Iterator[SftRun]:
+def open_sft_run(
+    config: SftConfig,
+    console: Console,
+    *,
+    accept_changes: bool = False,
+    open_learner: OpenLearner[SftConfig, Policy] = open_policy,
+) -> Iterator[SftRun]:
     """Open everything that the loop uses."""
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         paths = recorded_paths(workplace.path)
-        loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
-        keep_freed_memory(loaded.model.device.type)
-        stack.enter_context(fast_float32(loaded.model, plain=config.debug.plain, paths=paths))
-        say(console, (*loaded.notes, *paths.lines()))
+        opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
+        loaded = opened.loaded
         train = load_examples(config, loaded.tokenizer, loaded.context_length, "train")
         say(console, train.lines())
         heldout = None
@@ -203,23 +242,17 @@ def open_sft_run(config: SftConfig, console: Console, *, accept_changes: bool = 
             train.sampler(seed=config.seed, shuffle=config.data.shuffle),
         )
         total_steps = config.steps or schedule.count(config.optimization.epochs)
-        settings = OptimizerSettings.from_config(config.optimization, total_steps=total_steps)
-        policy = LocalPolicy(
-            loaded,
-            settings,
-            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
-            lora=config.model.lora,
-            seed=config.seed,
-        )
         run = SftRun(
             config=config,
-            policy=policy,
+            policy=opened.learner(total_steps),
             train=train,
             heldout=heldout,
             schedule=schedule,
             total_steps=total_steps,
             pad_token_id=loaded.pad_token_id,
-            journal=stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=total_steps)),
+            journal=stack.enter_context(
+                open_journal(config, workplace, loaded, console, total_steps=total_steps, standing=opened.standing)
+            ),
             store=workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
         )

@@ -14,7 +14,6 @@ from rich.console import Console
 from burnish.cli import main
 from burnish.cli.eval import metrics_table
 from burnish.cli.folders import move_aside
-from burnish.cli.plan import bytes_in_words
 from burnish.config.presets import PRESETS
 
 RUN = "model: m\ndata: {train: train.jsonl}\nrewards: exact\nsteps: 4\nrollout: {prompts_per_step: 2, group_size: 3}\n"
@@ -290,7 +289,3 @@ def test_evaluation_table_names_the_parts_of_a_reward() -> None:
         ["reward_mean", "part/brief", "part/brief/words"],
         ["0.5", "1", "0.25"],
     ]
-
-
-def test_bytes_in_words() -> None:
-    assert [bytes_in_words(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.00 GiB"]

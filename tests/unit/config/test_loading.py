@@ -218,7 +218,13 @@ FIELDS_OF_RL = (
 
 @pytest.mark.parametrize("kind", ["sft", "rm"])
 @pytest.mark.parametrize(
-    "override", ["optimization.minibatches=2", "evaluation.temperature=0.5", "logging.record_rollouts=false"]
+    "override",
+    [
+        "optimization.minibatches=2",
+        "evaluation.temperature=0.5",
+        "logging.record_rollouts=false",
+        "cluster.rollout_workers=2",
+    ],
 )
 def test_a_field_that_only_rl_reads_is_refused_with_the_reason(kind: Kind, override: str) -> None:
     field = override.partition("=")[0]

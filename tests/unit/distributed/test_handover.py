@@ -41,7 +41,7 @@ def test_a_copy_does_not_follow_the_original() -> None:
     weight = torch.zeros(3)
     shared = SharedWeights.write(Weights(1, lambda: iter([("w", weight)])))
     weight.fill_(1)
-    assert dict(shared.tensors())["w"].tolist() == [0, 0, 0]
+    assert dict(shared())["w"].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("at", [0, 30, -1])
@@ -49,15 +49,15 @@ def test_half_a_copy_is_refused(at: int) -> None:
     shared = written()
     place = at % shared.layout.num_bytes
     os.pwrite(shared.descriptor, bytes([os.pread(shared.descriptor, 1, place)[0] ^ 1]), place)
-    with pytest.raises(RolloutError, match="version 5 are incomplete or damaged"):
-        list(shared.tensors())
+    with pytest.raises(RolloutError, match="version 5 arrived incomplete or damaged"):
+        list(shared())
 
 
 def test_memory_that_is_too_short_is_refused() -> None:
     shared = written()
     os.ftruncate(shared.descriptor, 100)
-    with pytest.raises(RolloutError, match=r"have 100 bytes in shared memory instead of \d+"):
-        list(shared.tensors())
+    with pytest.raises(RolloutError, match=r"arrived with 100 bytes instead of \d+"):
+        list(shared())
 
 
 def test_no_memory_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

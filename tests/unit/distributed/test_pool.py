@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -11,24 +13,33 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.distributed.peers import RoleLostError, Stop
 from burnish.distributed.pool import MAX_LOSSES, RolloutPool, Worker
-from burnish.distributed.processes import RoleLostError
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import Sampling
-from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
+from burnish.types import Begun, FinishReason, Metric, Reduction, Rollout, RolloutRequest
 
 SAMPLING = Sampling(max_response_tokens=4)
 REQUESTS = [RolloutRequest(f"p{i}", i, (1, 2), (0, 1)) for i in range(6)]
 
 
+Answer = tuple[list[Rollout], dict[str, Metric]]
+
+
 class FakeProcess:
+    standing = "idle"
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.closed = False
+        self.killed = threading.Event()
 
     def close(self) -> None:
         self.closed = True
+
+    def kill(self) -> None:
+        self.killed.set()
 
 
 class FakeEngine:
@@ -40,10 +51,10 @@ class FakeEngine:
         self.version = 0
         self.calls = 0
 
-    def generate(self, requests: list[RolloutRequest], sampling: Sampling, *, seed: int, step: int) -> list[Rollout]:
+    def generate(self, requests: list[RolloutRequest], sampling: Sampling, *, seed: int, step: int) -> Answer:
         self.fate()
         self.calls += 1
-        return [
+        rollouts = [
             Rollout(
                 r.prompt_id,
                 r.group_id,
@@ -57,13 +68,10 @@ class FakeEngine:
             for r in requests
             for i in r.sample_indices
         ]
+        return rollouts, {"rollout/calls": Metric(Reduction.SUM, 1)}
 
     def load(self, shared: Any) -> None:
         self.version = shared.layout.version
-
-    def ask(self, method: str) -> dict[str, Metric]:
-        assert method == "take_metrics"
-        return {"rollout/calls": Metric(Reduction.SUM, self.calls)}
 
 
 def pool_of(
@@ -163,6 +171,40 @@ def test_every_worker_samples_with_the_weights_of_the_last_sync() -> None:
         assert {rollout.policy_version for rollout in rollouts} == {version}
 
 
+def test_it_says_what_the_workers_do_and_with_which_weights() -> None:
+    pool, _ = pool_of(FakeEngine("a"), FakeEngine("b", lost))
+    assert pool.standing() == [("a", "its first weights, idle"), ("b", "its first weights, idle")]
+    pool.sync(Weights(3, lambda: iter([("w", torch.zeros(2))])))
+    pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert ("a", "version 3, idle") in pool.standing()
+    assert {doing for name, doing in pool.standing() if name == "b"} <= {"lost", "its first weights, idle"}
+
+
+def test_a_worker_that_cannot_be_started_again_for_any_reason_is_given_up() -> None:
+    def start() -> FakeEngine:
+        raise RuntimeError("out of memory over there")
+
+    pool, said = pool_of(FakeEngine("a"), FakeEngine("b", lost), restarts=5, start=start)
+    pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    pool.generate(REQUESTS, SAMPLING, seed=0, step=2)
+    assert sum("b cannot be started again: out of memory over there" in line for line in said) <= 1
+
+
+def test_a_process_that_starts_after_the_end_is_closed() -> None:
+    late, ending = FakeEngine("late"), threading.Event()
+
+    def start() -> FakeEngine:
+        ending.set()
+        pool.__exit__(None, None, None)
+        return late
+
+    pool, _ = pool_of(FakeEngine("b", lost), restarts=5, start=start)
+    with pytest.raises(RolloutError):
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert ending.is_set()
+    assert late.process.closed
+
+
 def test_the_end_closes_the_processes() -> None:
     engines = FakeEngine("a"), FakeEngine("b")
     pool, _ = pool_of(*engines)
@@ -187,3 +229,213 @@ def test_no_schedule_of_losses_and_delays_changes_a_rollout(seed: int) -> None:
         assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
     except RolloutError as error:
         assert "workers were lost over the same prompts" in str(error)  # noqa: PT017  the other allowed end
+
+
+def test_stop_ends_an_open_call_and_starts_nothing_again() -> None:
+    begun = threading.Event()
+
+    def working() -> None:
+        begun.set()
+        assert engine.process.killed.wait(10)
+        lost()
+
+    engine = FakeEngine("a", working)
+    pool, said = pool_of(engine, restarts=3)
+    stopping = threading.Thread(target=lambda: begun.wait(10) and pool.stop())
+    stopping.start()
+    with pytest.raises(RolloutError, match="sampling was stopped"):
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    stopping.join()
+    assert not said
+    pool.stop()  # nothing is open
+
+
+def test_kept_weights_stay_as_they_were() -> None:
+    weight = torch.zeros(2)
+    pool, _ = pool_of(FakeEngine("a"))
+    kept = pool.keep(Weights(3, lambda: iter([("w", weight)])))
+    weight += 1
+    assert kept.version == 3
+    assert dict(kept.tensors())["w"].tolist() == [0, 0]
+    assert pool.keep(kept).tensors is kept.tensors, "what is kept is not copied again"
+
+
+LENGTH = 4
+Progress = Callable[[list[RolloutRequest]], None]
+
+
+class TokenEngine(FakeEngine):
+    """Samples the numbers 0, 1, 2, 3, one for all of its samples at a time, each with the version of that moment.
+    `meanwhile` is called after every token with what is there, and may raise."""
+
+    def __init__(self, name: str, meanwhile: Progress) -> None:
+        super().__init__(name)
+        self.meanwhile = meanwhile
+
+    def generate_until(
+        self, requests: list[RolloutRequest], sampling: Sampling, *, seed: int, step: int, stop: Stop
+    ) -> tuple[list[Rollout], list[RolloutRequest], dict[str, Metric]]:
+        done: list[Rollout] = []
+        while requests and not was_called(stop):
+            requests = [longer(request, self.version) for request in requests]
+            whole = [r for r in requests if len(r.begun[0].response_tokens) == LENGTH]
+            done += [rollout for request in whole for rollout in finished(request)]
+            requests = [request for request in requests if request not in whole]
+            self.meanwhile(requests)
+        return done, requests, {"rollout/calls": Metric(Reduction.SUM, 1)}
+
+
+def was_called(stop: Stop) -> bool:
+    ready, _, _ = select.select((stop,), (), (), 0)
+    return bool(ready)
+
+
+def longer(request: RolloutRequest, version: int) -> RolloutRequest:
+    begun = []
+    for _, known in request.samples():
+        first = len(known.response_tokens)
+        is_new = not known.versions or known.versions[-1][1] != version
+        versions = (*known.versions, (first, version)) if is_new else known.versions
+        begun.append(Begun((*known.response_tokens, first), (*known.rollout_logprobs, 0.0), versions))
+    return dataclasses.replace(request, begun=tuple(begun))
+
+
+def finished(request: RolloutRequest) -> list[Rollout]:
+    return [
+        Rollout(request.prompt_id, request.group_id, index, request.prompt_tokens, begun.response_tokens,
+                begun.rollout_logprobs, FinishReason.LENGTH, begun.versions[0][1], versions=begun.versions)
+        for index, begun in request.samples()
+    ]  # fmt: skip
+
+
+def partial_pool(engines: list[TokenEngine], start: Callable[[], TokenEngine], lanes: int = 3) -> RolloutPool:
+    seats: list[Any] = list(engines)
+    again: Any = start
+    pool = RolloutPool(
+        [Worker(engine, again) for engine in seats], lanes=lanes, restarts=99, say=lambda _: None, partial=True
+    )
+    pool.sync(Weights(0, lambda: iter([("a", torch.zeros(1))])))
+    return pool
+
+
+def test_new_weights_reach_responses_that_are_being_sampled() -> None:
+    """Version 1 after the first token, version 2 after the third."""
+    version, tokens_of_all = 0, 0
+
+    def meanwhile(_: list[RolloutRequest]) -> None:
+        nonlocal version, tokens_of_all
+        tokens_of_all += 1
+        if tokens_of_all in (1, 3):
+            version += 1
+            pool.renew(Weights(version, lambda: iter([("a", torch.zeros(1))])))
+
+    engine = TokenEngine("a", meanwhile)
+    pool = partial_pool([engine], lambda: engine, lanes=1)
+    rollouts = pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert tokens(rollouts) == [(0, 1, 2, 3)] * 12
+    assert {rollout.versions for rollout in rollouts} == {((0, 0), (1, 1), (3, 2))}
+    assert pool.take_metrics()["rollout/calls"].result() == 3
+
+
+def test_a_lost_worker_costs_what_it_had_begun_since_it_last_stopped() -> None:
+    """Its second token is of version 1 and lost; the first, of version 0, is not."""
+    calls = 0
+
+    def meanwhile(_: list[RolloutRequest]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            pool.renew(Weights(1, lambda: iter([("a", torch.zeros(1))])))
+        if calls == 2:
+            pool.sync(Weights(2, lambda: iter([("a", torch.zeros(1))])))
+            lost()
+
+    pool = partial_pool([TokenEngine("a", meanwhile)], lambda: TokenEngine("again", lambda _: None), lanes=1)
+    rollouts = pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert tokens(rollouts) == [(0, 1, 2, 3)] * 12
+    assert {rollout.versions for rollout in rollouts} == {((0, 0), (1, 2))}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_schedule_of_new_weights_and_lost_workers_samples_every_token_once(seed: int) -> None:
+    """Versions within a response only rise, and the pool never gives a worker older weights than it had."""
+    dice, lock, published, losses = random.Random(seed), threading.Lock(), 0, 0
+
+    def meanwhile(_: list[RolloutRequest]) -> None:
+        nonlocal published, losses
+        with lock:
+            fate = dice.random()
+            if fate < 0.25:
+                published += 1
+                pool.renew(Weights(published, lambda: iter([("a", torch.zeros(1))])))
+            dies = fate > 0.8 and losses < MAX_LOSSES - 1
+            losses += dies
+        if dies:
+            lost()
+
+    def engine() -> TokenEngine:
+        return TokenEngine("one", meanwhile)
+
+    pool = partial_pool([engine() for _ in range(1 + seed % 3)], engine)
+    rollouts = pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert [(r.group_id, r.sample_index) for r in rollouts] == WANTED
+    assert tokens(rollouts) == [(0, 1, 2, 3)] * 12
+    for rollout in rollouts:
+        versions = [version for _, version in rollout.versions]
+        assert versions == sorted(set(versions))
+        assert rollout.versions[0][0] == 0
+        assert versions[-1] <= published
+
+
+def test_a_worker_that_has_nothing_to_do_for_one_call_works_for_the_next() -> None:
+    """The first call waits for its last portion until the second one is done."""
+    second_is_done, first_is_begun = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        first_is_begun.set()
+        assert second_is_done.wait(60)
+
+    pool, _ = pool_of(FakeEngine("a", waits), lanes=1)
+    pool._workers.append(Worker(FakeEngine("b"), lambda: FakeEngine("again")))  # type: ignore[arg-type, return-value]
+    engines: list[Any] = [worker.engine for worker in pool._workers]
+    found: list[list[Rollout]] = []
+    first = threading.Thread(target=lambda: found.append(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)))
+    pool._workers[1].busy = True  # so that the first call is worker a's
+    first.start()
+    assert first_is_begun.wait(60)
+    pool._workers[1].busy = False
+    assert tokens(pool.generate(REQUESTS[:2], SAMPLING, seed=0, step=2)) == WANTED[:4]
+    second_is_done.set()
+    first.join(60)
+    assert tokens(found[0]) == WANTED
+    assert [engine.calls for engine in engines] == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_schedule_of_several_calls_and_lost_workers_gives_each_its_own(seed: int) -> None:
+    dice, lock, losses = random.Random(seed), threading.Lock(), 0
+
+    def fate() -> None:
+        nonlocal losses
+        time.sleep(random.Random(dice.random()).choice((0, 0.001, 0.004)))
+        with lock:
+            dies = dice.random() < 0.2 and losses < MAX_LOSSES - 1
+            losses += dies
+        if dies:
+            lost()
+
+    pool, _ = pool_of(*(FakeEngine("one", fate) for _ in range(1 + seed % 3)), restarts=99,
+                      start=lambda: FakeEngine("again", fate))  # fmt: skip
+    found: dict[int, list[Rollout]] = {}
+
+    def ask(step: int) -> None:
+        found[step] = pool.generate(REQUESTS[step:], SAMPLING, seed=0, step=step)
+
+    threads = [threading.Thread(target=ask, args=(step,)) for step in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {step: tokens(rollouts) for step, rollouts in found.items()} == {s: WANTED[2 * s :] for s in range(4)}
+    assert pool._open == []
+    assert not any(worker.busy for worker in pool._workers)

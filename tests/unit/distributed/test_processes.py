@@ -8,16 +8,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from burnish.distributed import processes, server
+from burnish.distributed import peers, server
 from burnish.distributed.handles import RemoteEngine, RemotePolicy
-from burnish.distributed.processes import ProcessRole, RoleLostError, RoleProcess, TracebackElsewhereError
+from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, TracebackElsewhereError
+from burnish.distributed.processes import RoleProcess
 from burnish.distributed.trainers import TeamRole
 from burnish.errors import BurnishError, DivergenceError, RolloutError
 from burnish.models.weights import Weights
@@ -77,6 +79,17 @@ class Role:
     def read(self):
         return self.taken
 
+    def generate_until(self, what, *, stopped, on_finished):
+        tokens = 0
+        while what == "until it is stopped" and not stopped():
+            on_finished([])
+            time.sleep(0.01)
+            tokens += 1
+        return [what], [tokens]
+
+    def take_metrics(self):
+        return {}
+
 
 @contextlib.contextmanager
 def roles(left):
@@ -98,15 +111,8 @@ def slow():
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A module of roles that only its folder on the module path makes known to the other process."""
-    folder = tmp_path_factory.mktemp("roles")
-    (folder / "roles_of_test.py").write_text(ROLES)
-    sys.path.append(str(folder))
-    import roles_of_test  # type: ignore[import-not-found]
-
-    yield roles_of_test
-    sys.path.remove(str(folder))
+def module(make_module: Callable[[str, str], Any]) -> Any:
+    return make_module("roles_of_test", ROLES)
 
 
 @pytest.fixture(scope="module")
@@ -125,17 +131,6 @@ def gone_or_zombie(pid: int) -> bool:
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 20.0
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
             return True
         time.sleep(0.05)
     return False
@@ -249,7 +244,7 @@ def test_a_process_that_dies_is_an_error_now_and_later(module: Any, tmp_path: Pa
             role.ask("version")
 
 
-def test_a_process_that_does_not_answer_is_killed(module: Any, tmp_path: Path) -> None:
+def test_a_process_that_does_not_answer_is_killed(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
         with pytest.raises(RoleLostError, match=r"policy.sleeps: .* within 0.2 seconds and was"):
             process.role("policy", seconds=0.2).ask("sleeps")
@@ -265,9 +260,9 @@ def test_a_process_that_is_stopped_does_not_hang_a_large_request(module: Any, tm
 
 
 def test_a_process_that_is_stopped_gives_no_sign_of_life(
-    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
 ) -> None:
-    monkeypatch.setattr(processes, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(peers, "SILENT_SECONDS", 2.0)
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
         stop = threading.Timer(1.0, os.kill, (process.pid, signal.SIGSTOP))
         stop.start()
@@ -285,9 +280,9 @@ def test_a_process_that_stalls_says_where_it_is(module: Any, tmp_path: Path) -> 
 
 
 def test_one_that_dies_ends_those_that_worked_with_it(
-    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(peers, "GRACE_SECONDS", 0.5)
     with (
         RoleProcess("trainer 0", module.roles, tmp_path / "left") as first,
         RoleProcess("trainer 1", module.roles, tmp_path / "left") as second,
@@ -344,7 +339,24 @@ def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:
         RoleProcess("trainer", module.slow, seconds=1)
 
 
-def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Path) -> None:
+def test_requests_of_two_threads_take_turns(policy: ProcessRole) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda number: policy.ask("echo", number), range(200)))
+    assert answers == list(range(200))
+
+
+def test_it_says_what_it_has_been_asked_for(module: Any, tmp_path: Path) -> None:
+    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+        assert process.standing == "idle"
+        request = process.sendable(("call", "policy", "version", (), {}), "policy.version")
+        process.post(request, what="policy.version", seconds=30)
+        assert process.standing.startswith("policy.version, ")
+        assert process.take(what="policy.version", seconds=30) == ("done", 3)
+        assert process.standing == "idle"
+    assert process.standing == "lost"
+
+
+def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
     process = RoleProcess("trainer", module.roles, tmp_path / "left")
     process.close()
     process.close()
@@ -352,7 +364,7 @@ def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Pa
     assert gone(process.pid)
 
 
-def test_it_ends_with_its_parent_even_while_it_works(module: Any, tmp_path: Path) -> None:
+def test_it_ends_with_its_parent_even_while_it_works(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
     program = f"""
 import sys
 sys.path.append({os.path.dirname(module.__file__)!r})
@@ -376,3 +388,25 @@ def test_every_wait_of_this_room_has_a_deadline() -> None:
     for file in folder.glob("*.py"):
         if file.name not in ("server.py", "channel.py"):
             assert "seconds=None" not in file.read_text()
+
+
+def test_a_request_that_can_be_stopped_is_stopped_at_any_time(policy: ProcessRole) -> None:
+    """Before it is made, while it is worked on, and after its end, when nobody is there to be stopped."""
+    with Stop() as stop:
+        stop.call()
+        assert policy.generate_until("until it is stopped", stop=stop)[0] == ["until it is stopped"]
+    with Stop() as stop:
+        timer = threading.Timer(0.2, stop.call)
+        timer.start()
+        policy.generate_until("until it is stopped", stop=stop)
+        timer.join()
+    stop.call()
+
+
+def test_a_stop_that_comes_too_late_stops_nothing_else(policy: ProcessRole) -> None:
+    """The process has answered already, and reads it before the next request."""
+    for _ in range(20):
+        with Stop() as stop:
+            stop.call()
+            policy.generate_until("answers at once", stop=stop)
+        assert policy.ask("echo", 5) == 5

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.distributed.processes import RoleProcess
+from burnish.distributed.launching import LocalLauncher, Seat, start_all
 from burnish.distributed.team import Meeting
-from burnish.distributed.trainers import Seat, TeamRole, start_all
+from burnish.distributed.trainers import TeamRole
 from burnish.forward.lanes import Lanes
 
 ROLES = """
@@ -21,15 +21,19 @@ import contextlib
 import torch
 from torch import nn
 from burnish.distributed import team as teams
+from burnish.forward import team as pieces
 from burnish.forward.lanes import Lanes
 
 
 def accumulate(lanes, failing=None):
     '''Nine parts with gradients of very different sizes; one parameter is reached by a single part, and one by none.'''
     generator = torch.Generator().manual_seed(1)
-    weights = [nn.Parameter(torch.zeros(size)) for size in (13, 4, 5)]
-    weights[0].grad = torch.full((13,), 0.1)
-    parts = [torch.randn(13, generator=generator) * 10.0 ** (index % 5) for index in range(9)]
+    weights = [nn.Parameter(torch.zeros(size)) for size in (1300, 4, 5)]
+    if lanes.slices is None:
+        weights[0].grad = torch.full((1300,), 0.1)
+    else:
+        lanes.slices[weights[0]].grad = torch.full_like(lanes.slices[weights[0]], 0.1)
+    parts = [torch.randn(1300, generator=generator) * 10.0 ** (index % 5) for index in range(9)]
     values = []
     with lanes.adding(parts, [7, 3, 9, 4, 4, 8, 1, 2, 6], weights, values) as own:
         for part in own:
@@ -40,7 +44,18 @@ def accumulate(lanes, failing=None):
                 loss = loss + weights[1].sum() * -0.0
             loss.backward()
             values.append(float(part[0]))
-    return [weight.grad for weight in weights], values
+    return gradients_of(lanes, weights), values
+
+
+def gradients_of(lanes, weights):
+    '''The whole gradients; where processes have slices, put together.'''
+    if lanes.slices is None:
+        return [weight.grad for weight in weights]
+    reached = [weight for weight in weights if lanes.slices[weight].grad is not None]
+    whole = [torch.empty(weight.shape) for weight in reached]
+    own = [lanes.slices[weight].grad for weight in reached]
+    pieces.fill(lanes.team, whole, own, lanes.slices.spans(reached))
+    return whole + [None] * (len(weights) - len(reached))
 
 
 class Member:
@@ -50,14 +65,23 @@ class Member:
     def accumulate(self, failing=None):
         return accumulate(self.lanes, failing)
 
+    def accumulate_slices(self):
+        return accumulate(Lanes(self.lanes.count, self.lanes.team, pieces.Slices(self.lanes.team)))
+
+    def gather_bfloat16(self):
+        own = [torch.full((self.lanes.team.rank,), self.lanes.team.rank, dtype=torch.bfloat16)]
+        ends = [rank * (rank + 1) // 2 for rank in range(self.lanes.team.size)]
+        spans = [[(end - rank, end)] for rank, end in enumerate(ends)]
+        return [(tuple(piece), part.tolist()) for piece, part in pieces.gathered(self.lanes.team, own, spans)]
+
     def map(self):
         return self.lanes.map(list(range(7)), [1, 2, 3, 4, 5, 6, 7], lambda number: number * 10)
 
 
 @contextlib.contextmanager
 def member(meeting, lanes):
-    teams.PIECE_NUMBERS = 5  # so that a gradient travels in several pieces
-    with teams.joined(meeting, lanes=lanes, on_gpu=False) as team:
+    pieces.PIECE_NUMBERS = 500  # so that a gradient travels in several pieces
+    with teams.joined(meeting, on_gpu=False) as team:
         yield {"member": Member(Lanes(lanes, team))}
 """
 
@@ -76,7 +100,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def team_of(module: Any, size: int, lanes: int, folder: Path) -> TeamRole:
     meetings = [Meeting.at_file(rank, size, folder / "meeting", seconds=60) for rank in range(size)]
     seats = [Seat(f"trainer {meeting.rank}", module.member, (meeting, lanes)) for meeting in meetings]
-    started: list[RoleProcess] = start_all(seats, seconds=120, threads=1, stacks=folder)
+    started = start_all(LocalLauncher(threads=1, stacks=folder), seats)
     return TeamRole(tuple(started), "member", seconds=60)
 
 
@@ -89,11 +113,14 @@ def test_the_bits_of_one_process(size: int, lanes: int, module: Any, tmp_path: P
             stack.enter_context(process)
         for process in team.processes[:1]:
             assert process.roles == ("member",)
-        gradients, found = team.ask("accumulate")
-        assert found == values
-        assert [g is None for g in gradients] == [False, False, True]
-        for gradient, want in zip(gradients[:2], wanted[:2], strict=True):
-            assert gradient.view(torch.int32).tolist() == want.view(torch.int32).tolist()  # also the sign of a zero
+        for method in ("accumulate", "accumulate_slices"):
+            gradients, found = team.ask(method)
+            assert found == values
+            assert [g is None for g in gradients] == [False, False, True]
+            for gradient, want in zip(gradients[:2], wanted[:2], strict=True):
+                assert gradient.view(torch.int32).tolist() == want.view(torch.int32).tolist()  # the sign of a zero too
+        everyone = [((0, 0, 1), [1.0]), ((0, 1, 3), [2.0, 2.0])]  # the first process has nothing of this tensor
+        assert team.ask("gather_bfloat16") == everyone[: size - 1]
         assert team.ask("map") == [0, 10, 20, 30, 40, 50, 60]
         with pytest.raises(ValueError, match="a bug in a loss"):
             team.ask("accumulate", 1)  # the others fail too, because of it: its own error is the one to tell

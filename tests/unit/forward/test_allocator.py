@@ -47,3 +47,27 @@ def test_other_devices_and_libraries_are_left_alone(monkeypatch: pytest.MonkeyPa
     assert not keep_freed_memory("cuda")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert not keep_freed_memory("cpu")
+
+
+RETURNED = """
+import torch
+from pathlib import Path
+from burnish.forward.allocator import keep_freed_memory, return_freed_memory
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("RssAnon"))
+keep_freed_memory("cpu")
+tensors = [torch.ones(5 << 20) for _ in range(10)]
+last = torch.ones(100)
+del tensors
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(not GLIBC, reason="another C library")
+def test_freed_memory_can_be_given_back() -> None:
+    """Ten times 20 MiB, which the process would have kept."""
+    done = subprocess.run([sys.executable, "-c", RETURNED], capture_output=True, check=True)
+    assert int(done.stdout) > 150

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
@@ -61,6 +62,39 @@ def test_a_terminal_gets_a_table_with_the_phase() -> None:
     text = output(console)
     for piece in ("grpo · step 0/10 · generate", "reward", "0.250", "KL", "0.125", "step 1/10"):
         assert piece in text
+
+
+def test_a_terminal_shows_what_other_processes_do() -> None:
+    doing = {
+        "trainer 0": "policy.update, 3 s",
+        "trainer 1": "policy.update, 3 s",
+        "rollout worker 0": "version 7, idle",
+    }
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Display(console, 10, standing=lambda: list(doing.items())) as display:
+        display.phase("update")
+        assert "lost" not in output(console)
+        doing["rollout worker 0"] = "lost"
+        display.phase("wait")
+    text = output(console)
+    for line in ("trainer 0, trainer 1: policy.update, 3 s", "rollout worker 0: version 7, idle"):
+        assert line in text
+    assert "rollout worker 0: lost" in text
+    assert "trainer 0" not in text.splitlines()[-1], "at the end they are gone"
+
+
+def test_a_terminal_follows_other_processes_without_being_asked() -> None:
+    seen, doing = threading.Event(), ["idle"]
+
+    def standing() -> list[tuple[str, str]]:
+        if doing[0] == "asked":
+            seen.set()
+        return [("critic", doing[0])]
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Display(console, 10, standing=standing):
+        doing[0] = "asked"
+        assert seen.wait(60)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(12.4, "12s"), (200, "3m 20s"), (7500, "2h 05m"), (59.6, "1m 00s")])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from burnish.errors import RolloutError
-from burnish.rollouts.engine import Sampling
-from burnish.rollouts.outside_engine import OutsideEngine
+from burnish.rollouts.engine import Sampling, StoppableEngine
+from burnish.rollouts.outside_engine import OutsideEngine, OutsideStoppableEngine, outside_engine
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
 REQUESTS = [RolloutRequest("p", 0, (1,), (0, 1))]
@@ -91,3 +91,39 @@ def test_the_other_methods_are_guarded_too() -> None:
 def test_memory_that_cannot_be_had_is_not_the_engines_fault() -> None:
     with pytest.raises(MemoryError):
         generate(MemoryError())
+
+
+class CanStop(Engine, StoppableEngine):
+    def generate_until(self, *_: Any, **__: Any) -> Any:
+        return self._answer()
+
+
+def generate_until(result: Any) -> Any:
+    engine = outside_engine(CanStop(result), "mine:Engine")
+    assert isinstance(engine, OutsideStoppableEngine)
+    return engine.generate_until(REQUESTS, Sampling(4), seed=0, step=1, stopped=lambda: True)
+
+
+LEFT_OVER = RolloutRequest("p", 0, (1,), (1,))
+
+
+def test_what_is_finished_and_what_is_left_over_pass() -> None:
+    assert generate_until(([rollout(0)], [LEFT_OVER])) == ([rollout(0)], [LEFT_OVER])
+    assert generate_until(([], REQUESTS)) == ([], REQUESTS)
+    assert not isinstance(outside_engine(Engine(None), "mine:Engine"), StoppableEngine)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ([], "not a list of rollouts and a list of requests"),
+        (([rollout(0)], [1]), "something other than burnish.types.RolloutRequest"),
+        (([rollout(0)], []), "1 rollouts that are not, in order, the 2 samples asked for"),
+        (([rollout(0), rollout(1)], [LEFT_OVER]), "2 rollouts that are not, in order, the 1 samples asked for"),
+        (([rollout(0)], [RolloutRequest("p", 0, (1,), (2,))]), "requests for samples that were not asked for"),
+        (RuntimeError("no"), "RuntimeError: no"),
+    ],
+)
+def test_what_an_engine_that_stops_returns_wrongly_is_named(result: Any, said: str) -> None:
+    with pytest.raises(RolloutError, match=said):
+        generate_until(result)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,7 @@ from burnish.errors import RolloutError
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
 from burnish.models.weights import Weights, take_tensors
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import OnFinished, Sampling, StoppableEngine
 from burnish.rollouts.limits import check_rotation, response_limit
 from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way
@@ -35,7 +36,7 @@ from burnish.rollouts.local.prefill import Prefiller, attention_kind
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.sampling import check_sampling, sample
 from burnish.rollouts.stop import StopConditions
-from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest, UseKernels
+from burnish.types import Begun, FinishReason, Metric, Reduction, Rollout, RolloutRequest, UseKernels, Versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,8 +54,11 @@ class _Row:
     sample_index: int
     key: int
     limit: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    text: tuple[int, ...]
+    """What is read before the first token is sampled: the prompt, and what there is of the response."""
+    tokens: list[int]
+    logprobs: list[float]
+    versions: Versions
     finish_reason: FinishReason | None = None
 
 
@@ -68,8 +72,8 @@ class _Seconds:
     decoded_tokens: int = 0
 
 
-class LocalEngine:
-    """A RolloutEngine for any `transformers` causal language model (or peft wrapper), which it never changes.
+class LocalEngine(StoppableEngine):
+    """A StoppableEngine for any `transformers` causal language model (or peft wrapper), which it never changes.
 
     The model is used as it is (dtype, device, adapters). It is in evaluation mode only during `generate`.
     eos_token_ids: every id that ends a response. context_length: tokens of prompt and response together.
@@ -154,20 +158,37 @@ class LocalEngine:
         Raises RolloutError for settings out of range, empty prompts, prompts that leave no room in the context, and
         log-probabilities that are not finite.
         """
+        rollouts, _ = self.generate_until(
+            requests, sampling, seed=seed, step=step, stopped=lambda: False, on_finished=on_finished
+        )
+        return rollouts
+
+    def generate_until(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        stopped: Callable[[], bool],
+        on_finished: OnFinished | None = None,
+    ) -> tuple[list[Rollout], list[RolloutRequest]]:
+        """See `StoppableEngine`. Raises what `generate` raises."""
         check_sampling(sampling)
         rows = self._rows(requests, sampling, seed, step)
         stop = StopConditions.of(sampling, self._eos_token_ids, self._tokenizer)
         finished: dict[int, Rollout] = {}
         with torch.no_grad(), _evaluation_mode(self._model):
-            for done in self._run(rows, sampling, stop):
+            for done in self._run(rows, sampling, stop, stopped):
                 rollouts = {row.order: self._rollout(row, stop) for row in done}
                 finished |= rollouts
                 if on_finished is not None:
                     on_finished(list(rollouts.values()))
-        return [finished[row.order] for row in rows]
+        open_rows = [row for row in rows if row.finish_reason is None]
+        return [finished[row.order] for row in rows if row.order in finished], self._rest(open_rows)
 
     def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[_Row]:
-        pairs = [(request, index) for request in requests for index in request.sample_indices]
+        samples = [(request, *sample) for request in requests for sample in request.samples()]
         return [
             _Row(
                 order,
@@ -175,18 +196,36 @@ class LocalEngine:
                 index,
                 sample_key(seed, step, request.prompt_id, index),
                 response_limit(request, sampling, self._context_length),
+                request.prompt_tokens + begun.response_tokens,
+                list(begun.response_tokens),
+                list(begun.rollout_logprobs),
+                begun.versions,
             )
-            for order, (request, index) in enumerate(pairs)
+            for order, (request, index, begun) in enumerate(samples)
         ]
 
-    def _run(self, rows: list[_Row], sampling: Sampling, stop: StopConditions) -> Iterator[list[_Row]]:
+    def _rest(self, rows: Sequence[_Row]) -> list[RolloutRequest]:
+        """Requests for what these rows lack."""
+        return [
+            replace(
+                request,
+                sample_indices=tuple(row.sample_index for row in members),
+                begun=tuple(Begun(tuple(row.tokens), tuple(row.logprobs), self._versions_of(row)) for row in members),
+            )
+            for request, members in ((request, list(rows)) for request, rows in groupby(rows, lambda row: row.request))
+        ]
+
+    def _run(
+        self, rows: list[_Row], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
+    ) -> Iterator[list[_Row]]:
         """Yields after each token the rows that it finished."""
+        begun = sum(len(row.tokens) for row in rows)
         # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
-        queue = deque(sorted(rows, key=lambda row: (-len(row.request.prompt_tokens), row.request.prompt_tokens)))
+        queue = deque(sorted(rows, key=lambda row: (-len(row.text), row.text)))
         places = min(self._max_batch_rows, len(rows))
         prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
         decoding = _Decoding(self._make_decoder(self._model, places), self._device)
-        while queue or decoding.rows:
+        while (queue or decoding.rows) and not stopped():
             free = places - len(decoding.rows)
             if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):
                 joining = [queue.popleft() for _ in range(min(free, len(queue)))]
@@ -195,18 +234,18 @@ class LocalEngine:
             done = decoding.advance(sampling, stop)
             self._spent.decode_seconds += time.perf_counter() - started
             yield done
-        self._spent.decoded_tokens += sum(len(row.tokens) for row in rows)
+        self._spent.decoded_tokens += sum(len(row.tokens) for row in rows) - begun
 
     def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
         """Give the rows their prompts' caches and let them join. `waiting` is the next row in the queue."""
         if decoding.reads_texts:  # with the first token, so that their time counts as decoding
             decoding.join_texts(joining)
-            self._spent.prefilled_tokens += sum(len(row.request.prompt_tokens) - 1 for row in joining)
+            self._spent.prefilled_tokens += sum(len(row.text) - 1 for row in joining)
             return
         started = time.perf_counter()
         # Samples of one prompt may be admitted in two calls: its cache is then kept for the second.
-        later = waiting.request.prompt_tokens if waiting else None
-        prompts = [row.request.prompt_tokens for row in joining]
+        later = waiting.text if waiting else None
+        prompts = [row.text for row in joining]
         for chunk in prefiller.prefill(prompts, keep=later):
             decoding.join([joining[i] for i in chunk.rows], chunk.prompts, chunk.sources)
         self._spent.prefill_seconds += time.perf_counter() - started
@@ -214,6 +253,7 @@ class LocalEngine:
 
     def _rollout(self, row: _Row, stop: StopConditions) -> Rollout:
         assert row.finish_reason is not None
+        versions = self._versions_of(row)
         return Rollout(
             prompt_id=row.request.prompt_id,
             group_id=row.request.group_id,
@@ -222,9 +262,16 @@ class LocalEngine:
             response_tokens=tuple(row.tokens),
             rollout_logprobs=tuple(row.logprobs),
             finish_reason=row.finish_reason,
-            policy_version=self.version,
+            policy_version=versions[0][1],
             response=stop.response_text(row.tokens),
+            versions=versions if len(versions) > 1 else (),
         )
+
+    def _versions_of(self, row: _Row) -> Versions:
+        """Those that sampled what the row began with, and the engine's if it has sampled more of it."""
+        first = len(row.text) - len(row.request.prompt_tokens)
+        goes_on = row.versions and row.versions[-1][1] == self.version
+        return row.versions if goes_on or first == len(row.tokens) else (*row.versions, (first, self.version))
 
 
 class _Decoding:
@@ -245,24 +292,24 @@ class _Decoding:
         return isinstance(self._decoder, TextDecoder)
 
     def join(self, rows: list[_Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Add rows, whose next input is the last token of their prompt."""
+        """Add rows, whose next input is the last token of their text."""
         assert not isinstance(self._decoder, TextDecoder)
-        self._decoder.join([len(row.request.prompt_tokens) for row in rows], prompts, sources)
+        self._decoder.join([len(row.text) for row in rows], prompts, sources)
         self._enter(rows)
 
     def join_texts(self, rows: list[_Row]) -> None:
         """Like `join`, for decoders that read prompts themselves."""
         assert isinstance(self._decoder, TextDecoder)
-        self._decoder.join_texts([row.request.prompt_tokens for row in rows])
+        self._decoder.join_texts([row.text for row in rows])
         self._enter(rows)
 
     def _enter(self, rows: list[_Row]) -> None:
         self.rows += rows
-        newest = [row.request.prompt_tokens[-1] for row in rows]
+        newest = [row.text[-1] for row in rows]
         self._tokens = self._extended(self._tokens, newest)
-        self._positions = self._extended(self._positions, [len(row.request.prompt_tokens) - 1 for row in rows])
+        self._positions = self._extended(self._positions, [len(row.text) - 1 for row in rows])
         self._keys = self._extended(self._keys, [row.key for row in rows])
-        self._counts = self._extended(self._counts, [0] * len(rows))
+        self._counts = self._extended(self._counts, [len(row.tokens) for row in rows])
 
     def advance(self, sampling: Sampling, stop: StopConditions) -> list[_Row]:
         """Decode one token for every row. Finished rows leave and are returned."""

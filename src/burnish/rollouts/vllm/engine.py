@@ -50,7 +50,6 @@ class _Spent:
     """Time, tokens and restarts since the metrics were last read."""
 
     generate_seconds: float = 0.0
-    sync_seconds: float = 0.0
     start_seconds: float = 0.0
     decoded_tokens: int = 0
     prefilled_tokens: int = 0
@@ -120,7 +119,6 @@ class VllmEngine:
         decoded = spent.decoded_tokens
         return {
             "time/decode_seconds": Metric(Reduction.SUM, spent.generate_seconds),
-            "time/sync_seconds": Metric(Reduction.SUM, spent.sync_seconds),
             "time/engine_start_seconds": Metric(Reduction.SUM, spent.start_seconds),
             "rollout/prefilled_tokens": Metric(Reduction.SUM, spent.prefilled_tokens),
             "rollout/decoded_tokens": Metric(Reduction.SUM, decoded),
@@ -246,12 +244,10 @@ class VllmEngine:
         }
 
     def _push(self, worker: WorkerProcess, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        started = time.perf_counter()
         weights = checkpoint_layout(self._model, tensors)
         if self._padding is not None:
             weights = self._padding.weights(weights)
         worker.push(weights, self.version, seconds=self._settings.start_timeout_seconds)
-        self._spent.sync_seconds += time.perf_counter() - started
 
     def _bury(self, lost: WorkerLost | WorkerFault, during: str) -> None:
         """End a worker that can no longer be used, and say so in its log."""

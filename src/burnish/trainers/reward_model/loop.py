@@ -22,17 +22,20 @@ from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError, DataError
 from burnish.forward.allocator import keep_freed_memory
+from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
+from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.reward_layout import Readout
-from burnish.models.reward_learner import Comparison, RewardLearner
+from burnish.models.reward_layout import PromptResponse, Readout
+from burnish.models.reward_learner import Comparison, PreferenceLearner, RewardLearner
 from burnish.models.reward_model import new_reward_model
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
+from burnish.trainers.learning import Opened, OpenLearner
 from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -53,7 +56,7 @@ class RmRun(Training):
     """The parts of a reward model's run."""
 
     config: RmConfig
-    learner: RewardLearner
+    learner: PreferenceLearner
     train: tuple[Comparison, ...]
     heldout: tuple[PreferenceExample, ...]
     sampler: PromptSampler
@@ -118,13 +121,49 @@ class RmRun(Training):
         return describe(scored, self.length_rule) | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
 
-def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+@contextmanager
+def open_reward(
+    config: RmConfig, paths: FastPaths, console: Console, lanes: Lanes
+) -> Iterator[Opened[PreferenceLearner]]:
+    """The reward model of the run file, in this process."""
+    readout = Readout(config.score_at, config.response_length)
+    model = new_reward_model(config.model, readout, seed=config.seed, head_init_std=config.head_init_std)
+    if config.normalization.trainable:
+        model.train_gain_and_bias()
+    loaded = model.loaded
+    keep_freed_memory(loaded.model.device.type)
+
+    def learner(total_steps: int) -> PreferenceLearner:
+        built = RewardLearner(
+            model,
+            OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
+            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            lanes=lanes,
+        )
+        if "optimizer" in config.cluster.offload:
+            built.rest_optimizer(Path(config.output))
+        return built
+
+    with fast_float32(loaded.model, paths=paths):
+        say(console, (*loaded.notes, *paths.lines()))
+        yield Opened(loaded, learner)
+
+
+def train_reward_model(
+    config: RmConfig,
+    *,
+    console: Console,
+    accept_changes: bool = False,
+    open_learner: OpenLearner[RmConfig, PreferenceLearner] = open_reward,
+) -> RunResult:
     """Train, and return where the run and its last checkpoint are. Continues from the newest checkpoint.
 
-    `accept_changes`: continue even if files or versions that the run depends on have changed.
-    Raises BurnishError for everything that a user can fix.
+    `accept_changes`: continue even if files or versions that the run depends on have changed. `open_learner`: who
+    trains, this process or others. Raises BurnishError for everything that a user can fix.
     """
-    return train_to_end(open_rm_run(config, console, accept_changes=accept_changes), console)
+    opening = open_rm_run(config, console, accept_changes=accept_changes, open_learner=open_learner)
+    return train_to_end(opening, console)
 
 
 def scored_comparisons(
@@ -138,48 +177,40 @@ def scored_comparisons(
 
 
 @contextmanager
-def open_rm_run(config: RmConfig, console: Console, *, accept_changes: bool = False) -> Iterator[RmRun]:
+def open_rm_run(
+    config: RmConfig,
+    console: Console,
+    *,
+    accept_changes: bool = False,
+    open_learner: OpenLearner[RmConfig, PreferenceLearner] = open_reward,
+) -> Iterator[RmRun]:
     """Open everything that the loop uses."""
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
-        model = new_reward_model(
-            config.model,
-            Readout(config.score_at, config.response_length),
-            seed=config.seed,
-            head_init_std=config.head_init_std,
-        )
-        if config.normalization.trainable:
-            model.train_gain_and_bias()
-        loaded = model.loaded
-        keep_freed_memory(loaded.model.device.type)
         paths = recorded_paths(workplace.path)
-        stack.enter_context(fast_float32(loaded.model, paths=paths))
-        say(console, (*loaded.notes, *paths.lines()))
+        opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
+        loaded = opened.loaded
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
         say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
         total_steps = config.steps or -(-epochs * len(train) // size)
-        learner = RewardLearner(
-            model,
-            OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
-            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-        )
         run = RmRun(
             config=config,
-            learner=learner,
+            learner=opened.learner(total_steps),
             train=comparisons_of(train.examples),
             heldout=evaluated_comparisons(config, heldout),
             sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
             objective=PreferenceLoss.from_config(config),
             length_rule=length_rule(train),
-            measure=_measure(config, loaded, train, console),
+            measure=_measure(config, loaded, paths, train, console),
             total_steps=total_steps,
             last_position=None if config.steps else epochs * len(train),
-            journal=stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=total_steps)),
+            journal=stack.enter_context(
+                open_journal(config, workplace, loaded, console, total_steps=total_steps, standing=opened.standing)
+            ),
             store=workplace.store,
         )
         record_paths(workplace.path, paths)
@@ -266,7 +297,15 @@ def length_rule(train: PreferenceSet) -> LengthRule:
     )
 
 
-def _measure(config: RmConfig, loaded: LoadedModel, train: PreferenceSet, console: Console) -> Measure | None:
+def _measure(
+    config: RmConfig, loaded: LoadedModel, paths: FastPaths, train: PreferenceSet, console: Console
+) -> Measure | None:
     if config.normalization.kind == "none":
         return None
-    return Measure(config.normalization, cache(lambda: measured_pairs(config, loaded, train, console)))
+
+    def pairs() -> list[PromptResponse]:
+        # A policy samples in this process even if trainers hold the model, so it takes the products that they take.
+        with fast_float32(loaded.model, paths=paths):
+            return measured_pairs(config, loaded, train, console)
+
+    return Measure(config.normalization, cache(pairs))

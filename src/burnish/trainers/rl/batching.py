@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from burnish.forward.batch import Batch
 from burnish.types import FinishReason, Rollout, RolloutGroup
@@ -38,10 +39,8 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
     With `mask_truncated`, responses that hit the length limit have no trained tokens.
     """
     lengths = torch.tensor([len(r.response_tokens) for r in rollouts])
-    trained = lengths.clone()
-    if mask_truncated:
-        cut = torch.tensor([r.finish_reason is FinishReason.LENGTH for r in rollouts])
-        trained = torch.where(cut, torch.zeros_like(trained), trained)
+    left_out = [mask_truncated and r.finish_reason is FinishReason.LENGTH for r in rollouts]
+    trained = torch.where(torch.tensor(left_out), 0, lengths)
     width = int(lengths.max())
     return Batch(
         prompt_tokens=_padded([r.prompt_tokens for r in rollouts], pad_token_id, torch.int64),
@@ -87,8 +86,4 @@ def _dense_row(rollout: Rollout) -> tuple[float, ...]:
 
 
 def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-    width = max(len(row) for row in rows)
-    out = torch.full((len(rows), width), fill, dtype=dtype)
-    for index, row in enumerate(rows):
-        out[index, : len(row)] = torch.tensor(row, dtype=dtype)
-    return out
+    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=fill)

@@ -15,12 +15,14 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Objective
-from burnish.observability.console import say
+from burnish.observability.console import Standing, nobody, say
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.portions import PortionedEngine
 from burnish.trainers.path_record import record_paths
+from burnish.trainers.rl.beside import ALONE, Beside
 from burnish.trainers.rl.opening import open_model, open_rl_engine
 from burnish.trainers.rl.roles import Roles, build_roles
+from burnish.trainers.rl.supply_partial import RenewableEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,12 @@ class Players:
     engine: RolloutEngine
     objective: Callable[[float], Objective] | None = None
     """What stands for the objective at a KL coefficient on its way to the policy; None where it goes there itself."""
+    aside: RenewableEngine | None = None
+    """The engine, if it can sample while the policy learns."""
+    beside: Beside = ALONE
+    """The models that work while others do."""
+    standing: Standing = nobody
+    """Other processes, and what they are doing."""
 
 
 class Cast(Protocol):

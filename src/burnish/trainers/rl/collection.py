@@ -6,18 +6,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import torch
 
 from burnish.algorithms.shaping import overlong_penalty
 from burnish.config.schema import RlConfig
-from burnish.observability.metrics import mean_of
+from burnish.observability.metrics import MetricStore
 from burnish.rewards.protocol import RewardScorer
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
-from burnish.trainers.telemetry.groups import describe_groups
+from burnish.trainers.telemetry.groups import describe_groups, describe_penalties
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
 
 GREEDY_SAMPLE = -1
 """Sample index of a greedy response. It uses no noise; the number only distinguishes it from sampled ones."""
@@ -73,35 +74,24 @@ class Collector:
         for _ in range(rounds):
             drawn = self.feed.take(wanted - len(kept), position)
             position += len(drawn)
-            groups = self._sample(drawn, step, first_group_id=len(sampled), asked=asked, stopwatch=stopwatch)
+            groups = self._sample(drawn, step, first_id=len(sampled), asked=asked, stopwatch=stopwatch)
             sampled.extend(groups)
-            kept.extend(group for group in groups if self._teaches(group))
+            kept.extend(group for group in groups if self.teaches(group))
             if len(kept) == wanted:
                 break
-        metrics = describe_groups(sampled) | {
-            "groups/missing": Metric(Reduction.LAST, wanted - len(kept)),
-            "groups/sampled": Metric(Reduction.LAST, len(sampled)),
-        }
-        if self.sampling.ignore_eos:
-            del metrics["rollout/truncated_fraction"]  # a response of a fixed length has not been cut
+        metrics = describe_groups(sampled, missing=wanted - len(kept), fixed_length=self.sampling.ignore_eos)
         if self.config.algorithm.overlong_buffer is not None:
             # After the filter: a penalty must not make a group of equal answers look informative.
-            kept = [self._penalised(group, self.config.algorithm.overlong_buffer) for group in kept]
-            penalties = [r.reward_parts["overlong"] for g in kept for r in g.rollouts if "overlong" in r.reward_parts]
-            metrics["reward/overlong_penalty"] = mean_of(penalties)
-        return Collected(tuple(kept), tuple(sampled), position, metrics)
+            kept = [self.penalised(group, self.config.algorithm.overlong_buffer) for group in kept]
+            metrics |= describe_penalties(kept)
+        spent = MetricStore.of((metrics, self.scorer.take_metrics(), self.engine.take_metrics()))
+        return Collected(tuple(kept), tuple(sampled), position, spent.merged())
 
     def _sample(
-        self,
-        drawn: Sequence[EncodedPrompt],
-        step: int,
-        *,
-        first_group_id: int,
-        asked: Counter[str],
-        stopwatch: Stopwatch,
+        self, drawn: Sequence[EncodedPrompt], step: int, *, first_id: int, asked: Counter[str], stopwatch: Stopwatch
     ) -> list[RolloutGroup]:
         requests, size = [], self.config.rollout.group_size
-        for group_id, encoded in enumerate(drawn, start=first_group_id):
+        for group_id, encoded in enumerate(drawn, start=first_id):
             prompt_id = encoded.prompt.id
             # Sampling noise depends on (prompt id, sample index), so a prompt drawn twice in a step gets new indices.
             indices = tuple(range(asked[prompt_id], asked[prompt_id] + size))
@@ -110,18 +100,13 @@ class Collector:
         prompts = {request.group_id: encoded.prompt for request, encoded in zip(requests, drawn, strict=True)}
         begin = self._beginner(prompts) if self.overlaps else None
         with stopwatch.phase("generate"):
-            rollouts = self._generate(requests, self.sampling, step, begin)
-            greedy = self._greedy(requests, step, begin) if self.needs_greedy else []
+            rollouts = self.generate(requests, self.sampling, step, begin)
+            greedy = self.greedy(requests, step, begin) if self.needs_greedy else []
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
-        members: dict[int, list[Rollout]] = {group_id: [] for group_id in prompts}
-        baselines: dict[int, Rollout] = {}
-        for rollout in scored:
-            if rollout.sample_index == GREEDY_SAMPLE:
-                baselines[rollout.group_id] = rollout
-            else:
-                members[rollout.group_id].append(rollout)
-        return [RolloutGroup(prompts[i], i, tuple(own), baselines.get(i)) for i, own in members.items()]
+        own = {i: tuple(samples) for i, samples in groupby(scored[: len(rollouts)], key=lambda r: r.group_id)}
+        baselines = {r.group_id: r for r in scored[len(rollouts) :]}
+        return [RolloutGroup(prompt, i, own[i], baselines.get(i)) for i, prompt in prompts.items()]
 
     def _beginner(self, prompts: Mapping[int, Prompt]) -> OnFinished:
         """A function that starts scoring responses as soon as they are finished; `prompts` are by group."""
@@ -131,17 +116,17 @@ class Collector:
 
         return begin
 
-    def _generate(
+    def generate(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, step: int, begin: OnFinished | None
     ) -> list[Rollout]:
         return self.engine.generate(requests, sampling, seed=self.config.seed, step=step, on_finished=begin)
 
-    def _greedy(self, requests: Sequence[RolloutRequest], step: int, begin: OnFinished | None) -> list[Rollout]:
+    def greedy(self, requests: Sequence[RolloutRequest], step: int, begin: OnFinished | None) -> list[Rollout]:
         one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
         greedy = dataclasses.replace(self.sampling, greedy=True)
-        return self._generate(one_each, greedy, step, begin)
+        return self.generate(one_each, greedy, step, begin)
 
-    def _teaches(self, group: RolloutGroup) -> bool:
+    def teaches(self, group: RolloutGroup) -> bool:
         if all(r.reward is None for r in group.rollouts):
             return False
         if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
@@ -150,7 +135,7 @@ class Collector:
         differs = len({r.reward for r in group.rollouts if r.reward is not None}) > 1
         return differs or not self.config.algorithm.dynamic_sampling
 
-    def _penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
+    def penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
         """The group with a soft over-long penalty over the last `fraction` of the length limit. It also applies to the
         greedy response, because that is the baseline of the penalised ones."""
         limit = self.config.rollout.max_response_tokens

@@ -19,7 +19,7 @@ from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.opening import open_model, open_rl_engine
-from burnish.trainers.rl.roles import build_roles
+from burnish.trainers.rl.roles import build_alone, build_roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,16 @@ def trained_roles(
             named["engine"] = stack.enter_context(open_rl_engine(config, loaded, console))
         named["ways"] = Ways(paths.record(), (*loaded.notes, *paths.lines()))
         yield {name: role for name, role in named.items() if role is not None}
+
+
+@contextmanager
+def own_role(config: RlConfig, paths: FastPaths, model: str) -> Iterator[dict[str, object]]:
+    """`reference` or `critic`, which has the process for itself; `ways`."""
+    console = Console(quiet=True)
+    without_progress_bars()
+    with open_model(config, paths, console) as loaded:
+        role = build_alone(config, loaded, Lanes(config.cluster.num_lanes), model)
+        yield {model: role, "ways": Ways(paths.record(), (*loaded.notes, *paths.lines()))}
 
 
 @contextmanager

@@ -54,6 +54,9 @@ class Evaluator:
         if self.success is not None:
             self.success.check_parts([*greedy, *sampled])
         groups = self._groups(greedy, sampled)
+        # Failures are reported as eval/failed_fraction: they, and these tokens, must not count in the next step.
+        self.scorer.take_metrics()
+        self.engine.take_metrics()
         return self.describe(groups), groups
 
     def describe(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:

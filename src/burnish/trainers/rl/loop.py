@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -15,22 +16,23 @@ from torch import Tensor
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController
 from burnish.config.schema import RlConfig
-from burnish.errors import DivergenceError, RolloutError
+from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch, present
 from burnish.models.accumulation import count_denominators
-from burnish.models.roles import Critic, Objective, Policy, Reference, Signals, ValueObjective
+from burnish.models.roles import Critic, Objective, Policy, Reference, Signals, Update, ValueObjective
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
-from burnish.rollouts.engine import RolloutEngine
-from burnish.trainers.outer_loop import Learner, Training
+from burnish.trainers.outer_loop import Controller, Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
-from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.beside import ALONE, Beside
+from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.held_out_values import held_out_values
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.minibatches import epoch_rows
+from burnish.trainers.rl.supply import Supply
 from burnish.trainers.telemetry.derived import derive
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.moments import describe_values
@@ -50,8 +52,7 @@ class RlRun(Training):
     config: RlConfig
     policy: Policy
     reference: Reference | None
-    engine: RolloutEngine
-    collector: Collector
+    supply: Supply
     evaluator: Evaluator | None
     estimator: Estimator
     objective: Callable[[float], Objective]
@@ -63,6 +64,8 @@ class RlRun(Training):
     critic: Critic | None = None
     value_objective: ValueObjective | None = None
     """What a critic minimises when it is trained alone."""
+    beside: Beside = ALONE
+    """The models that work while others do."""
 
     @property
     def settings(self) -> RlConfig:
@@ -72,14 +75,14 @@ class RlRun(Training):
         policy: dict[str, Learner] = {WEIGHTS_FOLDER: self.policy}
         return policy if self.critic is None else policy | {CRITIC_FOLDER: self.critic}
 
-    def controllers(self) -> dict[str, KLController]:
-        return {"kl": self.kl}
+    def controllers(self) -> dict[str, Controller]:
+        kl: dict[str, Controller] = {"kl": self.kl}
+        return kl | {"supply": self.supply} if self.config.max_staleness else kl
 
     def train_step(self) -> dict[str, float]:
         """One step: sample, score, assign credit, update."""
         step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.display.phase)
-        collected = self.collector.collect(step, self.progress.position, stopwatch)
-        refuse_stale(collected, self.policy.version)
+        collected = self.supply.take(step, stopwatch)
         metrics.merge(collected.metrics)
         try:
             batch = self.prepare(collected, stopwatch, metrics)
@@ -95,10 +98,9 @@ class RlRun(Training):
         try:
             with stopwatch.phase("record"):
                 self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
-            self.engine.sync(self.policy.publish())
+            self.supply.publish(self.policy.publish(), step)
         finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
-            for spent in (self.collector.scorer.take_metrics(), self.engine.take_metrics(), stopwatch.metrics()):
-                metrics.merge(spent)
+            metrics.merge(stopwatch.metrics())
             row = derive(metrics.row())
             self.progress.advance(collected.position, row)
         return row
@@ -109,14 +111,14 @@ class RlRun(Training):
         config, rows = self.config, scored(collected.groups)
         if not rows:
             return None
-        rollouts = [rollout for _, rollout in rows]
         truncated = config.algorithm.mask_truncated
-        batch = build_batch(rollouts, pad_token_id=self.pad_token_id, mask_truncated=truncated)
+        batch = build_batch([rollout for _, rollout in rows], pad_token_id=self.pad_token_id, mask_truncated=truncated)
+        values = None if self.critic is None else self.beside.begin("critic", partial(self.critic.values, batch))
         with stopwatch.phase("logprobs"):
             batch = self.add_logprobs(batch)
-        if self.critic is not None:
+        if values is not None:
             with stopwatch.phase("values"):
-                batch = batch.replace(values=self.critic.values(batch))
+                batch = batch.replace(values=values())
         batch, credit_metrics = assign_advantages(
             batch,
             build_rewards(rows, self.reward_weights),
@@ -133,15 +135,17 @@ class RlRun(Training):
     def add_logprobs(self, batch: Batch) -> Batch:
         """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference."""
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
+        if self.reference is not None:
+            reference = self.beside.begin("reference", partial(self.reference.logprobs, batch))
         # With top-k, top-p or min-p the sampler's log-probabilities are of the cut distribution: the KL needs ours.
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
-        if several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None):
+        if self.config.old_logprobs_of_sampler:
+            batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
+        elif several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None):
             batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
-        if self.reference is not None:
-            batch = batch.replace(ref_logprobs=self.reference.logprobs(batch))
-        return batch
+        return batch if self.reference is None else batch.replace(ref_logprobs=reference())
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
         """epochs x minibatches optimizer steps of policy and critic. Stops after an epoch that moved the policy further
@@ -164,6 +168,7 @@ class RlRun(Training):
             for planned, rows in enumerate(order, start=first):
                 minibatch = self.prepare_minibatch(batch.select(rows), metrics, trains_policy=not warming_up)
                 with keeping_batch(Path(config.output), step, minibatch):
+                    critic_update = self.begin_critic(minibatch, planned, warming_up=warming_up)
                     if not warming_up:
                         # Counted before rows without gradient are left out, which must not change the others' weight.
                         part, denominators = minibatch, count_denominators(minibatch)
@@ -179,7 +184,9 @@ class RlRun(Training):
                         )
                         metrics.add("policy/optimizer_steps", total(1))
                         moved = moved.merge(done.signals)
-                    self.update_critic(minibatch, planned, metrics, warming_up=warming_up)
+                    metrics.merge(critic_update().metrics)
+                    if self.critic is not None:
+                        metrics.add("critic/optimizer_steps", total(1))
             metrics.add("policy/epochs", total(1))
             bound = config.algorithm.max_epoch_kl
             approx_kl = None if moved.approx_kl is None else moved.approx_kl.result()
@@ -203,14 +210,13 @@ class RlRun(Training):
         chosen = self.select_tokens(fresh, old, present(minibatch.advantages, "advantages"), minibatch.loss_mask)
         return minibatch.replace(selection=chosen)
 
-    def update_critic(self, minibatch: Batch, planned: int, metrics: MetricStore, *, warming_up: bool) -> None:
-        """One optimizer step of the critic, if any. A head on the policy's backbone has already been trained by the
+    def begin_critic(self, minibatch: Batch, planned: int, *, warming_up: bool) -> Callable[[], Update]:
+        """One optimizer step of the critic, if any, to be waited for. A head on the policy's backbone is trained by the
         policy's update, except while the critic warms up alone."""
-        if self.critic is None or self.value_objective is None:
-            return
-        if warming_up or not self.critic.shares_trunk:
-            metrics.merge(self.critic.update(minibatch, self.value_objective, planned_step=planned).metrics)
-        metrics.add("critic/optimizer_steps", total(1))
+        if self.critic is None or self.value_objective is None or (self.critic.shares_trunk and not warming_up):
+            return partial(Update, {})
+        call = partial(self.critic.update, minibatch, self.value_objective, planned_step=planned)
+        return self.beside.begin("critic", call)
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the current policy on the held-out prompts; records their rollouts."""
@@ -219,26 +225,14 @@ class RlRun(Training):
         stopwatch, store = Stopwatch(self.journal.display.phase), MetricStore()
         values: TokenValues = {}
         with stopwatch.phase("evaluate"):
-            metrics, groups = self.evaluator.evaluate()
+            with self.supply.evaluating():
+                metrics, groups = self.evaluator.evaluate()
             store.merge(metrics)
             if self.critic is not None:
                 expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
                 store.merge(expected)
-        # Evaluation reports failures as eval/failed_fraction; they and its tokens must not count in the next step.
-        self.evaluator.scorer.take_metrics()
-        self.engine.take_metrics()
         self.journal.record_evaluation(self.progress.step, groups, values)
         return store.row() | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
-
-
-def refuse_stale(collected: Collected, version: int) -> None:
-    """Training is synchronous: RolloutError if a rollout was not sampled by the weights that now learn from it."""
-    stale = sorted({r.policy_version for group in collected.sampled for r in group.rollouts} - {version})
-    if stale:
-        raise RolloutError(
-            f"the engine sampled with version {stale[0]} of the policy, which is at version {version}",
-            remedy="an engine must take over the policy's weights and version in sync()",
-        )
 
 
 def with_gradient(minibatch: Batch) -> Batch:

@@ -34,8 +34,8 @@ class PolicyObjective:
     """Policy loss + KL in the loss - entropy bonus, aggregated over the optimizer step.
 
     `policy_loss` has the signature of `burnish.algorithms.policy_losses`; `numbers` are its keyword arguments. If the
-    batch has no old log-probabilities, this is the first step since sampling, and the fresh ones, detached, are the old
-    ones.
+    batch has no old log-probabilities, this is the first step since they would have been computed, and the fresh ones,
+    detached, are the old ones. `old_logprobs_of_sampler`: those of the batch are the sampler's.
     """
 
     policy_loss: Callable[..., PolicyLoss]
@@ -48,6 +48,7 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     correction: Correction | None = None
     takes_selection: bool = False
+    old_logprobs_of_sampler: bool = False
     needs_entropy: bool = True  # for a chart and an alarm; it costs no pass of its own
 
     def with_kl_coef(self, kl_coef: float) -> PolicyObjective:
@@ -78,13 +79,17 @@ class PolicyObjective:
             if self.entropy_coef > 0:
                 loss = loss - self.entropy_coef * self._aggregate(scores.entropy_BT, mask, denominators)
         metrics["loss"] = share(loss, mask, denominators)
+        # Relative to the policy when the step began the ratio should begin at 1; to a sampler of earlier weights, not.
+        begins_at_1 = batch.old_logprobs is not None and not self.old_logprobs_of_sampler
         signals = Signals(
-            ratio_deviation=None if batch.old_logprobs is None else ratio_deviation(logprobs, old, mask),
+            ratio_deviation=ratio_deviation(logprobs, old, mask) if begins_at_1 else None,
             approx_kl=result.metrics.get("approx_kl"),  # a user's loss need not measure it
         )
         named = {f"policy/{name}": metric for name, metric in metrics.items()}
         if batch.rollout_logprobs is not None:
-            mismatch = mismatch_metrics(old, batch.rollout_logprobs, mask)
+            # Those of the trainer, whatever the ratio is relative to: the metrics say how far the two are apart.
+            trainers = logprobs.detach() if self.old_logprobs_of_sampler else old
+            mismatch = mismatch_metrics(trainers, batch.rollout_logprobs, mask)
             named |= {f"rollout/{name}": metric for name, metric in mismatch.items()}
         return ObjectiveValue(loss, named, signals)
 

@@ -43,6 +43,7 @@ def build_objective(
         entropy_coef=algorithm.entropy_coef,
         correction=_correction(algorithm),
         takes_selection=loss.needs_selection,
+        old_logprobs_of_sampler=config.old_logprobs_of_sampler,
     )
     needs_values = resolve_estimator(algorithm.estimator).needs_values
     return with_value_loss(config, objective) if needs_values else objective

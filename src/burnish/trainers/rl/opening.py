@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.forward.allocator import keep_freed_memory
+from burnish.forward.allocator import keep_freed_memory, return_freed_memory
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.models.loading import LoadedModel, load_model, num_embeddings
 from burnish.observability.console import say
 from burnish.plugins import is_outside
 from burnish.rollouts.engine import RolloutEngine
-from burnish.rollouts.outside_engine import OutsideEngine
+from burnish.rollouts.outside_engine import outside_engine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.rl.preflight import check_fit
 
@@ -59,9 +59,10 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
         paths=loaded.paths,
     )
     if rollout.engine == "local":
+        return_freed_memory()  # of the trials that chose how to decode
         say(console, cast("LocalEngine", engine).notes)
     if is_outside(rollout.engine):
-        engine = OutsideEngine(engine, rollout.engine)
+        engine = outside_engine(engine, rollout.engine)
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
 

@@ -25,6 +25,7 @@ from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of
+from burnish.rollouts.engine import StoppableEngine
 from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm.process import has_vllm
 from burnish.trainers.rl.algorithm import AlgorithmParts, resolve_algorithm
@@ -46,7 +47,14 @@ def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
             "advantage 0",
             remedy="set it to false, or choose another algorithm.loss",
         )
-    find_engine(config.rollout.engine)
+    engine = find_engine(config.rollout.engine)
+    if config.partial and not issubclass(engine, StoppableEngine):
+        raise ConfigError(
+            f"partial is true, but rollout.engine {config.rollout.engine!r} cannot stop in the middle of a response "
+            "and go on with it later",
+            remedy="remove partial, use rollout.engine: local, or derive the class from "
+            "burnish.rollouts.engine.StoppableEngine",
+        )
     if config.rollout.engine == "vllm":
         check_vllm(config.rollout.vllm)
     find_sinks(config.logging.sinks)
@@ -78,7 +86,18 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     heldout = _local_prompts(config, config.data.eval, "eval", tokenizer, context_tokens)
     _check_rewards(config, [_prompts_of(found) for found in (train, heldout) if found])
     twice = find_overlap(() if train is None else _asked(train), () if heldout is None else _asked(heldout))
-    return (None if train is None else len(train)), [*twice.lines(), *notes_on(config)]
+    notes = [*twice.lines(), *timing_lines(config), *notes_on(config)]
+    return (None if train is None else len(train)), notes
+
+
+def timing_lines(config: RlConfig) -> tuple[str, ...]:
+    """What to tell the user of a run whose numbers depend on how fast its processes are."""
+    because = {
+        "partial: responses go on with new weights as soon as there are any": config.partial,
+        "cluster.window: a step takes the groups that are finished first": config.cluster.window > 0,
+    }
+    so = "so the curve depends on timing, and the same run file gives other numbers each time"
+    return tuple(f"{why}, {so}" for why, happens in because.items() if happens)
 
 
 def check_vllm(settings: VllmConfig) -> None:
@@ -108,6 +127,11 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
         raise ConfigError(
             f"algorithm.estimator {name!r} asks for values but gives no returns to train a critic with",
             remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
+        )
+    if "critic" in config.cluster.own_process and not estimator.needs_values:
+        raise ConfigError(
+            f"cluster.own_process names the critic, but the estimator {name!r} asks for no values",
+            remedy="remove it, or let the estimator ask for values_BT",
         )
     if estimator.needs_groups and config.rollout.group_size == 1:
         raise ConfigError(

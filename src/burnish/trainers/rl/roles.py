@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig
 from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.reference import FrozenReference
+from burnish.models.resting_roles import RestingCritic, RestingReference
 from burnish.models.roles import Critic, Policy, Reference
 from burnish.trainers.rl.critic_setup import build_separate_critic, build_shared_critic
 
@@ -24,15 +28,42 @@ class Roles:
 
 
 def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
-    """The models of the run, in this process. They start from the weights that `loaded` has now, except for a critic
-    with another `critic.init`."""
-    needs_values = resolve_estimator(config.algorithm.estimator).needs_values
+    """The models of the run, in this process, without those that have another one (`cluster.own_process`). They start
+    from the weights that `loaded` has now, except for a critic with another `critic.init`."""
+    elsewhere = config.cluster.own_process
+    needs_values = resolve_estimator(config.algorithm.estimator).needs_values and "critic" not in elsewhere
     critic: Critic | None = build_separate_critic(config, loaded, lanes) if needs_values else None
     policy = build_policy(config, loaded, lanes)  # after the critic, whose trunk is to have no adapters
     if needs_values and critic is None:
         critic = build_shared_critic(config, policy)
-    reference = None if config.algorithm.kl_in == "none" else policy.reference()
+    needs_reference = config.algorithm.kl_in != "none" and "reference" not in elsewhere
+    return _with_rest(config, policy, policy.reference() if needs_reference else None, critic)
+
+
+def _with_rest(config: RlConfig, policy: LocalPolicy, reference: Reference | None, critic: Critic | None) -> Roles:
+    """The roles, of which those of `cluster.offload` rest between their phases."""
+    offload, folder = config.cluster.offload, Path(config.output)
+    if "optimizer" in offload:
+        policy.rest_optimizer(folder)
+    if isinstance(critic, SeparateCritic) and ("optimizer" in offload or "critic" in offload):
+        critic.rest_optimizer(folder)
+    if isinstance(critic, SeparateCritic) and "critic" in offload:
+        critic = RestingCritic(critic, folder)
+    if isinstance(reference, FrozenReference) and "reference" in offload:
+        reference = RestingReference(reference, folder)
     return Roles(policy, reference, critic)
+
+
+def build_alone(config: RlConfig, loaded: LoadedModel, lanes: Lanes, model: str) -> Reference | Critic:
+    """The `reference` or the `critic` of a run, in a process of its own."""
+    if model == "reference":
+        temperature, budget = config.rollout.temperature, config.optimization.tokens_per_microbatch
+        return FrozenReference(loaded, temperature=temperature, tokens_per_microbatch=budget, lanes=lanes)
+    critic = build_separate_critic(config, loaded, lanes)
+    assert critic is not None, "a shared critic is refused when the run file is read"
+    if "optimizer" in config.cluster.offload:
+        critic.rest_optimizer(Path(config.output))
+    return critic
 
 
 def build_policy(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> LocalPolicy:

@@ -15,13 +15,14 @@ from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import PromptSet
 from burnish.models.loading import LoadedModel
+from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of, why_not_measured
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.limits import check_rotation
 from burnish.trainers.chaining import pinned
-from burnish.trainers.outer_loop import restore
+from burnish.trainers.outer_loop import Progress, restore
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.cast import Cast, Inline
@@ -32,7 +33,11 @@ from burnish.trainers.rl.feeds import SampledPrompts, evaluation_prompts, load_p
 from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective_setup import objectives
 from burnish.trainers.rl.opening import longest_text
-from burnish.trainers.rl.preflight import check_settings
+from burnish.trainers.rl.preflight import check_settings, timing_lines
+from burnish.trainers.rl.supply import Supply
+from burnish.trainers.rl.supply_aside import SupplyAside
+from burnish.trainers.rl.supply_partial import RenewableEngine, SupplyPartial
+from burnish.trainers.rl.supply_window import SupplyWindow
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
 from burnish.types import Rollout
@@ -47,6 +52,7 @@ def open_rl_run(
     """Open everything that `run_loop` uses; workers, sinks and the lock are released at the end."""
     parts = resolve_algorithm(config.algorithm)
     check_settings(config, parts)
+    say(console, timing_lines(config))
     estimator, loss, numbers = parts
     config, chained = pinned(config)
     say(console, chained)
@@ -56,6 +62,8 @@ def open_rl_run(
         paths = recorded_paths(workplace.path)
         loaded = stack.enter_context(cast.open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
+        if "reward_model" in config.cluster.offload:
+            scorer.rest_models(workplace.path)
         check_rotation(loaded.model.config, longest_text(config, loaded))
         train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
         say(console, train.lines())
@@ -77,13 +85,16 @@ def open_rl_run(
             evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
         if evaluator is None:
             say(console, find_overlap(train.asked()).lines())
-        journal = stack.enter_context(open_journal(config, workplace, loaded, console, total_steps=config.steps))
+        journal = stack.enter_context(
+            open_journal(config, workplace, loaded, console, total_steps=config.steps, standing=players.standing)
+        )
+        progress = Progress()
+        supply = stack.enter_context(open_supply(config, collector, progress, roles.policy.publish(), players.aside))
         run = RlRun(
             config=config,
             policy=roles.policy,
             reference=roles.reference,
-            engine=engine,
-            collector=collector,
+            supply=supply,
             evaluator=evaluator,
             estimator=estimator,
             objective=players.objective or objectives(config, parts),
@@ -92,15 +103,38 @@ def open_rl_run(
             reward_weights=dict(zip(scorer.labels, (reward.weight for reward in config.rewards), strict=True)),
             pad_token_id=loaded.pad_token_id,
             journal=journal,
+            progress=progress,
             store=workplace.store,
             total_steps=config.steps,
             critic=roles.critic,
             value_objective=None if roles.critic is None else build_value_objective(config),
+            beside=players.beside,
         )
         if workplace.checkpoint is not None:
             restore(run, workplace.checkpoint)
-            engine.sync(run.policy.publish())  # it was built with the weights that the run began with
+            say(console, supply.lines())
+            supply.publish(roles.policy.publish(), progress.step)
         yield run
+
+
+@contextmanager
+def open_supply(
+    config: RlConfig, collector: Collector, progress: Progress, beginning: Weights, aside: RenewableEngine | None
+) -> Iterator[Supply]:
+    """Batches as `max_staleness` says. `aside`: the collector's engine, if it can sample while the policy learns."""
+    timing = {"max_staleness": config.max_staleness, "last_step": config.steps}
+    if aside is None or config.max_staleness == 0:
+        yield Supply(collector, progress, beginning, **timing)
+    elif config.cluster.window:
+        window, partial = config.cluster.window, config.partial
+        with SupplyWindow(collector, progress, beginning, aside, **timing, window=window, partial=partial) as supply:
+            yield supply
+    elif config.partial:
+        with SupplyPartial(collector, progress, beginning, aside, **timing) as supply:
+            yield supply
+    else:
+        with SupplyAside(collector, progress, beginning, aside, **timing) as supply:
+            yield supply
 
 
 def build_kl(algorithm: AlgorithmConfig) -> KLController:

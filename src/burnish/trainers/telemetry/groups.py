@@ -14,8 +14,13 @@ def is_constant(group: RolloutGroup) -> bool:
     return len(rewards) > 1 and min(rewards) == max(rewards)
 
 
-def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-    """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty."""
+def describe_groups(
+    groups: Sequence[RolloutGroup], *, missing: int = 0, fixed_length: bool = False
+) -> dict[str, Metric]:
+    """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
+
+    missing: groups that the step lacks. fixed_length: no response ended by itself, so none counts as cut.
+    """
     rollouts = [r for group in groups for r in group.rollouts]
     rewards = [r.reward for r in rollouts if r.reward is not None]
     comparable = [group for group in groups if sum(r.reward is not None for r in group.rollouts) > 1]
@@ -28,7 +33,11 @@ def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         "rollout/response_tokens_mean": mean_of(lengths),
         "rollout/response_tokens_max": Metric(Reduction.MAX, max(lengths, default=0), len(lengths)),
         "rollout/response_tokens_sum": Metric(Reduction.SUM, sum(lengths)),
-        "rollout/truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
+        "rollout/truncated_fraction": mean_of(
+            [r.finish_reason is FinishReason.LENGTH for r in rollouts if not fixed_length]
+        ),
+        "groups/missing": Metric(Reduction.LAST, missing),
+        "groups/sampled": Metric(Reduction.LAST, len(groups)),
         "groups/constant_fraction": mean_of([is_constant(group) for group in comparable]),
         "groups/shrunk_to_one": Metric(
             Reduction.SUM,
@@ -36,6 +45,12 @@ def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         ),
     }
     return metrics | mean_parts(rollouts, "reward/part") | _by_domain(groups)
+
+
+def describe_penalties(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
+    """The mean soft over-long penalty of what the step trains on."""
+    parts = [rollout.reward_parts for group in groups for rollout in group.rollouts]
+    return {"reward/overlong_penalty": mean_of([part["overlong"] for part in parts if "overlong" in part])}
 
 
 def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:

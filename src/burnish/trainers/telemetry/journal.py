@@ -14,7 +14,7 @@ from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked
 from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
-from burnish.observability.console import Display
+from burnish.observability.console import Display, Standing, nobody
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
 from burnish.trainers.watching import Watcher, present_watch
@@ -69,7 +69,13 @@ class Journal:
 
 @contextmanager
 def open_journal(
-    config: RunConfig, workplace: Workplace, loaded: LoadedModel, console: Console, *, total_steps: int
+    config: RunConfig,
+    workplace: Workplace,
+    loaded: LoadedModel,
+    console: Console,
+    *,
+    total_steps: int,
+    standing: Standing = nobody,
 ) -> Iterator[Journal]:
     """Recorder, sinks, alarms and display, with everything after the checkpoint that the run continues from removed.
 
@@ -97,7 +103,12 @@ def open_journal(
     )
     plain_every = max(1, total_steps // 100)  # a log file does not need a line for each of thousands of steps
     with Display(
-        console, total_steps, start_step=resume_step or 0, title=str(workplace.path), plain_every=plain_every
+        console,
+        total_steps,
+        start_step=resume_step or 0,
+        title=str(workplace.path),
+        plain_every=plain_every,
+        standing=standing,
     ) as display:
         for alarm in sinks.alarms:
             display.alarm(alarm)

@@ -35,6 +35,10 @@ class Stopwatch:
         """Seconds since the stopwatch was made."""
         return time.perf_counter() - self._started
 
+    def phases(self) -> dict[str, Metric]:
+        """Seconds of each phase."""
+        return {f"time/{name}_seconds": Metric(Reduction.SUM, value) for name, value in self._seconds.items()}
+
     def metrics(self) -> dict[str, Metric]:
-        timed = {f"time/{name}_seconds": Metric(Reduction.SUM, value) for name, value in self._seconds.items()}
-        return timed | {"time/step_seconds": Metric(Reduction.SUM, self.elapsed())}
+        """Seconds of each phase, and since the stopwatch was made."""
+        return self.phases() | {"time/step_seconds": Metric(Reduction.SUM, self.elapsed())}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,64 @@ def test_rows_see_their_own_window_whatever_stands_beside_them(make_engine: Make
         assert list(rollout.response_tokens) == reference_greedy(model, prompt, 20)
         expected = unpadded_logprobs(model, rollout)
         assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=1e-5)
+
+
+def cut_after(tokens: int) -> Callable[[], bool]:
+    """Stops an engine after that many tokens of every row."""
+    asked = count()
+    return lambda: next(asked) >= tokens
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_response_that_is_cut_goes_on_as_if_it_had_not_been(
+    kind: str, greedy: bool, make_model: Callable[..., Any], make_engine: Make
+) -> None:
+    """Anywhere, several times, by other engines with other numbers of rows, and some not begun at all."""
+    model = make_model(kind)
+    requests = requests_for(random_prompts([1, 9, 4, 30, 4]), samples=3)
+    sampling = Sampling(24, temperature=0.9, greedy=greedy)
+    whole = make_engine(model).generate(requests, sampling, seed=1, step=2)
+    for cuts in ((0, 3), (1, 1, 1), (7, 9), (23,)):
+        finished: list[Rollout] = []
+        rest = requests
+        for rows, tokens in zip((3, 64, 5), cuts, strict=False):
+            engine = make_engine(model, max_batch_rows=rows)
+            done, rest = engine.generate_until(rest, sampling, seed=1, step=2, stopped=cut_after(tokens))
+            finished += done
+        finished += make_engine(model, max_batch_rows=4).generate(rest, sampling, seed=1, step=2)
+        found = {(r.group_id, r.sample_index): r for r in finished}
+        assert len(found) == len(finished) == len(whole)
+        for expected in whole:
+            got = found[expected.group_id, expected.sample_index]
+            assert (got.response_tokens, got.finish_reason) == (expected.response_tokens, expected.finish_reason)
+            assert (got.response, got.versions) == (expected.response, ())
+            assert got.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=1e-5)
+
+
+def test_the_versions_of_a_response_that_several_weights_sampled(make_engine: Make, llama: Any) -> None:
+    """Two tokens of version 5, none of version 6, three of version 7, and the rest of version 8."""
+    engine = make_engine(llama, eos=())
+    rest, metrics = [RolloutRequest("p", 0, (5, 6), (0, 1))], []
+    for version, tokens in ((5, 2), (6, 0), (7, 1), (7, 2)):
+        engine.version = version
+        done, rest = engine.generate_until(rest, Sampling(9), seed=0, step=0, stopped=cut_after(tokens))
+        metrics.append(engine.take_metrics())
+        assert done == []
+    assert [len(begun.response_tokens) for _, begun in rest[0].samples()] == [5, 5]
+    engine.version = 8
+    rollouts = engine.generate(rest, Sampling(9), seed=0, step=0)
+    assert {r.versions for r in rollouts} == {((0, 5), (2, 7), (5, 8))}
+    assert rollouts[0].tokens_by_version() == {5: 2, 7: 3, 8: 4}
+    assert {r.policy_version for r in rollouts} == {5}
+    decoded = [*metrics, engine.take_metrics()]
+    assert [m["rollout/decoded_tokens"].result() for m in decoded] == [4, 0, 2, 4, 8]
+
+
+def test_samples_of_one_prompt_are_left_over_in_one_request(make_engine: Make, llama: Any) -> None:
+    """The first of three rows is finished by its length, because the third prompt leaves it only two tokens."""
+    requests = [RolloutRequest("long", 0, tuple(range(2, 8)) * 21, (0,)), RolloutRequest("short", 1, (5, 6), (4, 7))]
+    engine = make_engine(llama, eos=())
+    done, rest = engine.generate_until(requests, Sampling(9), seed=0, step=0, stopped=cut_after(3))
+    assert [(r.group_id, len(r.response_tokens)) for r in done] == [(0, 2)]
+    assert [(r.group_id, r.sample_indices, len(r.begun)) for r in rest] == [(1, (4, 7), 2)]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -65,17 +64,6 @@ def log_of(tmp_path: Path) -> str:
 def pushed(tmp_path: Path) -> list[list[Any]]:
     """[name, dtype, shape, checksum] of each tensor that the worker got, in order."""
     return [json.loads(line) for line in log_of(tmp_path).splitlines() if line.startswith("[") and "float" in line]
-
-
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10.0
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_rollouts_come_in_order_with_text_and_version(make: Make, tokenizer: Any) -> None:
@@ -205,7 +193,7 @@ def test_an_interpreter_that_is_not_there(make: Make) -> None:
         has_vllm("no/such/python")
 
 
-def test_closing_ends_the_worker(make: Make) -> None:
+def test_closing_ends_the_worker(make: Make, gone: Callable[..., bool]) -> None:
     engine = make()
     engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert engine._worker is not None
@@ -222,7 +210,7 @@ def test_the_real_worker_says_when_there_is_no_vllm(make: Make) -> None:
         make(script=SCRIPT).generate(ONE, SAMPLING, seed=0, step=0)
 
 
-def test_the_real_worker_ends_with_its_parent(tmp_path: Path) -> None:
+def test_the_real_worker_ends_with_its_parent(tmp_path: Path, gone: Callable[..., bool]) -> None:
     program = (
         "import sys, time; from pathlib import Path; from burnish.rollouts.vllm.process import WorkerProcess; "
         "print(WorkerProcess(sys.executable, Path(sys.argv[1])).pid, flush=True); time.sleep(60)"

@@ -52,6 +52,9 @@ class Engine:
 
     def sync(self, policy: object) -> None: ...
 
+    def take_metrics(self) -> dict[str, Metric]:
+        return {}
+
 
 class Scorer:
     def __init__(self, reward: Reward) -> None:
@@ -61,7 +64,7 @@ class Scorer:
     def begin(self, items: Sequence[tuple[Prompt, Rollout]]) -> None:
         self.begun += items
 
-    def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
+    def score(self, items: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
         return [_scored(rollout, self.reward(prompt, rollout)) for prompt, rollout in items]
 
     def take_metrics(self) -> dict[str, Metric]:

@@ -16,6 +16,7 @@ from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Signals, Update
 from burnish.observability.metrics import MetricStore
+from burnish.trainers.rl.beside import ALONE
 from burnish.trainers.rl.kl import steer_kl
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.minibatches import epoch_rows
@@ -60,7 +61,13 @@ def four_rows(trained: list[bool]) -> Batch:
 def run_of(tmp_path: object = "out", *, reference: object = None, **sections: Any) -> Any:
     config = RlConfig(output=str(tmp_path), model="m", rewards="exact", **sections)
     unused: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(RlRun))
-    parts = {"config": config, "policy": Policy(), "reference": reference, "kl": SimpleNamespace(coef=0.0)}
+    parts = {
+        "config": config,
+        "policy": Policy(),
+        "reference": reference,
+        "kl": SimpleNamespace(coef=0.0),
+        "beside": ALONE,
+    }
     return RlRun(**unused | parts | {"objective": lambda coef: None})
 
 

@@ -1,0 +1,151 @@
+"""Starting the processes of a run: on this machine, or wherever another launcher puts them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from burnish.config.schema_cluster import TrainersConfig
+from burnish.distributed.handover import SealedWeights, SharedWeights
+from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer
+from burnish.distributed.processes import RoleProcess
+from burnish.distributed.team import Meeting
+from burnish.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled."""
+
+    name: str
+    build: BuildRoles
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The processes of a run, by their names, and what they need: trainers, models with a process of their own, and
+    rollout workers.
+
+    on_gpu: whether they use GPUs where there are any. output: the run's folder, which trainers and models read and
+    write, and rollout workers if `workers_log`. stacks: the folder in which a process that stalls says where its
+    threads are. plugins: what they import, as the run file names it.
+    """
+
+    trainers: tuple[str, ...]
+    models: tuple[str, ...]
+    workers: tuple[str, ...]
+    cluster: TrainersConfig
+    on_gpu: bool
+    output: Path
+    stacks: Path
+    plugins: tuple[str, ...] = ()
+    workers_log: bool = False
+
+
+class Launcher(Protocol):
+    """Starts processes, and knows how those that it starts reach each other."""
+
+    def start(self, seat: Seat) -> Peer:
+        """The process, with its roles built. May be called again for one that was lost, and from several threads."""
+        ...
+
+    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
+        """Where the trainers find each other, one meeting each. `seconds`: how long each waits for the others."""
+        ...
+
+    def write(self, weights: Weights) -> SealedWeights:
+        """A copy of weights of this process that those that were started can read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLauncher:
+    """Processes of this machine.
+
+    threads: of PyTorch in each. stacks: the folder in which one that stalls says where its threads are. devices: names
+    of processes in the order of the GPUs that they get, one each; empty where there are none.
+    """
+
+    threads: int | None
+    stacks: Path
+    devices: Sequence[str] = ()
+
+    def start(self, seat: Seat) -> RoleProcess:
+        """See `Launcher`."""
+        return RoleProcess(
+            seat.name,
+            seat.build,
+            *seat.arguments,
+            seconds=START_SECONDS,
+            threads=self.threads,
+            environment=self._environment(seat.name),
+            stacks=self.stacks,
+        )
+
+    @contextmanager
+    def meetings(self, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
+        """See `Launcher`. They meet at a file."""
+        with tempfile.TemporaryDirectory(prefix="burnish-") as folder:
+            file = Path(folder) / "meeting"
+            yield [Meeting.at_file(rank, size, file, seconds=seconds) for rank in range(size)]
+
+    def write(self, weights: Weights) -> SharedWeights:
+        """See `Launcher`."""
+        return SharedWeights.write(weights)
+
+    def _environment(self, name: str) -> Mapping[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": gpu_number(self.devices.index(name))} if name in self.devices else {}
+
+
+def gpu_number(index: int) -> str:
+    """What names one of the GPUs that this process sees; nothing if it sees fewer."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(index) if seen is None else "".join(seen.split(",")[index : index + 1])
+
+
+class Site(Protocol):
+    """Where the processes of a run are to be."""
+
+    def reserved(self, crew: Crew) -> AbstractContextManager[Launcher]:
+        """Places for all of them. Raises ConfigError when there is not enough of what they need."""
+        ...
+
+
+class ThisMachine:
+    """`Site`: this one, as it is."""
+
+    @contextmanager
+    def reserved(self, crew: Crew) -> Iterator[LocalLauncher]:
+        """See `Site`. Each process sees one GPU, if there are any, and has as many threads as this one."""
+        threads = crew.cluster.threads or torch.get_num_threads()
+        # A single trainer may be this process, which has the first GPU then.
+        names = [*(crew.trainers or ("controller",)), *crew.models, *crew.workers]
+        yield LocalLauncher(threads, crew.stacks, names if crew.on_gpu and torch.cuda.device_count() else ())
+
+
+def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
+    """Start the processes side by side (those of a team wait for each other).
+
+    When one cannot be started, the others are killed and its error is raised.
+    """
+    if not seats:
+        return []
+    with ThreadPoolExecutor(len(seats)) as starting:
+        futures = [starting.submit(launcher.start, seat) for seat in seats]
+        errors = [future.exception() for future in futures]
+    failed = [error for error in errors if error is not None]
+    if failed:
+        for future, error in zip(futures, errors, strict=True):
+            if error is None:
+                future.result().kill()
+        raise failed[0]
+    return [future.result() for future in futures]

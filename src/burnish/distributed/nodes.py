@@ -1,0 +1,132 @@
+"""What the machines of a cluster have to have in common with the controller's, and enough of.
+
+`problems_here` runs on each node before a run starts there. It takes plain values, so that a node without Burnish, or
+with another version of it, can be named instead of failing while it unpickles.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypedDict
+
+from burnish import __version__
+from burnish.errors import ConfigError
+from burnish.plugins import import_place
+
+_REACH_SECONDS = 10.0
+_MARK = ".seen-from-other-nodes"
+
+
+class Expected(TypedDict):
+    """What a process finds on its machine if all is well."""
+
+    versions: dict[str, str]
+    folder: str | None
+    """The folder that it works in; None where Ray gives it one."""
+    paths: list[str]
+    plugins: list[str]
+    marked: tuple[str, str] | None
+    """A folder that it has to see and write to, and what its mark says."""
+
+
+def versions_here() -> dict[str, str]:
+    """What decides about the numbers, and whether two processes understand each other. Builds of PyTorch for other
+    devices count as the same: the controller may be on a machine without a GPU."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "torch": version("torch").partition("+")[0], "Burnish": __version__}
+
+
+def expected_here(plugins: Sequence[str], *, folder: str | None, marked: tuple[str, str] | None = None) -> Expected:
+    """What this process has, which those on other machines have to have too."""
+    return Expected(versions=versions_here(), folder=folder, paths=sys.path[:], plugins=list(plugins), marked=marked)
+
+
+def problems_here(expected: Expected) -> list[str]:
+    """What is not as expected on this machine, a line each; none if all is well."""
+    here = versions_here()
+    found = [
+        f"{name} is {here[name]}, and {wanted} where the run was started"
+        for name, wanted in expected["versions"].items()
+        if here[name] != wanted
+    ]
+    if not enter(expected["folder"], expected["paths"]):
+        found.append(f"the folder in which the run was started, {expected['folder']}, does not exist there")
+    for plugin in expected["plugins"]:
+        try:
+            import_place(plugin.rpartition(":")[0], f"the run file names {plugin!r}")
+        except ConfigError as error:
+            found.append(error.message)
+    if expected["marked"] is not None and not _is_marked(*expected["marked"]):
+        found.append(f"the run's folder {expected['marked'][0]} cannot be seen or not be written to")
+    return found
+
+
+def enter(folder: str | None, paths: Sequence[str]) -> bool:
+    """Work in this folder, and import from these as well; whether there is such a folder."""
+    if folder is not None and not Path(folder).is_dir():
+        return False
+    os.chdir(folder or os.curdir)
+    sys.path += [path for path in paths if path not in sys.path and Path(path).exists()]
+    return True
+
+
+def mark(folder: Path, text: str) -> Path:
+    """Leave a mark that another machine finds if it sees the same folder. The caller removes the file."""
+    file = folder / _MARK
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def _is_marked(folder: str, text: str) -> bool:
+    try:
+        return (Path(folder) / _MARK).read_text(encoding="utf-8") == text and os.access(folder, os.W_OK)
+    except OSError:
+        return False
+
+
+def check_room(count: int, each: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+    """ConfigError unless `count` processes that need so much each fit into the nodes."""
+    room = sum(_fitting(each, node) for node in nodes)
+    if room >= count:
+        return
+    there = {name: sum(node.get(name, 0.0) for node in nodes) for name in each}
+    raise ConfigError(
+        f"cluster asks for {count} processes with {_listed(each)} each, but the Ray cluster has room for {room}: "
+        f"{_listed(there)} on {len(nodes)} node{'s' * (len(nodes) != 1)}",
+        remedy="ask for fewer (cluster.trainers, cluster.rollout_workers, cluster.own_process), give each less "
+        "(cluster.cpus_per_worker, cluster.gpus_per_worker), or add nodes",
+    )
+
+
+def _fitting(each: Mapping[str, float], node: Mapping[str, float]) -> int:
+    """How many of them this node can take; a great many if they need nothing."""
+    return min((int(node.get(name, 0.0) / amount + 1e-9) for name, amount in each.items() if amount), default=1 << 30)
+
+
+def _listed(amounts: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items())
+
+
+def check_address(address: str) -> None:
+    """ConfigError for an address at which nobody listens. Ray itself would try for a minute, and end the process."""
+    if "://" in address:
+        raise ConfigError(
+            f"RAY_ADDRESS is {address}, which leads a program outside of the cluster to it",
+            remedy="the controller has to run inside, and then it is host:port: ray job submit -- burnish rl FILE",
+        )
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdigit()):
+        return  # auto, local
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at RAY_ADDRESS={address}: {error.strerror or error}",
+            remedy="start it (ray start --head), correct RAY_ADDRESS, or unset it to start one on this machine",
+        ) from error

@@ -1,0 +1,412 @@
+"""Another process with roles of the run: requests to it, each with a deadline, and noticing when it is gone.
+
+How such a process is started and ended is a matter of its kind: `RoleProcess` on this machine, `RayProcess` anywhere in
+a Ray cluster. Requests, deadlines and signs of life are the same for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+from burnish.distributed.channel import Channel, pickled
+from burnish.distributed.handover import SealedWeights
+from burnish.distributed.pulse import SILENT_SECONDS, PulseWatch
+from burnish.distributed.server import STOP, Named
+from burnish.errors import BurnishError
+from burnish.forward.team import PeerFailedError
+from burnish.types import Metric, Rollout, RolloutRequest
+
+START_SECONDS = 600.0
+"""Time limit for building the roles: a large model may come from a slow disk."""
+
+GRACE_SECONDS = 10.0
+"""For processes that worked together with one that is lost: those that wait for it notice by themselves."""
+
+END_SECONDS = 10.0
+"""For releasing the roles at the end."""
+
+_LOOK_SECONDS = 0.5
+
+BuildRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
+"""Makes the roles of a process by name, in that process, and releases them at its end."""
+
+
+class RoleLostError(BurnishError):
+    """A process with roles of the run ended, or did not answer in time. `process` is its name."""
+
+    def __init__(self, message: str, *, remedy: str, process: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.process = process
+
+
+class TracebackElsewhereError(Exception):
+    """The traceback of an error raised in another process."""
+
+
+class Stop:
+    """Tells whoever waits for an answer to say that no more of it is wanted. Used as a context manager. `call` may come
+    from any thread, once or more, before or while the request is made; after the block it does nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptors: tuple[int, int] | None = None
+
+    def __enter__(self) -> Self:
+        self._descriptors = os.pipe()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            for descriptor in self._descriptors or ():
+                os.close(descriptor)
+            self._descriptors = None
+
+    def call(self) -> None:
+        """Stop the request, now or as soon as it is made."""
+        with self._lock:
+            if self._descriptors is not None:
+                os.write(self._descriptors[1], b"s")
+
+    def fileno(self) -> int:
+        """Can be read once `call` was called."""
+        assert self._descriptors is not None
+        return self._descriptors[0]
+
+
+class Peer(ABC):
+    """A process with roles of the run. As a context manager it ends the process.
+
+    Requests go one at a time: none is sent before the previous one is answered, whichever thread made it. If one is not
+    answered in time, the state of the roles is unknown, so the process is killed and every later request is an error
+    too.
+    """
+
+    name: str
+    """For messages."""
+    roles: tuple[str, ...]
+    _channel: Channel
+    _watch: PulseWatch
+    _lost: str | None = None
+    _asked: tuple[str, float] | None = None
+    """What it has been asked for and has not answered, and since when."""
+
+    @property
+    def standing(self) -> str:
+        """What it is doing, for whoever watches the run."""
+        if self._lost is not None:
+            return "lost"
+        if (asked := self._asked) is None:
+            return "idle"
+        what, since = asked
+        return f"{what}, {time.monotonic() - since:.0f} s"
+
+    @abstractmethod
+    def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
+        """Let this role, an engine, take over weights that were written once for all who want them."""
+
+    @abstractmethod
+    def share(self, role: str, version: int, *, what: str, seconds: float) -> SealedWeights:
+        """The weights that this role, a policy, has published, written once for all who want them."""
+
+    @abstractmethod
+    def _await_end(self, seconds: float) -> None:
+        """Wait until a process that was asked to has released its roles, at most that long."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the process and everything it started, at once. Idempotent."""
+
+    @abstractmethod
+    def _epitaph(self) -> str:
+        """How a process came to its end that has closed its connection: `ended (killed by SIGKILL)`."""
+
+    @abstractmethod
+    def _write_stacks(self) -> None:
+        """Let a process that still can say where each of its threads is."""
+
+    def role(self, name: str, *, seconds: float) -> ProcessRole:
+        """A handle to one of its roles. `seconds`: how long any request to it may take. ValueError for another name."""
+        if name not in self.roles:
+            raise ValueError(f"process {self.name!r} has no role {name!r}, only {', '.join(self.roles)}")
+        return ProcessRole(self, name, seconds)
+
+    def ask(
+        self,
+        message: tuple[object, ...],
+        *,
+        what: str,
+        seconds: float,
+        giving: Iterator[list[Named]] | None = None,
+        descriptor: int | None = None,
+        stop: Stop | None = None,
+    ) -> Any:
+        """The result of a request (`burnish.distributed.server` lists them). `what` names it in messages.
+
+        `giving` are the tensors to hand out when they are asked for; `descriptor` is sent behind the request; `stop`
+        may end a request early that can be. Raises what the role raises, of the same type and caused by its traceback,
+        and RoleLostError when the process has ended, hangs, or does nothing for `seconds`.
+        """
+        return ask_all((self,), message, what=what, seconds=seconds, giving=giving, descriptor=descriptor, stop=stop)[0]
+
+    def _build(self, build: BuildRoles, arguments: tuple[object, ...], threads: int, *, seconds: float) -> None:
+        """Have the roles built: the first request to a process."""
+        self.roles = tuple(self.ask((build, arguments, threads), what="start", seconds=seconds))
+
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """To be held from a request to its answer."""
+        return self._channel.turn
+
+    def fileno(self) -> int:
+        """Of the socket, for whoever waits for several."""
+        return self._channel.fileno()
+
+    def post(self, data: bytes, *, what: str, seconds: float, descriptor: int | None = None) -> None:
+        """Send a request, and a descriptor behind it. RoleLostError when the process is gone or does not read it."""
+        if self._lost is not None:
+            raise self._error(what, self._lost)
+        self._watch.restart()
+        self._asked = what, time.monotonic()
+        try:
+            self._channel.send(data, seconds=min(seconds, SILENT_SECONDS))
+            if descriptor is not None:
+                self._channel.send_descriptor(descriptor, seconds=SILENT_SECONDS)
+        except TimeoutError as error:
+            raise self.lose(what, f"did not read within {min(seconds, SILENT_SECONDS):g} seconds") from error
+        except EOFError as error:
+            raise self._ended(what) from error
+
+    def take(self, *, what: str, seconds: float, giving: Iterator[list[Named]] | None = None) -> tuple[Any, ...] | None:
+        """The answer that has begun to arrive: ("done", result) or ("raised", error, traceback). None when it was a
+        question for tensors, which has been answered."""
+        try:
+            kind, *rest = self._channel.receive(seconds=seconds)
+            if kind != "want":
+                self._asked = None
+                return (kind, *rest)
+            self._channel.send(pickled([] if giving is None else next(giving, [])), seconds=seconds)
+        except TimeoutError as error:
+            raise self.lose(what, f"did not answer within {seconds:g} seconds") from error
+        except EOFError as error:
+            raise self._ended(what) from error
+        self._watch.restart()
+        return None
+
+    def check_alive(self, *, what: str, seconds: float) -> None:
+        """RoleLostError, with the process killed, when it gives no sign of life, or has done nothing for `seconds`."""
+        self._watch.look()
+        if self._watch.silent_seconds > SILENT_SECONDS:
+            raise self.lose(what, f"has given no sign of life for {SILENT_SECONDS:g} seconds")
+        if self._watch.idle_seconds > seconds:
+            raise self.lose(what, f"did not answer within {seconds:g} seconds")
+
+    def lose(self, what: str, why: str) -> RoleLostError:
+        """Kill a process that is of no more use; the error that says so."""
+        self._write_stacks()
+        self.kill()
+        self._lost = f"{why} and was killed"
+        return self._error(what, self._lost)
+
+    def _ended(self, what: str) -> RoleLostError:
+        self._lost = self._epitaph()
+        return self._error(what, self._lost)
+
+    def close(self) -> None:
+        """Let the process release its roles and end; kill it if that takes too long. Idempotent."""
+        if self._lost is None:
+            with contextlib.suppress(EOFError, TimeoutError, OSError):
+                self._channel.send(pickled(("end",)), seconds=END_SECONDS)
+                self._await_end(END_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process and everything it started, at once. Idempotent."""
+        self._lost = self._lost or "has been ended"
+        self._end()
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def sendable(self, message: tuple[object, ...], what: str) -> bytes:
+        """The message for `post`. BurnishError if it cannot be pickled."""
+        try:
+            return pickled(message)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise BurnishError(
+                f"{what}: cannot be sent to process {self.name!r}: {error}",
+                remedy="code that a run file names by its path cannot be sent to another process; make it a module and "
+                "name it as package.module:name",
+            ) from error
+
+    def _error(self, what: str, why: str) -> RoleLostError:
+        return RoleLostError(
+            f"{what}: process {self.name!r} {why}",
+            remedy="start the run again: it continues from its newest checkpoint; a SIGKILL usually means that memory "
+            "ran out",
+            process=self.name,
+        )
+
+
+def ask_all(
+    processes: Sequence[Peer],
+    message: tuple[object, ...],
+    *,
+    what: str,
+    seconds: float,
+    giving: Iterator[list[Named]] | None = None,
+    descriptor: int | None = None,
+    alone_stuck: bool = False,
+    stop: Stop | None = None,
+) -> list[Any]:
+    """The results of one request to several processes, which work on it side by side and may wait for each other.
+    `alone_stuck`: one that raises leaves the others waiting for it, so that they count as lost `GRACE_SECONDS` later.
+
+    Raises as `Peer.ask` does. When one is lost, the others get `GRACE_SECONDS` to find out; then all are killed,
+    because nobody knows how far their common work has come.
+    """
+    with ExitStack() as turns:
+        for process in processes:
+            turns.enter_context(process.turn)
+        return _ask_in_turn(processes, message, what, seconds, giving, descriptor, alone_stuck, stop)
+
+
+def _ask_in_turn(
+    processes: Sequence[Peer],
+    message: tuple[object, ...],
+    what: str,
+    seconds: float,
+    giving: Iterator[list[Named]] | None,
+    descriptor: int | None,
+    alone_stuck: bool,
+    stop: Stop | None,
+) -> list[Any]:
+    data = processes[0].sendable(message, what)  # nothing is sent yet: an error here leaves the processes as they are
+    answers: dict[str, tuple[Any, ...]] = {}
+    lost: RoleLostError | None = None
+    left_alone = False
+    patience = seconds
+    waiting = list(processes)
+    try:
+        for process in processes:
+            process.post(data, what=what, seconds=seconds, descriptor=descriptor)
+        while waiting:
+            ready, _, _ = select.select([*waiting, *([stop] if stop else ())], (), (), _LOOK_SECONDS)
+            if stop in ready:
+                stop = None  # said once
+                for process in waiting:
+                    process.post(pickled(STOP), what=what, seconds=seconds)
+            for process in list(waiting):
+                try:
+                    if process not in ready:
+                        process.check_alive(what=what, seconds=patience)
+                        continue
+                    answer = process.take(what=what, seconds=seconds, giving=giving)
+                except RoleLostError as error:
+                    left_alone &= process not in ready  # one that has ended is why the others raise
+                    lost, patience = lost or error, min(patience, GRACE_SECONDS)
+                    waiting.remove(process)
+                    continue
+                if answer is not None:
+                    answers[process.name] = answer
+                    waiting.remove(process)
+                    if alone_stuck and answer[0] == "raised" and lost is None:
+                        left_alone, patience = True, min(patience, GRACE_SECONDS)
+    except BaseException:  # the answers that are still to come would be taken for those of the next request
+        for process in processes:
+            process.kill()
+        raise
+    if lost is not None:
+        for process in processes:
+            process.kill()
+        if left_alone:
+            _raise_first(answers)
+        raise lost
+    _raise_first(answers)
+    return [answers[process.name][1] for process in processes]
+
+
+def _raise_first(answers: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise the error of the first process that has one of its own, rather than one about another process."""
+    raised = [(name, *rest) for name, (kind, *rest) in answers.items() if kind == "raised"]
+    for name, error, text in sorted(raised, key=lambda entry: isinstance(entry[1], PeerFailedError)):
+        raise error from TracebackElsewhereError(f"in process {name!r}:\n{text}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRole:
+    """A handle to one role of a process. `seconds`: how long it may go without having done anything."""
+
+    process: Peer
+    name: str
+    seconds: float
+
+    def ask(self, method: str, *arguments: object, **named: object) -> Any:
+        """Call the method, or read the property, of the role; raises as `Peer.ask` does."""
+        return self._ask("call", f"{self.name}.{method}", method, arguments, named)
+
+    def ask_one(self, method: str, *arguments: object, **named: object) -> Any:
+        """The same as `ask`: there is only one process."""
+        return self.ask(method, *arguments, **named)
+
+    def read(self, version: int) -> Iterator[Named]:
+        """Begin to read the weights that this role, a policy, has published. RolloutError if it has a newer version."""
+        self._ask("read", f"weights of {self.name}", version)
+        return self._buckets()
+
+    def sync(self, version: int, buckets: Iterator[list[Named]]) -> None:
+        """Give this role, an engine, the weights."""
+        what = f"{self.name}.sync"
+        self.process.ask(("sync", self.name, version), what=what, seconds=self.seconds, giving=buckets)
+
+    def load(self, shared: SealedWeights) -> None:
+        """Let this role, an engine, take over weights that were written once for all who want them."""
+        self.process.load(self.name, shared, what=f"{self.name}.sync", seconds=self.seconds)
+
+    def adopt(self, policy: str) -> None:
+        """Let this role, an engine, take over the weights of a policy in its own process."""
+        self._ask("adopt", f"{self.name}.sync", policy)
+
+    def generate(self, *arguments: object, **named: object) -> tuple[list[Rollout], Mapping[str, Metric]]:
+        """`RolloutEngine.generate`, which may take as long as tokens keep coming, and what it has measured."""
+        answer: tuple[list[Rollout], Mapping[str, Metric]] = self._ask(
+            "generate", f"{self.name}.generate", arguments, named
+        )
+        return answer
+
+    def generate_until(
+        self, *arguments: object, stop: Stop, **named: object
+    ) -> tuple[list[Rollout], list[RolloutRequest], Mapping[str, Metric]]:
+        """`StoppableEngine.generate_until`, which `stop` stops, and what it has measured."""
+        what = f"{self.name}.generate"
+        message = ("generate_until", self.name, arguments, named)
+        answer: tuple[list[Rollout], list[RolloutRequest], Mapping[str, Metric]] = self.process.ask(
+            message, what=what, seconds=self.seconds, stop=stop
+        )
+        return answer
+
+    def share(self, version: int) -> SealedWeights:
+        """The weights that this role, a policy, has published, where other processes can read them."""
+        return self.process.share(self.name, version, what=f"weights of {self.name}", seconds=self.seconds)
+
+    def _buckets(self) -> Iterator[Named]:
+        what = f"weights of {self.name}"
+        bucket: Iterable[Named]
+        while bucket := self.process.ask(("next",), what=what, seconds=self.seconds):
+            yield from bucket
+
+    def _ask(self, kind: str, what: str, *rest: object) -> Any:
+        return self.process.ask((kind, self.name, *rest), what=what, seconds=self.seconds)

@@ -1,0 +1,350 @@
+"""Trainers and rollout workers as processes that torchrun has started: the controller's side.
+
+The process with rank 0 is the controller. Next to it is trainer 0, in a process that it starts itself, unless it is the
+only trainer; every other rank has one seat (`burnish.distributed.rank_server`). So there are as many ranks as processes
+with a model.
+
+torchrun ends all ranks when one is lost, and starts all of them again if it may. Nothing is started again here: a lost
+rank ends the run with an error that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from burnish.config.torchrun import TorchrunRank
+from burnish.distributed.channel import Channel
+from burnish.distributed.handover import SealedWeights, SharedWeights
+from burnish.distributed.launching import Crew, LocalLauncher, Seat
+from burnish.distributed.network import TOKEN_BYTES, DistantPulse, address_towards, connect
+from burnish.distributed.nodes import Expected, expected_here, mark, versions_here
+from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError
+from burnish.distributed.processes import MemoryPeer
+from burnish.distributed.pulse import PulseWatch
+from burnish.distributed.rank_store import Answer, RankStore
+from burnish.distributed.server import buckets
+from burnish.distributed.team import Meeting
+from burnish.errors import ConfigError
+from burnish.models.weights import Weights
+
+CHECK_SECONDS = 180.0
+"""For a node to import what the run file names, from a slow disk."""
+NOTICE_SECONDS = 3.0
+"""For the loop to notice by itself that a rank is lost, and to save what can be saved."""
+_REACH_SECONDS = 10.0
+_STACKS_SECONDS = 2.0
+_LOOK_SECONDS = 0.2
+
+
+class RankPeer(MemoryPeer):
+    """A process of torchrun's other than this one. It has a seat as soon as `sit` returns."""
+
+    def __init__(self, rank: int, there: Answer, token: bytes) -> None:
+        """Connected when this returns. Raises ConfigError."""
+        self.name = f"rank {rank}"
+        self.roles = ()
+        self.host = there["host"]
+        self.address = there["address"] if isinstance(there["address"], str) else (*there["address"],)
+        self._title = self._rank = self.name
+        self._stacks: Path | None = None
+        self._leaving = False
+        try:
+            lines = connect(self.address, token, seconds=_REACH_SECONDS)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.name} on {self.host} cannot be reached at {self.address} ({error.strerror or error})",
+                remedy="nodes must reach each other at every port; see docs/cluster.md",
+            ) from error
+        self._requests = lines.requests
+        self._channel = Channel(lines.requests)
+        self._pulse = DistantPulse(lines.beats)
+        self._watch = PulseWatch(self._pulse)
+
+    @property
+    def near(self) -> bool:
+        """Whether it is on this machine, so that both can share memory."""
+        return isinstance(self.address, str)
+
+    def sit(self, seat: Seat, *, threads: int, stacks: Path) -> None:
+        """Build the roles of the seat there. Raises what their `build` raises, and RoleLostError."""
+        self.name, self._stacks = seat.name, stacks
+        self._title = f"{self._rank} ({seat.name})"
+        self._build(seat.build, seat.arguments, threads, seconds=START_SECONDS)
+
+    def problems(self, expected: Expected) -> list[str]:
+        """What its node lacks, a line each (`nodes.problems_here`). To be asked before `sit`."""
+        found: list[str] = self.ask(("check", expected), what="check of its node", seconds=CHECK_SECONDS)
+        return [f"{self._rank} on {self.host}: {line}" for line in found]
+
+    def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
+        """See `Peer`. To another machine the weights go over the connection."""
+        if self.near:
+            super().load(role, shared, what=what, seconds=seconds)
+        else:
+            self.ask(("sync", role, shared.layout.version), what=what, seconds=seconds, giving=buckets(shared()))
+
+    def share(self, role: str, version: int, *, what: str, seconds: float) -> SharedWeights:
+        """See `Peer`."""
+        if self.near:
+            return super().share(role, version, what=what, seconds=seconds)
+        tensors = self.role(role, seconds=seconds).read(version)
+        return SharedWeights.write(Weights(version, lambda: tensors))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its process has ended though nobody wanted that, and nobody has noticed yet."""
+        self._pulse.read()
+        return self._pulse.ended and self._lost is None and not self._leaving
+
+    def loss(self) -> RoleLostError:
+        """The error that says so."""
+        return self._error("the run ends", self._epitaph())
+
+    @property
+    def title(self) -> str:
+        """Its rank, role and machine."""
+        return f"{self._title} on {self.host}"
+
+    def abandon(self, first: str) -> None:
+        """End the process, because another one is lost. Whoever waits for its answer, in another thread, stops."""
+        self._lost = self._lost or f"was ended, because {first} is lost"
+        self._hang_up()
+
+    def close(self) -> None:
+        """See `Peer`."""
+        self._leaving = True
+        super().close()
+
+    def _await_end(self, seconds: float) -> None:
+        """See `Peer`. The process closes its connection when its roles are released."""
+        self._channel.receive(seconds=seconds)
+
+    def _end(self) -> None:
+        """See `Peer`. A process ends when its connections do; torchrun ends one that is stopped."""
+        self._hang_up()
+        self._pulse.close()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it may have ended
+            self._requests.shutdown(socket.SHUT_RDWR)
+
+    def _epitaph(self) -> str:
+        """See `Peer`."""
+        return self._lost or f"on {self.host} has ended (torchrun says how)"
+
+    def _write_stacks(self) -> None:
+        """See `Peer`. Nothing is written where the folder for that cannot be seen."""
+        if self._stacks is not None and self._lost is None:
+            self._pulse.wish(str(self._stacks / f"{self.name.replace(' ', '-')}.txt"))
+            time.sleep(_STACKS_SECONDS)
+
+    def _error(self, what: str, why: str) -> RoleLostError:
+        return RoleLostError(
+            f"{what}: {self._title} {why}",
+            remedy="torchrun --max-restarts N starts all processes again; the run goes on from its newest checkpoint",
+            process=self.name,
+        )
+
+
+class _LossWatch:
+    """While it is open, a lost rank ends the run, whatever the run is doing, and so does the end of torchrun itself.
+
+    Mostly the loop notices by itself, because it asks that rank. If it does not, for it asks another one or computes,
+    the error is raised in it: by a signal, which reaches the main thread wherever it waits.
+    """
+
+    def __init__(self, peers: Sequence[RankPeer]) -> None:
+        self._peers = peers
+        self._closing = threading.Event()
+        self._launcher = os.getppid()
+        self._thread = threading.Thread(target=self._look, name="ranks", daemon=True)
+        self._error: RoleLostError | None = None
+        self._in_main = threading.current_thread() is threading.main_thread()  # no other has signals
+
+    def __enter__(self) -> _LossWatch:
+        if self._in_main:
+            self._previous = signal.signal(signal.SIGUSR2, self._raise)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closing.set()
+        self._thread.join()
+        if self._in_main:
+            signal.signal(signal.SIGUSR2, self._previous)
+
+    def _look(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            lost = next((peer for peer in self._peers if peer.is_lost), None)
+            if lost is None and os.getppid() == self._launcher:
+                continue
+            self._error = _orphaned() if lost is None else lost.loss()
+            for peer in self._peers:
+                if peer is not lost:
+                    peer.abandon("torchrun" if lost is None else lost.title)
+            if not self._closing.wait(NOTICE_SECONDS) and self._in_main:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+            return
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        if self._error is None or self._closing.is_set():
+            return
+        handled = sys.exception()
+        while handled is not None:  # the loop has noticed by itself, and is saving or closing what there is
+            if isinstance(handled, RoleLostError):
+                return
+            handled = handled.__context__
+        raise self._error
+
+
+def _orphaned() -> RoleLostError:
+    return RoleLostError(
+        "the run ends: torchrun has ended, which has started it and would end the other processes",
+        remedy="start the same torchrun again: the run goes on from its newest checkpoint",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RankLauncher:
+    """`Launcher` that gives seats to the ranks that there are. `beside` starts what is not theirs: trainer 0.
+
+    meeting_host: the address of this machine at which trainers meet; None if all of them are here.
+    """
+
+    peers: Mapping[str, RankPeer]
+    beside: LocalLauncher
+    threads: int
+    meeting_host: str | None
+
+    def start(self, seat: Seat) -> Peer:
+        """See `Launcher`. Only once for each seat."""
+        if seat.name not in self.peers:
+            return self.beside.start(seat)
+        peer = self.peers[seat.name]
+        peer.sit(seat, threads=self.threads, stacks=self.beside.stacks)
+        return peer
+
+    @contextmanager
+    def meetings(self, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
+        """See `Launcher`."""
+        if self.meeting_host is None:
+            with self.beside.meetings(size, seconds=seconds) as meetings:
+                yield meetings
+            return
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            self.meeting_host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
+        )
+        address = (self.meeting_host, store.port)
+        yield [Meeting.at_address(rank, size, address, seconds=seconds) for rank in range(size)]
+        del store  # it is held as long as they work
+
+    def write(self, weights: Weights) -> SharedWeights:
+        """See `Launcher`."""
+        return SharedWeights.write(weights)
+
+
+class RankSite:
+    """`Site`: the ranks of torchrun, which have met when the context begins and are dismissed when it ends."""
+
+    def __init__(self, here: TorchrunRank) -> None:
+        self._here = here
+        self._peers: list[RankPeer] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> RankSite:
+        """Raises ConfigError for ranks that do not come, or that run other versions."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        others = RankStore.joined(self._here).call(token)
+        refuse_other_versions(others)
+        try:
+            for rank, there in others.items():
+                self._peers.append(RankPeer(rank, there, token))
+            self._stack.enter_context(_LossWatch(self._peers))
+        except BaseException:
+            self._dismiss(kill=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._stack.close()
+        self._dismiss(kill=kind is not None and issubclass(kind, RoleLostError))
+
+    @contextmanager
+    def reserved(self, crew: Crew) -> Iterator[RankLauncher]:
+        """See `Site`."""
+        seats = (
+            *crew.trainers[1:],
+            *crew.models,
+            *crew.workers,
+        )  # trainer 0 is next to the controller, or there is none
+        assert len(seats) == len(self._peers), "checked before they met (`burnish.config.torchrun.check_world`)"
+        peers = dict(zip(seats, self._peers, strict=True))
+        distant = {name: peer for name, peer in peers.items() if not peer.near}
+        if distant:
+            _check_nodes(distant, crew)
+        hosts = [peer.address[0] for name, peer in distant.items() if name in crew.trainers]
+        threads = torch.get_num_threads()  # those of this process are what each of them has
+        yield RankLauncher(
+            peers,
+            LocalLauncher(threads, crew.stacks, crew.trainers[:1] if crew.on_gpu and torch.cuda.device_count() else ()),
+            threads,
+            address_towards(hosts[0]) if hosts else None,
+        )
+
+    def _dismiss(self, *, kill: bool) -> None:
+        for peer in self._peers:
+            if kill:
+                peer.kill()
+            else:
+                peer.close()
+
+
+def refuse_other_versions(others: Mapping[int, Answer]) -> None:
+    """ConfigError with a line for each rank that runs other versions than this one."""
+    here = versions_here()
+    found = [
+        f"rank {rank} on {there['host']}: {name} is {version}, and {here.get(name, 'missing')} at rank 0"
+        for rank, there in others.items()
+        for name, version in there["versions"].items()
+        if here.get(name) != version
+    ]
+    if found:
+        raise ConfigError(
+            "\n".join(["not all processes of torchrun run the same versions", *found]),
+            remedy="install the same versions of Python, PyTorch and Burnish on every node",
+        )
+
+
+def _check_nodes(peers: Mapping[str, RankPeer], crew: Crew) -> None:
+    """ConfigError with a line for everything that is not as expected on the nodes of these ranks."""
+    text = secrets.token_hex(8)
+    file = mark(crew.output, text)
+    found: list[str] = []
+    try:
+        for name, peer in peers.items():
+            needs_folder = name not in crew.workers or crew.workers_log
+            marked = (str(crew.output), text) if needs_folder else None
+            found += peer.problems(expected_here(crew.plugins, folder=os.getcwd(), marked=marked))
+    finally:
+        file.unlink(missing_ok=True)
+    if found:
+        raise ConfigError(
+            "\n".join(["not all nodes of torchrun can take part in this run", *found]),
+            remedy="start torchrun in a folder that all nodes see, with `output` on a disk that they share",
+        )

@@ -1,0 +1,390 @@
+"""Trainers and rollout workers as actors of a Ray cluster. The only file that imports Ray.
+
+Ray finds places for them, starts and ends them, and carries the weights through its object store. Requests and signs of
+life go over connections of our own (`burnish.distributed.network`): a process that was killed is noticed at once, and
+one that hangs after 12 seconds, which Ray does not notice at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from torch import Tensor
+
+from burnish.distributed.channel import Channel
+from burnish.distributed.handover import Layout, SealedWeights, unsealed
+from burnish.distributed.host import Host, sealed
+from burnish.distributed.launching import Crew, Seat
+from burnish.distributed.network import DistantPulse, connect
+from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, mark
+from burnish.distributed.peers import START_SECONDS, Peer
+from burnish.distributed.pulse import PulseWatch
+from burnish.distributed.team import Meeting
+from burnish.errors import ConfigError, RolloutError
+from burnish.models.weights import Weights
+
+PLACE_SECONDS = 60.0
+"""For Ray to find places, and to move those of a node that was lost."""
+ACTOR_SECONDS = 180.0
+"""For Ray to start a process that has imported what it needs, on a busy machine with a slow disk."""
+_REACH_SECONDS = 10.0
+_STACKS_SECONDS = 2.0
+_CAUSE_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+
+Reference = Any
+"""Of an object in Ray's store, or of an answer to come."""
+
+
+@dataclass(slots=True)
+class StoredWeights(SealedWeights):
+    """`SealedWeights` in Ray's object store, seen from the controller. Each node fetches them once."""
+
+    layout: Layout
+    reference: Reference
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """See `SealedWeights`."""
+        return unsealed(ray.get(self.reference, timeout=START_SECONDS), self.layout)
+
+    def close(self) -> None:
+        """See `SealedWeights`. Ray frees them when nobody reads them any more."""
+        self.reference = None
+
+
+class RayProcess(Peer):
+    """An actor with roles of the run."""
+
+    def __init__(
+        self, seat: Seat, host: Any, *, seconds: float, threads: int, stacks: Path, folder: str | None
+    ) -> None:
+        """Returns when the roles are built. host: the actor's class, with the place and the resources that it gets.
+        Otherwise as `RoleProcess`."""
+        self.name = seat.name
+        self._stacks = stacks
+        self._pulse: DistantPulse | None = None
+        environment = {name: value for name, value in os.environ.items() if name.startswith("BURNISH_")}
+        self._actor = host.remote(environment, folder, sys.path)
+        try:
+            self._connect(time.monotonic() + min(seconds, ACTOR_SECONDS))
+            self._build(seat.build, seat.arguments, threads, seconds=seconds)
+        except BaseException:
+            self._lost = self._lost or "could not be started"
+            self._end()
+            raise
+
+    def _connect(self, deadline: float) -> None:
+        token = secrets.token_bytes(32)
+        self.address, self.pid = self._answer(
+            self._actor.open.remote(ray.util.get_node_ip_address(), token),
+            what="start",
+            seconds=deadline - time.monotonic(),
+        )
+        try:
+            lines = connect(self.address, token, seconds=_REACH_SECONDS)
+        except OSError as error:
+            raise self._error(
+                "start", f"cannot be reached at {self.address[0]}:{self.address[1]} ({error.strerror or error})"
+            ) from error
+        self._channel = Channel(lines.requests)
+        self._pulse = DistantPulse(lines.beats)
+        self._watch = PulseWatch(self._pulse)
+
+    def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
+        """See `Peer`."""
+        assert isinstance(shared, StoredWeights), "actors read from Ray's object store"
+        self._answer(self._actor.lend.remote(shared.reference), what=what, seconds=seconds)
+        self.ask(("load", role, shared.layout), what=what, seconds=seconds)
+
+    def share(self, role: str, version: int, *, what: str, seconds: float) -> StoredWeights:
+        """See `Peer`."""
+        layout: Layout = self.ask(("share", role, version), what=what, seconds=seconds)
+        return StoredWeights(layout, self._actor.published.remote())
+
+    def _answer(self, call: Reference, *, what: str, seconds: float) -> Any:
+        """The answer of the actor itself, while it gives signs of life. Raises RoleLostError."""
+        deadline = time.monotonic() + seconds
+        if self._pulse is not None:
+            self._watch.restart()
+        while not ray.wait([call], timeout=min(_LOOK_SECONDS, max(deadline - time.monotonic(), 0.0)))[0]:
+            if self._pulse is not None:
+                self.check_alive(what=what, seconds=seconds)
+            elif time.monotonic() > deadline:
+                raise self.lose(what, f"did not answer within {seconds:g} seconds")
+        try:
+            return ray.get(call, timeout=_REACH_SECONDS)
+        except RayError as error:
+            self._lost = f"has failed ({_cause(error)})"
+            raise self._error(what, self._lost) from error
+
+    def _write_stacks(self) -> None:
+        """See `Peer`. They go to a file in the folder for that, here."""
+        if self._lost is not None:
+            return
+        with contextlib.suppress(RayError, OSError):
+            text = ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS)
+            (self._stacks / f"{self.name.replace(' ', '-')}.txt").write_text(text, encoding="utf-8")
+
+    def _await_end(self, seconds: float) -> None:
+        """See `Peer`. The thread closes its connection when the roles are released."""
+        self._channel.receive(seconds=seconds)
+
+    def _end(self) -> None:
+        """See `Peer`. Ray ends a process that is stopped with SIGKILL, after some seconds."""
+        with contextlib.suppress(RayError, RuntimeError, ValueError):  # Ray itself may be gone
+            ray.kill(self._actor, no_restart=True)
+        if self._pulse is not None:
+            self._channel.close()
+            self._pulse.close()
+
+    def kill(self) -> None:
+        """See `Peer`."""
+        self._lost = self._lost or "has been ended"
+        self._end()
+
+    def _epitaph(self) -> str:
+        """See `Peer`. Ray may need a moment to find out."""
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                ray.get(self._actor.ping.remote(), timeout=_CAUSE_SECONDS)
+            except (ActorDiedError, GetTimeoutError) as error:
+                return f"on node {self.address[0]} ended ({_cause(error)})"
+            except RayError:
+                pass  # unavailable for now
+            time.sleep(_LOOK_SECONDS)
+        self.kill()
+        return f"on node {self.address[0]} closed its connection without ending, and was killed"
+
+
+def _cause(error: RayError) -> str:
+    """The sentence of a long message of Ray's that says why."""
+    text = str(error)
+    told = re.search(r"exit detail: ([^.\n]*)|([^.\n]*(?:node (?:has|was|is)|low on memory)[^.\n]*)", text)
+    sentence = next(filter(None, told.groups())) if told else text.strip().splitlines()[-1] if text.strip() else ""
+    return sentence.strip() or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class RayLauncher:
+    """`Launcher` on reserved places. places: by the name of the process, its group and its number there."""
+
+    crew: Crew
+    places: Mapping[str, tuple[PlacementGroup, int]]
+    each: Mapping[str, float]
+    threads: int
+    folder: str | None
+
+    def start(self, seat: Seat) -> RayProcess:
+        """See `Launcher`."""
+        group, number = self.places[seat.name]
+        _await_places(group, f"process {seat.name!r}", self.each)
+        host = ray.remote(Host).options(
+            num_cpus=self.each["CPU"],
+            num_gpus=self.each["GPU"],
+            max_restarts=0,  # restarts are ours: the pool knows what was asked for
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
+        )
+        return RayProcess(
+            seat, host, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
+        )
+
+    @contextmanager
+    def meetings(self, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
+        """See `Launcher`. They meet at a port of the controller, which holds it as long as they work."""
+        host = ray.util.get_node_ip_address()
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
+        )
+        yield [Meeting.at_address(rank, size, (host, store.port), seconds=seconds) for rank in range(size)]
+        del store
+
+    def write(self, weights: Weights) -> StoredWeights:
+        """See `Launcher`."""
+        layout, numbers = sealed(weights)
+        try:
+            return StoredWeights(layout, ray.put(numbers))
+        except RayError as error:
+            raise RolloutError(
+                f"no room for a copy of the weights of version {weights.version} ({layout.num_bytes:,} bytes) in Ray's "
+                f"object store: {_cause(error)}",
+                remedy="start Ray with a larger object store (ray start --object-store-memory)",
+            ) from error
+
+
+class RaySite:
+    """`Site`: a Ray cluster, from when it is needed until the end of the context."""
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def __enter__(self) -> RaySite:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._started:
+            ray.shutdown()
+
+    @contextmanager
+    def reserved(self, crew: Crew) -> Iterator[RayLauncher]:
+        """See `Site`. Raises ConfigError for whatever is not as it has to be, before anything is started."""
+        self._connect()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        each = _resources(crew, [node["Resources"] for node in nodes])
+        # Trainers first, and each group on as few nodes as possible: trainers exchange gradients.
+        teams = [names for names in (crew.trainers, crew.models, crew.workers) if names]
+        check_room(sum(map(len, teams)), each, [node["Resources"] for node in nodes])
+        groups = [placement_group([dict(each) for _ in names], strategy="PACK") for names in teams]
+        try:
+            for group, names in zip(groups, teams, strict=True):
+                _await_places(group, f"{len(names)} processes ({names[0]} ...)", each)
+            expected = _expected(crew)
+            for group, names in zip(groups, teams, strict=True):
+                needs_folder = names is not crew.workers or crew.workers_log
+                _check_nodes(_nodes_of(group), expected, crew, needs_folder=needs_folder)
+            places = {
+                name: (group, number)
+                for group, names in zip(groups, teams, strict=True)
+                for number, name in enumerate(names)
+            }
+            yield RayLauncher(crew, places, each, _threads(crew, each), expected["folder"])
+        finally:
+            for group in groups:
+                remove_placement_group(group)
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        check_address(address)
+        only_here: dict[str, bool] = {"include_dashboard": False} if address == "local" else {}
+        try:
+            with _keeping_signals():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **only_here)
+        except (RayError, RuntimeError, ValueError, OSError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ConfigError(
+                "Ray does not start on this machine: " + reason
+                if address == "local"
+                else f"cannot join the Ray cluster at RAY_ADDRESS={address}: {reason}",
+                remedy="on a busy machine try again, or set cluster.backend: processes"
+                if address == "local"
+                else "it has to run the same versions of Ray and Python; `ray status` tells more",
+            ) from error
+        self._started = True
+
+
+@contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Ray sets a handler for SIGTERM that ends the program; a run has its own, which finishes the step."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _resources(crew: Crew, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What each process gets."""
+    cluster = crew.cluster
+    cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if crew.on_gpu and any(node.get("GPU", 0.0) for node in nodes) else 0.0
+    return {"CPU": float(cluster.threads or 1) if cpus is None else cpus, "GPU": gpus}
+
+
+def _threads(crew: Crew, each: Mapping[str, float]) -> int:
+    return crew.cluster.threads or max(1, int(each["CPU"]))
+
+
+def _await_places(group: PlacementGroup, what: str, each: Mapping[str, float]) -> None:
+    """Wait until Ray has set aside what the group asks for. Raises ConfigError."""
+    if group.wait(PLACE_SECONDS):
+        return
+    free = ray.available_resources()
+    raise ConfigError(
+        f"no place for {what} within {PLACE_SECONDS:g} seconds: {each['CPU']:g} CPU and {each['GPU']:g} GPU are asked "
+        f"for each, and {free.get('CPU', 0.0):g} CPU and {free.get('GPU', 0.0):g} GPU are free in the Ray cluster",
+        remedy="wait for other programs in the cluster to end, ask for less, or add nodes",
+    )
+
+
+def _nodes_of(group: PlacementGroup) -> list[str]:
+    return sorted(set(placement_group_table(group)["bundles_to_node_id"].values()))
+
+
+def _expected(crew: Crew) -> Expected:
+    packed = bool(ray.get_runtime_context().runtime_env.get("working_dir"))  # then Ray gives each process the folder
+    return expected_here(crew.plugins, folder=None if packed else os.getcwd())
+
+
+def _check_nodes(nodes: Sequence[str], expected: Expected, crew: Crew, *, needs_folder: bool) -> None:
+    """ConfigError with a line for everything that is not as expected on one of the nodes."""
+    text = secrets.token_hex(8)
+    file = mark(crew.output, text)
+    question = {**expected, "marked": (str(crew.output), text) if needs_folder else None}
+    try:
+        calls = {
+            node: ray.remote(_prober())
+            .options(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+            .remote(question)
+            for node in nodes
+        }
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=ACTOR_SECONDS)
+        found = [line for node, call in calls.items() for line in _problems(node, call)]
+    finally:
+        file.unlink(missing_ok=True)
+    if found:
+        raise ConfigError(
+            "\n".join(["not all nodes of the Ray cluster can take part in this run", *found]),
+            remedy="install the same versions everywhere, and start the run in a folder that all nodes see "
+            "(or ray job submit --working-dir), with `output` on a disk that they share",
+        )
+
+
+def _problems(node: str, call: Reference) -> list[str]:
+    names = {entry["NodeID"]: entry["NodeManagerAddress"] for entry in ray.nodes()}
+    try:
+        return [f"node {names.get(node, node)}: {line}" for line in ray.get(call, timeout=_LOOK_SECONDS)]
+    except RayError as error:
+        return [f"node {names.get(node, node)}: cannot run anything ({_cause(error)})"]
+
+
+def _prober() -> Callable[[Expected], list[str]]:
+    """A function that Ray sends by its code, because Burnish may be missing over there."""
+
+    def probe(expected: Expected) -> list[str]:
+        try:
+            from burnish.distributed.nodes import problems_here
+        except ImportError as error:
+            return [f"Burnish cannot be imported: {error}"]
+        return problems_here(expected)
+
+    return probe

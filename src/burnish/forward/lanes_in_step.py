@@ -1,0 +1,51 @@
+"""Lanes of processes none of which can make a pass alone, because each has a part of every weight only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from burnish.forward.lanes import Lanes, Part, Result, deal, lanes_of
+from burnish.forward.team import Team
+
+
+@dataclass(frozen=True)
+class LanesInStep(Lanes):
+    """`Lanes` of a team whose processes make equally many passes, side by side. Backward passes add up gradients over
+    the processes.
+
+    One that fails cannot tell the others: they are in the middle of a pass, and wait for weights rather than news. They
+    notice when its process ends.
+    """
+
+    def _map_in(
+        self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
+    ) -> list[Result]:
+        own = {index: work(parts[index]) for index in self.indices(costs)}
+        for part in self.fillers(parts, costs):
+            work(part)  # for the others, whose passes need this process' weights
+        results: dict[int, Result] = {}
+        for given in team.exchange(own):
+            results.update(given)
+        return [results[index] for index in range(len(parts))]
+
+    @contextmanager
+    def adding(
+        self, parts: Sequence[Part], costs: Sequence[int], parameters: Sequence[nn.Parameter], values: list[Result]
+    ) -> Iterator[Iterable[Part]]:
+        """See `Lanes.adding`."""
+        assert self.team is not None
+        entries = len(values)
+        yield [parts[index] for index in self.indices(costs)]
+        values[entries:] = [value for given in self.team.exchange(values[entries:]) for value in given]
+
+    def fillers(self, parts: Sequence[Part], costs: Sequence[int]) -> list[Part]:
+        """As many as bring this process to the number of passes of the one that has most."""
+        assert self.team is not None
+        dealt = deal(costs, self.count)
+        owns = [lanes_of(rank, self.team.size, self.count) for rank in range(self.team.size)]
+        passes = [sum(len(dealt[lane]) for lane in range(*own)) for own in owns]
+        return [parts[0]] * (max(passes) - passes[self.team.rank])

@@ -1,0 +1,249 @@
+"""What the processes that train one model exchange, and which slice of every tensor each of them keeps.
+
+A slice is made of whole rows of `ROW` numbers, counted from the start of its tensor. The norm of a gradient is computed
+from the norms of such rows, so a process can contribute its own rows and the result has the bits of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from burnish.errors import ModelError
+
+ROW = 256
+"""Numbers in a row. Their squares are added in float32: few enough that none is rounded away."""
+PIECE_NUMBERS = 1 << 24
+"""Numbers that all processes together exchange at a time: 64 MiB, so that buffers stay small next to a gradient."""
+
+Span = tuple[int, int]
+"""From the first number up to, but not including, the second: lanes, or numbers of a tensor."""
+
+Gradients = list[Tensor | None]
+"""The gradient of each parameter, None where a lane has not reached it."""
+
+
+class Team(Protocol):
+    """The processes that train one model together. All of them make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def exchange(self, own: object) -> list[Any]:
+        """What each process has given, in their order. For small values; waits until all of them have given one."""
+        ...
+
+    def swap(self, sent: Sequence[Tensor], lengths: Sequence[int]) -> Sequence[Tensor]:
+        """Give every process its own vector; returns the vectors that they have for this one. `lengths`: of those."""
+        ...
+
+    def gather(self, own: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
+        """The vectors of all processes. `lengths`: theirs."""
+        ...
+
+
+class PeerFailedError(Exception):
+    """Another process of the team has failed in the same work, so that this one cannot finish it."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What this process has worked out, and, afterwards, what each has."""
+
+    own: Any = None
+    everyones: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    text: str
+
+
+@contextmanager
+def telling(team: Team) -> Iterator[Outcome]:
+    """Around the work of this process: tells the others how it ended, so that none waits for a sum that never comes."""
+    outcome = Outcome()
+    try:
+        yield outcome
+    except Exception as error:
+        team.exchange(_Failure(f"{type(error).__name__}: {error}"))
+        raise
+    outcome.everyones = team.exchange(outcome.own)
+    for rank, given in enumerate(outcome.everyones):
+        if isinstance(given, _Failure):
+            raise PeerFailedError(f"trainer {rank} failed: {given.text}")
+
+
+def slice_of(numel: int, rank: int, size: int) -> Span:
+    """The numbers of a tensor that one of `size` processes keeps. The last process has the end of every tensor."""
+    rows = -(-numel // ROW)
+    return min(numel, ROW * (rows * rank // size)), min(numel, ROW * (rows * (rank + 1) // size))
+
+
+def slices_of(numels: Sequence[int], size: int) -> list[list[Span]]:
+    """Those of all processes, of several tensors: one list for each process."""
+    return [[slice_of(numel, rank, size) for numel in numels] for rank in range(size)]
+
+
+class Piece(NamedTuple):
+    """Numbers of one of several tensors."""
+
+    tensor: int
+    first: int
+    end: int
+
+
+def pieces(spans: Sequence[Span], width: int) -> Iterator[list[Piece]]:
+    """The spans of several tensors, one after the other, `width` numbers at a time (fewer at the end)."""
+    taken: list[Piece] = []
+    room = width
+    for tensor, (first, end) in enumerate(spans):
+        while first < end:
+            stop = min(end, first + room)
+            taken.append(Piece(tensor, first, stop))
+            first, room = stop, room - (stop - first)
+            if room == 0:
+                yield taken
+                taken, room = [], width
+    if taken:
+        yield taken
+
+
+def _rounds(spans: Sequence[Sequence[Span]]) -> Iterator[tuple[list[Piece], ...]]:
+    """What each process has in each exchange, so that all of them receive about as much at a time."""
+    width = max(1, PIECE_NUMBERS // len(spans))
+    return zip_longest(*(pieces(own, width) for own in spans), fillvalue=list[Piece]())
+
+
+def scattered(
+    team: Team, nodes: Mapping[Span, Gradients], like: Sequence[Tensor], spans: Sequence[Sequence[Span]]
+) -> Iterator[tuple[list[Piece], dict[Span, Tensor]]]:
+    """Sends every process its slices of the gradients that this one has.
+
+    nodes: the gradients of this process at its nodes of the tree. like: tensors of their shapes, on their device.
+    spans: the nodes of each process. Yields, for one exchange after the other, which pieces of this process' slices it
+    was about, and their numbers at all nodes of all processes, (N) each.
+    """
+    flat = {node: [None if g is None else g.reshape(-1) for g in gradients] for node, gradients in nodes.items()}
+    for everyones in _rounds(slices_of([tensor.numel() for tensor in like], team.size)):
+        sent = [_packed(flat, theirs, like[0].device) for theirs in everyones]
+        own = everyones[team.rank]
+        width = sum(piece.end - piece.first for piece in own)
+        received = team.swap(sent, [len(their_nodes) * width for their_nodes in spans])
+        parts: dict[Span, Tensor] = {}
+        for their_nodes, numbers in zip(spans, received, strict=True):
+            parts.update(zip(their_nodes, numbers.view(len(their_nodes), width), strict=True))
+        yield own, parts
+
+
+def _packed(nodes: Mapping[Span, Gradients], taken: Sequence[Piece], device: torch.device) -> Tensor:
+    """These pieces of the gradients of all nodes, in one vector. An absent gradient is -0.0, which added to anything
+    leaves its bits as they are (as 0.0 does not with -0.0)."""
+    numbers = [torch.empty(0, device=device)]
+    for gradients in nodes.values():
+        for tensor, first, end in taken:
+            given = gradients[tensor]
+            numbers.append(torch.full((end - first,), -0.0, device=device) if given is None else given[first:end])
+    return torch.cat(numbers)
+
+
+def gathered(team: Team, own: Sequence[Tensor], spans: Sequence[Sequence[Span]]) -> Iterator[tuple[Piece, Tensor]]:
+    """All numbers of tensors of which every process has a slice, piece by piece.
+
+    own: this process' slices, flat. spans: of each process, where its slice of each tensor is. Every process has to go
+    through all pieces, because each of them is an exchange.
+    """
+    for dtype in dict.fromkeys(numbers.dtype for numbers in own):
+        alike = [index for index, numbers in enumerate(own) if numbers.dtype is dtype]
+        theirs = [[everyones[index] for index in alike] for everyones in spans]
+        for everyones in _rounds(theirs):
+            mine = [own[alike[0]][:0]]
+            for tensor, first, end in everyones[team.rank]:
+                start = theirs[team.rank][tensor][0]
+                mine.append(own[alike[tensor]][first - start : end - start])
+            widths = [sum(piece.end - piece.first for piece in taken) for taken in everyones]
+            for taken, numbers in zip(everyones, team.gather(torch.cat(mine), widths), strict=True):
+                split = numbers.split([piece.end - piece.first for piece in taken]) if taken else ()
+                for piece, part in zip(taken, split, strict=True):
+                    yield piece._replace(tensor=alike[piece.tensor]), part
+
+
+def fill(team: Team, tensors: Sequence[Tensor], own: Sequence[Tensor], spans: Sequence[Sequence[Span]]) -> None:
+    """Copy the slices of all processes into the tensors, which are contiguous and may be on another device."""
+    for piece, numbers in gathered(team, own, spans):
+        tensors[piece.tensor].view(-1)[piece.first : piece.end].copy_(numbers)
+
+
+class Slices:
+    """`cluster.sharding: optimizer`. This process' slices of the parameters of a team: gradients are summed, and
+    optimizers make their steps, on these only.
+
+    A slice is a flat parameter of float32 (of float64 for float64). For a parameter of the same type it is a view of
+    its memory, for one of bfloat16 a copy: the master of that slice.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self._own: dict[nn.Parameter, nn.Parameter] = {}
+
+    def __getitem__(self, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter not in self._own:
+            numbers = self._kept(parameter.detach())
+            wide = numbers if numbers.dtype is torch.float64 else numbers.float()
+            self._own[parameter] = nn.Parameter(wide)
+        return self._own[parameter]
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        return self.part(tensor)
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """The view of this process' slice of a tensor. ModelError if its numbers do not lie in order."""
+        if not tensor.is_contiguous():
+            raise ModelError(
+                f"a weight of shape {tuple(tensor.shape)} is not contiguous in memory and cannot be cut into slices",
+                remedy="set cluster.sharding: whole",
+            )
+        first, end = self._span(tensor.shape, self.team.rank)
+        return tensor.view(-1)[first:end]
+
+    def spans(self, tensors: Sequence[Tensor]) -> list[list[Span]]:
+        """Where the slices of all processes lie in the tensors: one list for each process."""
+        return [[self._span(tensor.shape, rank) for tensor in tensors] for rank in range(self.team.size)]
+
+    def _span(self, shape: torch.Size, rank: int) -> Span:
+        return slice_of(shape.numel(), rank, self.team.size)
+
+
+class WeightSlices(Slices):
+    """`cluster.sharding: full`. This process' slices of parameters that PyTorch's `fully_shard` has cut along their
+    first dimension: a slice is a view of what the process has of a weight, which is all it has of it."""
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        assert isinstance(tensor, DTensor)
+        return tensor.to_local().view(-1)
+
+    def _span(self, shape: torch.Size, rank: int) -> Span:
+        each, numbers = -(-shape[0] // self.team.size), shape[1:].numel()
+        return min(shape[0], rank * each) * numbers, min(shape[0], (rank + 1) * each) * numbers
+
+    def copy(self, parameter: nn.Parameter, whole: Tensor) -> None:
+        """Take this process' slice of a whole weight."""
+        self[parameter].copy_(self.part(whole))
+
+    @torch.no_grad()
+    def whole(self, parameter: nn.Parameter) -> Tensor:
+        """All of a weight, on its device. Every process makes this call."""
+        own = self[parameter].detach()
+        whole = torch.empty(parameter.shape, dtype=own.dtype, device=own.device)
+        fill(self.team, [whole], [own], self.spans([parameter]))
+        return whole

@@ -1,0 +1,274 @@
+"""State that rests elsewhere between the phases of a step that need it (`cluster.offload`).
+
+`Resting` holds the tensors of one role. Within `awake()` they are where the role computes; outside of it their memory
+is free and their numbers are in a place that the role does not compute in: pinned host memory for tensors of a GPU, a
+file for those of a CPU. Tensors keep their identity, shape and views, because only the memory below them is given up:
+optimizers, slices of a team, adapters and kernels need to know nothing of it. A tensor that rests has the address 0, so
+using it by mistake ends the process instead of giving wrong numbers.
+
+`RestingOptimizer`, and the roles of `burnish.models.resting_roles`, have such state: each of their methods is awake for
+as long as it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from burnish.errors import OffloadError
+from burnish.forward.allocator import return_freed_memory
+from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.roles import TrainingState
+from burnish.planning.memory import bytes_in_words
+
+
+class RestingPlace(Protocol):
+    """Where the numbers of storages are kept. `name` ends the sentence 'it cannot rest in'."""
+
+    @property
+    def name(self) -> str: ...
+
+    def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Copy all of them here, in the place of those that were here before. OSError or RuntimeError if there is no
+        room."""
+        ...
+
+    def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Copy the numbers back into storages of the same sizes, in the same order."""
+        ...
+
+    def after(self) -> None:
+        """Called when the storages' own memory has been freed, so that others can have it."""
+        ...
+
+
+class RestingFile:
+    """A file without a name in a folder: it is gone when the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"a file in {folder}"
+        self._file, path = tempfile.mkstemp(prefix="resting-", dir=folder)
+        os.unlink(path)
+        weakref.finalize(self, os.close, self._file)
+        self._reserved = 0
+
+    def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """See `RestingPlace`. Room is reserved first: a disk that is full says so before anything is written."""
+        total = sum(storage.nbytes() for storage in storages)
+        if total > self._reserved:
+            if sys.platform == "linux":
+                os.posix_fallocate(self._file, 0, total)
+            self._reserved = total
+        place = 0
+        for storage in storages:
+            numbers, done = _memory_of(storage), 0
+            while done < len(numbers):
+                done += os.pwrite(self._file, numbers[done:], place + done)
+            place += done
+
+    def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """See `RestingPlace`."""
+        place = 0
+        for storage in storages:
+            numbers, done = _memory_of(storage), 0
+            while done < len(numbers):
+                read = os.preadv(self._file, [numbers[done:]], place + done)
+                if read == 0:
+                    raise OSError(f"the file ends after {place + done} bytes")
+                done += read
+            place += done
+
+    def after(self) -> None:
+        """See `RestingPlace`."""
+        return_freed_memory()
+
+
+class RestingHostMemory:
+    """Host memory, pinned where there is a GPU, so that copies are fast. It is kept for the next time."""
+
+    name = "host memory"
+
+    def __init__(self) -> None:
+        self._kept: list[torch.UntypedStorage] = []
+
+    def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """See `RestingPlace`."""
+        if [kept.nbytes() for kept in self._kept] != [storage.nbytes() for storage in storages]:
+            self._kept = []
+            pinned = torch.cuda.is_available()
+            rooms = [torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned) for storage in storages]
+            self._kept = [room.untyped_storage() for room in rooms]
+        for kept, storage in zip(self._kept, storages, strict=True):
+            kept.copy_(storage)
+
+    def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """See `RestingPlace`."""
+        for kept, storage in zip(self._kept, storages, strict=True):
+            storage.copy_(kept)
+
+    def after(self) -> None:
+        """See `RestingPlace`. An engine in another process can have the GPU's memory now."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def resting_place(device: torch.device, folder: Path) -> RestingPlace:
+    """Where what a role computes with on `device` can rest. `folder`: on a disk, for what is in the host's memory."""
+    return RestingFile(folder) if device.type == "cpu" else RestingHostMemory()
+
+
+def _memory_of(storage: torch.UntypedStorage) -> memoryview:
+    numbers = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    return memoryview(numbers).cast("B")
+
+
+class Resting:
+    """The tensors of one role, which rest between the phases that need them, from now on.
+
+    tensors: those there are at the moment (an optimizer has none before its first step). Their memory must be
+    PyTorch's own (`own_memory`). changes: whether phases change the numbers; if not, they are written once.
+
+    If the place has no room, the state stays as it is, and OffloadError is raised once; from then on the role stays
+    awake, so that what it holds can still be saved.
+    """
+
+    def __init__(
+        self, role: str, place: RestingPlace, tensors: Callable[[], Iterable[Tensor]], *, changes: bool = True
+    ) -> None:
+        self._role = role
+        self._place = place
+        self._tensors = tensors
+        self._changes = changes
+        self._asleep: list[tuple[torch.UntypedStorage, int]] = []
+        self._kept = False
+        self._users = 0
+        self._gave_up = False
+        self._lock = threading.Lock()  # a reward model may score in a thread while another one evaluates
+        self._lie_down()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that rest at the moment: 0 while the role is awake."""
+        return sum(size for _, size in self._asleep)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """The state is in its own memory until the outermost of these blocks ends. OffloadError if it cannot be brought
+        back, or, at the end, if it cannot rest again."""
+        with self._lock:
+            if self._users == 0:
+                self._wake()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._lie_down()
+
+    def _wake(self) -> None:
+        try:
+            for storage, size in self._asleep:
+                storage.resize_(size)
+            self._place.give_back([storage for storage, _ in self._asleep])
+        except (OSError, RuntimeError) as error:  # what PyTorch raises where there is no memory
+            raise self._error("cannot come back from", self.num_bytes, error) from error
+        self._asleep = []
+
+    def _lie_down(self) -> None:
+        if self._gave_up:
+            return
+        storages = self._storages()
+        try:
+            if self._changes or not self._kept:
+                self._place.keep(storages)
+                self._kept = True
+        except (OSError, RuntimeError) as error:
+            self._gave_up = True
+            raise self._error("cannot rest in", sum(storage.nbytes() for storage in storages), error) from error
+        # Only now that every number has been written is the memory given up.
+        self._asleep = [(storage, storage.nbytes()) for storage in storages]
+        for storage in storages:
+            storage.resize_(0)
+        self._place.after()
+
+    def _storages(self) -> list[torch.UntypedStorage]:
+        """The memory of the tensors, each once: tied weights share theirs."""
+        all_of_them = [tensor.untyped_storage() for tensor in self._tensors()]
+        return list({storage.data_ptr(): storage for storage in all_of_them if storage.nbytes()}.values())
+
+    def _error(self, what: str, num_bytes: int, error: Exception) -> OffloadError:
+        reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+        return OffloadError(
+            f"cluster.offload: the {self._role} {what} {self._place.name}, which takes {bytes_in_words(num_bytes)}: "
+            f"{reason}",
+            remedy="make room there, or name fewer roles in cluster.offload",
+        )
+
+
+def own_memory(module: nn.Module) -> None:
+    """Copy weights that are in memory which PyTorch cannot give back, such as a file that is mapped. Call it before
+    anything holds a view of them."""
+    for parameter in module.parameters():
+        if not parameter.untyped_storage().resizable():
+            parameter.data = parameter.detach().clone()
+
+
+class RestingOptimizer:
+    """A `WeightOptimizer` whose moments and masters are awake while a step is made, and rest during the passes too.
+
+    role: whose optimizer it is, for messages.
+    """
+
+    def __init__(self, optimizer: WeightOptimizer, role: str, folder: Path) -> None:
+        self._optimizer = optimizer
+        self.resting = Resting(role, resting_place(optimizer.device, folder), optimizer.state_tensors)
+
+    @property
+    def settings(self) -> OptimizerSettings:
+        """See `WeightOptimizer`."""
+        return self._optimizer.settings
+
+    def grad_norm(self) -> Tensor:
+        """See `WeightOptimizer.grad_norm`, which reads gradients only."""
+        return self._optimizer.grad_norm()
+
+    def step(self, step: int, grad_norm: Tensor) -> float:
+        """See `WeightOptimizer.step`."""
+        with self.resting.awake():
+            return self._optimizer.step(step, grad_norm)
+
+    def clear(self) -> None:
+        """See `WeightOptimizer.clear`."""
+        self._optimizer.clear()
+
+    def zero(self) -> None:
+        """See `WeightOptimizer.zero`."""
+        self._optimizer.zero()
+
+    def refresh(self) -> None:
+        """See `WeightOptimizer.refresh`."""
+        with self.resting.awake():
+            self._optimizer.refresh()
+
+    def state(self) -> TrainingState:
+        """See `WeightOptimizer.state`."""
+        with self.resting.awake():
+            return self._optimizer.state()
+
+    def load_state(self, state: TrainingState) -> None:
+        """See `WeightOptimizer.load_state`."""
+        with self.resting.awake():
+            self._optimizer.load_state(state)

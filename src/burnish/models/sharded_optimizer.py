@@ -1,0 +1,181 @@
+"""The optimizer step shared by the processes of a team: each keeps and moves a slice of every weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from burnish.forward.lanes import Lanes
+from burnish.forward.team import ROW, Slices, Span, fill, gathered, telling
+from burnish.models.optimizers import (
+    SAFE_NORMS,
+    WIDE_TYPES,
+    OptimizerSettings,
+    WeightOptimizer,
+    euclidean_norm,
+    norm_of_rows,
+    row_norms,
+    wide_norm,
+)
+from burnish.models.roles import TrainingState
+
+
+def optimizer_for(
+    parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes
+) -> WeightOptimizer:
+    """The optimizer of these parameters where gradients are added as `lanes` says."""
+    return (
+        WeightOptimizer(parameters, settings, lanes)
+        if lanes.slices is None
+        else ShardedOptimizer(parameters, settings, lanes, lanes.slices)
+    )
+
+
+class ShardedOptimizer(WeightOptimizer):
+    """A `WeightOptimizer` whose masters, moments and summed gradients are this process' slices only (`Slices`).
+
+    Every process of the team makes every call, and all of them have the whole weights after each step. Weights, norms
+    and states are those of a `WeightOptimizer`, to the last bit: Adam treats each number alone, and the norm of a
+    gradient is made of the norms of rows, of which each process has whole ones.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        settings: OptimizerSettings,
+        lanes: Lanes,
+        slices: Slices,
+    ) -> None:
+        self._slices = slices
+        super().__init__(parameters, settings, lanes)
+
+    @torch.no_grad()
+    def grad_norm(self) -> Tensor:
+        """Euclidean norm of the gradient over all parameters (0-d float32)."""
+        given = [name for name, master in self._masters.items() if master.grad is not None]
+        if not given:
+            return torch.zeros(())
+        parameters = [self._parameters[name] for name in given]
+        norms = [torch.empty(_num_norms(p.numel()), device=p.device) for p in parameters]
+        fill(self._slices.team, norms, [self._norms_of_own_rows(name) for name in given], self._places(parameters))
+        norm = norm_of_rows(torch.stack([norm_of_rows(rows) for rows in norms]))
+        is_safe = SAFE_NORMS[0] < float(norm) < SAFE_NORMS[1]
+        return norm.float() if is_safe else wide_norm(self._whole_gradients(given)).float()
+
+    def _norms_of_own_rows(self, name: str) -> Tensor:
+        """What the first pass of `euclidean_norm` over the whole gradient would make of the rows of this slice."""
+        own, last = self._masters[name].grad, self._slices.team.rank == self._slices.team.size - 1
+        assert own is not None
+        if self._parameters[name].numel() <= ROW:
+            return torch.linalg.vector_norm(own).view(1)[: own.numel()]
+        return row_norms(own) if last else row_norms(own)[:-1]  # a rest is at the end of the tensor only
+
+    def _places(self, parameters: Sequence[Tensor]) -> list[list[Span]]:
+        """Which norms of rows each process has."""
+        *others, last = self._slices.spans(parameters)
+        ends = [_num_norms(parameter.numel()) for parameter in parameters]
+        return [
+            *([(first // ROW, end // ROW) for first, end in spans] for spans in others),
+            [(first // ROW, end) for (first, _), end in zip(last, ends, strict=True)],
+        ]
+
+    def _whole_gradients(self, names: Sequence[str]) -> Iterator[Tensor]:
+        """One after the other. All processes have to take all of them."""
+        for name in names:
+            gradient = self._masters[name].grad
+            assert gradient is not None
+            whole = torch.empty(self._parameters[name].numel(), device=gradient.device)
+            fill(self._slices.team, [whole], [gradient], self._slices.spans([whole]))
+            yield whole
+
+    def _move_masters(self, step: int, grad_norm: Tensor) -> float:
+        with telling(self._slices.team):  # the others must not wait for the weights of a process that has none
+            return super()._move_masters(step, grad_norm)
+
+    def zero(self) -> None:
+        """See `WeightOptimizer.zero`."""
+        for master in self._masters.values():
+            master.grad = torch.zeros_like(master)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """See `WeightOptimizer.refresh`."""
+        for name, parameter in self._parameters.items():
+            if parameter.dtype not in WIDE_TYPES:
+                self._masters[name].copy_(self._slices.part(parameter))
+
+    def state(self) -> TrainingState:
+        """See `WeightOptimizer.state`: whole tensors in the host's memory, whatever the size of the team."""
+        moved = [name for name, master in self._masters.items() if master in self._adam.state]
+        moments: dict[str, dict[str, Tensor]] = {name: {} for name in moved}
+        for key in self._adam.state[self._masters[moved[0]]] if moved else ():
+            values = {name: self._adam.state[self._masters[name]][key] for name in moved}
+            whole = {name: value.clone() for name, value in values.items()} if key == "step" else self._whole(values)
+            for name, value in whole.items():
+                moments[name][key] = value
+        copied = [name for name, parameter in self._parameters.items() if parameter.dtype not in WIDE_TYPES]
+        masters = self._whole({name: self._masters[name].detach() for name in copied})
+        return {"moments": moments, "masters": masters} if self._lanes.keeps_state else {}
+
+    def _whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the parameters' shapes, in host memory, from the slices; nothing but in the first process."""
+        parameters = [self._parameters[name] for name in own]
+        slices, spans = list(own.values()), self._slices.spans(parameters)
+        if not self._lanes.keeps_state:
+            for _ in gathered(self._slices.team, slices, spans):
+                pass  # the first process needs this one's part of each exchange
+            return {}
+        whole = [
+            torch.empty(parameter.shape, dtype=part.dtype) for parameter, part in zip(parameters, slices, strict=True)
+        ]
+        fill(self._slices.team, whole, slices, spans)
+        return dict(zip(own, whole, strict=True))
+
+    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.dtype not in WIDE_TYPES:
+            parameter.grad_dtype = torch.float32
+        return self._slices[parameter]
+
+    def _own(self, saved: Tensor) -> Tensor:
+        return self._slices.part(saved.contiguous())
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Give every process the weights that the others have moved."""
+        weights = list(self._parameters.values())
+        own = [self._masters[name].to(parameter.dtype) for name, parameter in self._parameters.items()]
+        fill(self._slices.team, weights, own, self._slices.spans(weights))
+
+
+class FullyShardedOptimizer(ShardedOptimizer):
+    """The same for weights of which each process has a slice only (`WeightSlices`). float32 weights only.
+
+    Gradients are added over the processes by PyTorch, so they are those of one process up to rounding.
+    """
+
+    @torch.no_grad()
+    def grad_norm(self) -> Tensor:
+        """Euclidean norm of the gradient over all parameters (0-d float32), from those of all slices."""
+        self._move_gradients()
+        own = [master.grad for master in self._masters.values() if master.grad is not None]
+        norms = self._slices.team.exchange(float(euclidean_norm(own)) if own else 0.0)
+        return torch.tensor(math.hypot(*norms), dtype=torch.float32)
+
+    def _move_gradients(self) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                assert isinstance(parameter.grad, DTensor)
+                self._masters[name].grad = parameter.grad.to_local().view(-1)
+                parameter.grad = None
+
+    def _publish(self) -> None:
+        """Nothing to do: every process has moved all that it has."""
+
+
+def _num_norms(numel: int) -> int:
+    """How many norms of rows `row_norms` makes of a tensor; a short one has a single norm."""
+    return 1 if numel <= ROW else numel // ROW + 1

@@ -1,0 +1,384 @@
+"""The processes of a run: what each holds, the memory it needs, and what this machine cannot do if all are to be on it.
+
+Numbers that the model's sizes do not say were measured on a 2-core machine with PyTorch for CPUs (proportional set
+sizes): `PROCESS_BYTES` and `REWARD_WORKER_BYTES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from burnish.config import names
+from burnish.config.schema import RlConfig, RmConfig
+from burnish.config.torchrun import TorchrunRank
+from burnish.errors import ConfigError
+from burnish.planning.memory import (
+    PHASES,
+    MemoryItem,
+    ParameterBytes,
+    Sharding,
+    Trained,
+    bytes_in_words,
+    copy_of_weights,
+    num_trained,
+    own_items,
+    peak_bytes,
+    sampling_items,
+    trainer_items,
+    width_of,
+)
+from burnish.planning.model_facts import ModelFacts
+
+ConfigT = TypeVar("ConfigT", bound=Trained)
+
+PROCESS_BYTES = 300 << 20
+"""A process that has imported PyTorch and transformers and made a few passes, without its model."""
+REWARD_WORKER_BYTES = 16 << 20
+"""A process that runs rewards that import nothing large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is: cores and bytes of memory that this program may use, threads that PyTorch takes by itself, and the
+    bytes of each GPU."""
+
+    cores: int
+    threads: int
+    memory_bytes: int
+    gpu_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One process (or several equal small ones): what it holds, its threads, its GPU (None: it computes on the CPU),
+    and the memory that it needs of the host and of the GPU. Nothing is listed if the model's sizes are unknown."""
+
+    name: str
+    holds: tuple[str, ...]
+    threads: int
+    gpu: int | None
+    host: tuple[MemoryItem, ...]
+    device: tuple[MemoryItem, ...] = ()
+    elsewhere: bool = False
+    """On a machine of an existing Ray cluster, which may be another one."""
+
+    @property
+    def computes(self) -> str:
+        """Threads, and the GPU if it has one."""
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return threads if self.gpu is None else f"GPU {self.gpu}, {threads}"
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the phase that needs most."""
+        return peak_bytes(self.host)
+
+    @property
+    def device_bytes(self) -> int:
+        """Of the phase that needs most; 0 without a GPU."""
+        return peak_bytes(self.device)
+
+
+def seats_of(config: Trained, facts: ModelFacts | None, machine: Machine) -> tuple[Seat, ...]:
+    """The processes of the run, the command's own first."""
+    trainers, workers = config.cluster.trainers, _workers(config)
+    on_gpu = _on_gpu(config, machine)
+    threads = threads_each(config, machine)
+    shared = _shared_weights(config, facts)
+    seats = []
+    if config.cluster.trains_here:
+        holds = ("the loop", "data", *_trained(config))
+        training = [*_training(config, facts, machine), *_normalizing(config, facts)]
+        seats.append(_seat("controller", holds, threads, 0 if on_gpu else None, shared, training))
+    else:
+        received = (*shared, *_normalizing(config, facts), *_state(config, facts, "optimizer state, to be saved", 2))
+        seats.append(_seat("controller", ("the loop", "data"), threads, None, received, ()))
+        for rank in range(trainers):
+            sent = _state(config, facts, "optimizer state, sent to the controller", 1) if rank == 0 else ()
+            items = _training(config, facts, machine, saves=rank == 0)
+            seats.append(_seat(f"trainer {rank}", _trained(config), threads, rank if on_gpu else None, sent, items))
+    seats += _own_seats(config, facts, threads, trainers if on_gpu else None)
+    for number in range(workers):
+        gpu = config.cluster.num_processes - workers + number if on_gpu else None
+        items = _engine(config, facts, on_gpu, own_copy=True)
+        holds = (f"{_engine_name(config)} with a copy of the weights",)
+        seats.append(_seat(f"rollout worker {number}", holds, threads, gpu, (), items))
+    if isinstance(config, RlConfig):
+        count = config.scoring.workers
+        item = MemoryItem("processes", count * REWARD_WORKER_BYTES, f"{count} x {bytes_in_words(REWARD_WORKER_BYTES)}")
+        seats.append(Seat(f"{count} reward worker{'s' * (count > 1)}", ("rewards",), 1, None, (item,)))
+    placed = [_placed(config, seat) for seat in seats]
+    return _as_ranks(placed) if config.cluster.runs_on == "torchrun" else tuple(placed)
+
+
+def _own_seats(config: Trained, facts: ModelFacts | None, threads: int, first_gpu: int | None) -> Iterator[Seat]:
+    """The models with a process of their own, on the GPUs from this one on."""
+    if not isinstance(config, RlConfig):
+        return
+    for number, model in enumerate(config.cluster.own_process):
+        items = () if facts is None else own_items(config, facts, model)
+        yield _seat(model, (model,), threads, None if first_gpu is None else first_gpu + number, (), items)
+
+
+def _is_started(seat: Seat) -> bool:
+    """Whether it is the process of a trainer, a model or a rollout worker, and not the command's or of rewards."""
+    return seat.name != "controller" and "reward worker" not in seat.name
+
+
+def _as_ranks(seats: Sequence[Seat]) -> tuple[Seat, ...]:
+    """The seats with the rank of torchrun's that has each. Trainer 0 is next to the controller, in rank 0, like the
+    reward workers; every other process is a rank of its own."""
+    others = [seat.name for seat in seats if _is_started(seat) and seat.name != "trainer 0"]
+    ranks = {name: rank for rank, name in enumerate(others, 1)}
+    return tuple(replace(seat, name=f"rank {ranks.get(seat.name, 0)}: {seat.name}") for seat in seats)
+
+
+def _placed(config: Trained, seat: Seat) -> Seat:
+    """The seat where it is: Ray finds places for all processes that are started."""
+    return replace(seat, elsewhere=config.cluster.joins_cluster and _is_started(seat))
+
+
+def _on_gpu(config: Trained, machine: Machine) -> bool:
+    return bool(machine.gpu_bytes) and config.model.device != "cpu"
+
+
+def _seat(
+    name: str,
+    holds: tuple[str, ...],
+    threads: int,
+    gpu: int | None,
+    host: Sequence[MemoryItem],
+    model: Sequence[MemoryItem],
+) -> Seat:
+    """`model`: what is on the GPU if the process has one."""
+    process = MemoryItem("Python and its libraries", PROCESS_BYTES, "measured")
+    if gpu is None:
+        return Seat(name, holds, threads, None, (process, *host, *model))
+    # What a GPU gives up while it rests is in pinned host memory, which is kept for the next time.
+    rested = (replace(item, name=f"{item.name}, at rest", phases=PHASES, rests=False) for item in model if item.rests)
+    return Seat(name, holds, threads, gpu, (process, *host, *rested), tuple(model))
+
+
+def threads_each(config: Trained, machine: Machine) -> int:
+    """Threads of a process other than the command's: those of the run file, or an equal share. Under torchrun, which
+    has told PyTorch to take one, the processes of a node share its cores."""
+    if config.cluster.threads is not None:
+        return config.cluster.threads
+    if config.cluster.runs_on != "torchrun":
+        return max(1, machine.threads // config.cluster.num_processes)
+    here = TorchrunRank.here()
+    return max(1, machine.cores // (config.cluster.num_processes if here is None else here.local_size))
+
+
+def _workers(config: Trained) -> int:
+    return config.cluster.rollout_workers if isinstance(config, RlConfig) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What each trainer keeps, and why."""
+
+    sharding: Sharding
+    because: str
+
+
+def sharding_of(config: Trained, facts: ModelFacts | None, machine: Machine) -> Choice:
+    """What `cluster.sharding` means for this run on this machine. `auto` never changes a result: `whole` and
+    `optimizer` give the same bits."""
+    cluster, asked = config.cluster, config.cluster.sharding
+    if cluster.trainers == 1:
+        return Choice("whole", "there is one trainer")
+    if asked != "auto":
+        return Choice(asked, "cluster.sharding")
+    if facts is None:
+        return Choice("whole", "auto, and the model's sizes are unknown")
+    if cluster.joins_cluster or not on_this_machine(config):
+        return Choice("whole", "auto, and it is unknown what the other machines have")
+    if _fits(config, "whole", facts, machine):
+        return Choice("whole", "auto: the memory suffices for it")
+    if _fits(config, "optimizer", facts, machine):
+        return Choice("optimizer", "auto: there is too little memory for whole")
+    return Choice("optimizer", "auto: there may be too little memory even for it")
+
+
+def with_sharding(config: ConfigT, sharding: Sharding) -> ConfigT:
+    """The run file with this `cluster.sharding`."""
+    cluster = config.cluster.model_copy(update={"sharding": sharding})
+    copy: ConfigT = config.model_copy(update={"cluster": cluster})  # type: ignore[assignment]
+    return copy
+
+
+def _fits(config: Trained, sharding: Sharding, facts: ModelFacts, machine: Machine) -> bool:
+    """Whether all processes together have what they may need, and each GPU what its process may."""
+    seats = seats_of(with_sharding(config, sharding), facts, machine)
+    on_gpus = max(seat.device_bytes for seat in seats)
+    together = sum(seat.host_bytes for seat in seats)
+    return together <= machine.memory_bytes and on_gpus <= min(machine.gpu_bytes, default=0)
+
+
+def _engine_name(config: Trained) -> str:
+    return f"{config.rollout.engine} engine" if isinstance(config, RlConfig) else ""
+
+
+def _trained(config: Trained) -> tuple[str, ...]:
+    """What a trainer holds, in words."""
+    if not isinstance(config, RlConfig):
+        return ("reward model" if isinstance(config, RmConfig) else "policy", "optimizer")
+    found = ["policy", "optimizer"]
+    own = config.cluster.own_process
+    if config.algorithm.kl_in != "none" and "reference" not in own:
+        found.append("reference" if config.model.lora is None else "reference (adapters off)")
+    if config.algorithm.estimator in names.CRITIC_ESTIMATORS and "critic" not in own:
+        found.append(f"{config.critic.kind} critic")
+    if not _workers(config):
+        found.append(f"{_engine_name(config)} with the policy's weights")
+    return tuple(found)
+
+
+def _training(config: Trained, facts: ModelFacts | None, machine: Machine, *, saves: bool = True) -> list[MemoryItem]:
+    """What a trainer needs where it computes. `saves`: its state goes into checkpoints."""
+    if facts is None:
+        return []
+    sharding = sharding_of(config, facts, machine).sharding
+    items = list(trainer_items(config, facts, config.cluster.trainers, sharding))
+    if saves:
+        items += _state(config, facts, "optimizer state, copied to be saved", 1)
+    if not _workers(config):
+        items += _engine(config, facts, _on_gpu(config, machine), own_copy=False)
+    return items
+
+
+def _engine(config: Trained, facts: ModelFacts | None, on_gpu: bool, *, own_copy: bool) -> list[MemoryItem]:
+    """What sampling needs where it computes. `own_copy`: the weights are those of no trainer."""
+    if facts is None or not isinstance(config, RlConfig):
+        return []
+    width = width_of(config)
+    items = [copy_of_weights("weights", facts, width)] if own_copy else []
+    if config.rollout.engine == "vllm":
+        items.append(copy_of_weights("weights in vLLM", facts, width))
+    elif config.rollout.engine == "local" and not on_gpu:
+        # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor.
+        items.append(copy_of_weights("weights laid out for decoding", facts, width, ("sampling",), at_most=True))
+    return [*items, *sampling_items(config, facts)]
+
+
+def _normalizing(config: Trained, facts: ModelFacts | None) -> tuple[MemoryItem, ...]:
+    """The policy that a reward model's scores are normalised on: it samples in the command's process."""
+    return sampling_items(config, facts) if isinstance(config, RmConfig) and facts is not None else ()
+
+
+def _state(config: Trained, facts: ModelFacts | None, name: str, copies: int) -> tuple[MemoryItem, ...]:
+    """Copies of the optimizer's state, in the host's memory while a checkpoint is written."""
+    if facts is None:
+        return ()
+    trained, each = num_trained(config.model.lora, facts), ParameterBytes.of(config.model.dtype).optimizer
+    formula = f"{trained:,} x {each:g} bytes{'' if copies == 1 else f' x {copies}'}"
+    return (MemoryItem(name, round(copies * each * trained), formula, ("checkpoint",)),)
+
+
+def _shared_weights(config: Trained, facts: ModelFacts | None) -> tuple[MemoryItem, ...]:
+    """The memory through which rollout workers get weights: this version, the next one while it is written, and those
+    with which batches ahead of training are still to be sampled."""
+    if facts is None or not isinstance(config, RlConfig) or not _workers(config):
+        return ()
+    this = copy_of_weights("weights in shared memory", facts, width_of(config))
+    ahead = config.max_staleness
+    if ahead == 0:
+        return this, replace(this, name="their next version, while it is written", phases=("sampling",))
+    formula = f"{this.formula} x {ahead + 1} (max_staleness + 1)"
+    return this, MemoryItem("later versions in shared memory", (ahead + 1) * this.num_bytes, formula, at_most=True)
+
+
+def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) -> None:
+    """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
+    short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
+    Ray cluster only what stays here is looked at."""
+    if not config.cluster.uses_processes:
+        return
+    _refuse_numbered_gpu(config)
+    if not on_this_machine(config):
+        return
+    seats = [seat for seat in seats if not seat.elsewhere]
+    # Ray knows what its nodes have, and what parts of a GPU are, and is asked before the start.
+    if not config.cluster.joins_cluster and config.cluster.gpus_per_worker is None:
+        _refuse_gpus(config, machine)
+    needed = sum(peak_bytes(seat.host, certain=True) for seat in seats)
+    if needed > machine.memory_bytes:
+        each = ", ".join(f"{seat.name} {bytes_in_words(peak_bytes(seat.host, certain=True))}" for seat in seats)
+        raise ConfigError(
+            f"{_asked(config)}: the processes of this run need at least {bytes_in_words(needed)} of memory, but this "
+            f"machine has {bytes_in_words(machine.memory_bytes)} ({each})",
+            remedy="lower them, take a smaller model, or set model.lora or model.dtype: bfloat16",
+        )
+    for seat in seats:
+        if seat.gpu is None:
+            continue
+        needed, there = peak_bytes(seat.device, certain=True), machine.gpu_bytes[seat.gpu]
+        if needed > there:
+            raise ConfigError(
+                f"{seat.name} needs at least {bytes_in_words(needed)} of GPU {seat.gpu}, which has "
+                f"{bytes_in_words(there)}",
+                remedy="take a smaller model, or set model.lora or model.dtype: bfloat16",
+            )
+
+
+def on_this_machine(config: Trained) -> bool:
+    """Whether all processes of the run are on this machine, as far as it is known before they start: not those that
+    torchrun starts on several nodes, or is yet to start."""
+    if config.cluster.runs_on != "torchrun":
+        return True
+    here = TorchrunRank.here()
+    return here is not None and here.on_one_machine
+
+
+def _refuse_numbered_gpu(config: Trained) -> None:
+    device = config.model.device
+    if device.startswith("cuda:") and config.cluster.num_processes > 1:
+        raise ConfigError(
+            f"model.device is {device}, but with several processes each of them has a GPU of its own",
+            remedy="set model.device: cuda (trainers get the first GPUs), and choose among GPUs with "
+            "CUDA_VISIBLE_DEVICES",
+        )
+
+
+def _refuse_gpus(config: Trained, machine: Machine) -> None:
+    count, there, device = config.cluster.num_processes, len(machine.gpu_bytes), config.model.device
+    wants = device.startswith("cuda") or (device == "auto" and there > 0)
+    if wants and count > there:
+        raise ConfigError(
+            f"{_asked(config)}: that is {count} GPUs, one for each process, but this machine has {there or 'none'}",
+            remedy="lower them, or set model.device: cpu",
+        )
+
+
+def _asked(config: Trained) -> str:
+    """The fields that ask for processes."""
+    asked = f"cluster.trainers is {config.cluster.trainers}"
+    if isinstance(config, RlConfig) and config.cluster.own_process:
+        asked += f", cluster.own_process is [{', '.join(config.cluster.own_process)}]"
+    return f"{asked}, cluster.rollout_workers is {_workers(config)}" if _workers(config) else asked
+
+
+def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
+    """What will be slow, or may not fit, on this machine."""
+    if not on_this_machine(config):
+        return
+    seats = [seat for seat in seats if not seat.elsewhere]
+    count = 0 if config.cluster.joins_cluster else config.cluster.num_processes
+    if config.cluster.uses_processes and count > machine.cores:
+        cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
+        yield f"{_asked(config)}: {count} processes share {cores}, so they wait for each other"
+    together = sum(seat.host_bytes for seat in seats)
+    if together > machine.memory_bytes:
+        yield (
+            f"the run may need {bytes_in_words(together)} of memory, and this machine has "
+            f"{bytes_in_words(machine.memory_bytes)}"
+        )
+    for seat in seats:
+        if seat.gpu is not None and seat.device_bytes > machine.gpu_bytes[seat.gpu]:
+            yield (
+                f"{seat.name} may need {bytes_in_words(seat.device_bytes)} of GPU {seat.gpu}, which has "
+                f"{bytes_in_words(machine.gpu_bytes[seat.gpu])}"
+            )

@@ -1,0 +1,62 @@
+"""What this machine has, and whether the processes of a run fit on it: checked before any of them starts."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from burnish.planning.memory import Trained
+from burnish.planning.model_facts import ModelFacts, read_model_facts
+from burnish.planning.seats import (
+    ConfigT,
+    Machine,
+    refuse_impossible,
+    seat_warnings,
+    seats_of,
+    sharding_of,
+    with_sharding,
+)
+from burnish.trainers.chaining import pinned
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says how much memory a container may use."""
+
+
+def this_machine() -> Machine:
+    """Cores, threads, memory and GPUs that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
+    return Machine(cores, torch.get_num_threads(), min([memory, *_limits()]), tuple(gpus))
+
+
+def _limits() -> list[int]:
+    found = [file.read_text(encoding="ascii").strip() for file in CGROUP_LIMITS if file.is_file()]
+    return [int(text) for text in found if text.isdigit()]  # "max" is no limit
+
+
+def check_placement(config: Trained, machine: Machine | None = None) -> list[str]:
+    """Warnings about the processes of the run on this machine, and what `cluster.sharding: auto` is if not `whole`.
+    ConfigError if this machine cannot have them; CheckpointError for a model path that names a run without a
+    checkpoint. Reads the model's config.json and nothing larger."""
+    machine = machine or this_machine()
+    config, _ = pinned(config)
+    facts = _facts(config)
+    seats = seats_of(config, facts, machine)
+    refuse_impossible(config, seats, machine)
+    choice = sharding_of(config, facts, machine)
+    is_news = config.cluster.sharding == "auto" and choice.sharding != "whole"
+    said = [f"cluster.sharding: {choice.sharding} ({choice.because})"] if is_news else []
+    return [*said, *seat_warnings(config, seats, machine)]
+
+
+def placed(config: ConfigT) -> ConfigT:
+    """The run file as its trainers get it: with the `cluster.sharding` that `auto` stands for on this machine."""
+    return with_sharding(config, sharding_of(config, _facts(config), this_machine()).sharding)
+
+
+def _facts(config: Trained) -> ModelFacts | None:
+    return read_model_facts(Path(config.model.path).expanduser())

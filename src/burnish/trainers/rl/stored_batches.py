@@ -1,0 +1,66 @@
+"""Collected batches as text, for checkpoints of runs that sample ahead of training.
+
+Prompts are not stored: they follow from the position in the data, as they did when the batch was drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from burnish.trainers.rl.collection import Collected, Collector
+from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutGroup
+
+
+def to_text(collected: Collected) -> str:
+    """The batch as JSON. Floats keep their last bit."""
+    return json.dumps(
+        {
+            "kept": [group.group_id for group in collected.groups],
+            "rollouts": [[rollout.to_dict() for rollout in group.rollouts] for group in collected.sampled],
+            "greedy": [None if group.greedy is None else group.greedy.to_dict() for group in collected.sampled],
+            "metrics": {name: _plain(metric) for name, metric in collected.metrics.items()},
+        }
+    )
+
+
+def from_text(text: str, collector: Collector, position: int) -> Collected:
+    """What `to_text` was given. `position`: where in the data the batch begins. Raises ValueError, KeyError or
+    TypeError for another text."""
+    stored: dict[str, Any] = json.loads(text)
+    prompts = collector.feed.take(len(stored["rollouts"]), position)
+    members = zip(prompts, stored["rollouts"], stored["greedy"], strict=True)
+    sampled = tuple(
+        RolloutGroup(
+            encoded.prompt,
+            group_id,
+            tuple(Rollout.from_dict(row) for row in rows),
+            None if greedy is None else Rollout.from_dict(greedy),
+        )
+        for group_id, (encoded, rows, greedy) in enumerate(members)
+    )
+    kept, overlong = [sampled[group_id] for group_id in stored["kept"]], collector.config.algorithm.overlong_buffer
+    if overlong is not None:
+        kept = [collector.penalised(group, overlong) for group in kept]
+    metrics = {
+        name: Metric(Reduction(rule), value, weight) for name, (rule, value, weight) in stored["metrics"].items()
+    }
+    return Collected(tuple(kept), sampled, position + len(prompts), metrics)
+
+
+def group_to_text(group: RolloutGroup) -> str:
+    """The group as JSON, without its prompt."""
+    greedy = None if group.greedy is None else group.greedy.to_dict()
+    return json.dumps({"rollouts": [rollout.to_dict() for rollout in group.rollouts], "greedy": greedy})
+
+
+def group_from_text(text: str, prompt: Prompt, group_id: int) -> RolloutGroup:
+    """What `group_to_text` was given. Raises ValueError, KeyError or TypeError for another text."""
+    stored: dict[str, Any] = json.loads(text)
+    greedy = None if stored["greedy"] is None else Rollout.from_dict(stored["greedy"])
+    return RolloutGroup(prompt, group_id, tuple(Rollout.from_dict(row) for row in stored["rollouts"]), greedy)
+
+
+def _plain(metric: Metric) -> tuple[str, float, float]:
+    value, weight = metric.added_up()
+    return metric.reduction.value, float(value), float(weight)

@@ -1,0 +1,109 @@
+"""Which weights sample the batch of which step, and when: at most `max_staleness` steps ahead of training.
+
+The batch of step s is sampled with the weights after step max(0, s - 1 - max_staleness), whatever is fast or slow, so a
+run is a function of its run file with any `max_staleness`. Batches are collected strictly one after another: which
+prompts a step draws depends on how many groups the steps before it had to replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from burnish.models.weights import Weights
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.stored_batches import from_text, to_text
+from burnish.trainers.telemetry.staleness import describe_staleness
+from burnish.trainers.telemetry.stopwatch import Stopwatch
+
+
+class Supply:
+    """The batches of the steps. This one samples in the loop's own thread when a step begins: nothing overlaps, and the
+    numbers are those of `burnish.trainers.rl.supply_aside`."""
+
+    def __init__(
+        self, collector: Collector, progress: Progress, beginning: Weights, *, max_staleness: int, last_step: int
+    ) -> None:
+        """`beginning`: the weights that the collector's engine has already."""
+        self.collector = collector
+        self._progress = progress
+        self._newest = beginning, 0  # and the step after which the policy has had them
+        self._in_engine = beginning
+        self._max_staleness = max_staleness
+        self._last_step = last_step
+        self._asked = 0  # the last step whose batch was asked for
+        self._collected: dict[int, Collected] = {}  # by step: of the present one and of later ones
+
+    def publish(self, weights: Weights, step: int) -> None:
+        """What is asked for from now on is sampled with these weights, which the policy has after this step."""
+        self._newest = weights, step
+
+    def take(self, step: int, stopwatch: Stopwatch) -> Collected:
+        """The batch of the step. Asks first for every batch that the newest weights have to sample. Raises what
+        sampling and scoring raise, and RolloutError if the engine has used other weights."""
+        self._collected.pop(step - 1, None)
+        for due in self._due(step):
+            self._collected[due] = self._collect(due, *self._newest, stopwatch)
+            self._asked = due
+        return self._collected[step]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While this lasts, the engine has the newest weights and nothing else to do."""
+        self._load(self._newest[0])
+        yield
+
+    def state_dict(self) -> dict[str, object]:
+        """The batches of steps that have not been trained on yet, for a checkpoint. Waits for those that are asked for,
+        because the weights that sample them are in no checkpoint."""
+        self._settle()
+        later = {number: one for number, one in self._collected.items() if number > self._progress.step}
+        return {str(number): to_text(one) for number, one in sorted(later.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the batches of a checkpoint, to which `progress` has been set."""
+        position = self._progress.position
+        self._asked = self._progress.step
+        for number, text in state.items():
+            self._collected[int(number)] = batch = from_text(text, self.collector, position)
+            position, self._asked = batch.position, int(number)
+
+    def lines(self) -> tuple[str, ...]:
+        """What to tell the user after `load_state_dict`: batches that a run did not sample, because it failed or had
+        fewer `steps`, are sampled with newer weights than they would have been."""
+        first = max(self._asked, self._progress.step) + 1
+        end = min(self._progress.step + self._max_staleness, self._last_step) + 1
+        if not self._progress.step or first >= end:
+            return ()
+        steps = f"step {first}" if first + 1 == end else f"steps {first} to {end - 1}"
+        now = self._progress.step
+        return (f"max_staleness: the checkpoint has no batch of {steps}: sampled with the weights of step {now}",)
+
+    def _due(self, step: int) -> range:
+        """The batches that the newest weights sample, as `step` begins."""
+        return range(max(step, self._asked + 1), min(step + self._max_staleness, self._last_step) + 1)
+
+    def _settle(self) -> None:
+        """Wait for what is being sampled."""
+
+    def _load(self, weights: Weights) -> None:
+        """Let the engine sample with these weights, unless it does."""
+        if weights is not self._in_engine:
+            self.collector.engine.sync(weights)
+            self._in_engine = weights
+
+    def _collect(self, due: int, weights: Weights, weights_step: int, stopwatch: Stopwatch) -> Collected:
+        """The batch of the step `due`, sampled with the weights that the policy had after `weights_step`."""
+        with stopwatch.phase("sync"):
+            self._load(weights)
+        before = self._collected.get(due - 1, self._progress)
+        collected = self.collector.collect(due, before.position, stopwatch)
+        staleness = describe_staleness(collected.sampled, self._steps_of(weights, weights_step), due)
+        collected.metrics.update(staleness if self._max_staleness else {})
+        return collected
+
+    def _steps_of(self, weights: Weights, weights_step: int) -> Mapping[int, int]:
+        """The versions that may have sampled a batch of these weights, and after which step the policy had each."""
+        return {weights.version: weights_step}

@@ -1,0 +1,389 @@
+"""Trainers and rollout workers as actors of Ray: the same requests, the same numbers, whoever is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
+
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_cluster import ClusterConfig
+from burnish.distributed import nodes, ray_workers
+from burnish.distributed.launching import Crew, Launcher, Seat, start_all
+from burnish.distributed.peers import Peer, RoleLostError, TracebackElsewhereError
+from burnish.distributed.ray_workers import RaySite, StoredWeights
+from burnish.errors import ConfigError, DivergenceError, RolloutError
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.learning_cluster import train_sft
+from burnish.trainers.telemetry.journal import Journal
+
+STORE_BYTES = 100 << 20
+WRITE = Journal.write
+
+ROLES = """
+import contextlib, os, pathlib, time
+import torch
+from burnish.errors import DivergenceError
+from burnish.models.weights import Weights
+
+
+class Role:
+    version = 3
+
+    def echo(self, value):
+        return value
+
+    def raises(self):
+        raise DivergenceError("loss is nan", remedy="lower it")
+
+    def sleeps(self):
+        time.sleep(600)
+
+    def threads(self):
+        return torch.get_num_threads()
+
+    def publish(self):
+        tensors = [("a", torch.arange(6.0)), ("b", torch.ones(2, 2, dtype=torch.bfloat16))]
+        return Weights(self.version, lambda: iter(tensors))
+
+    def sync(self, weights):
+        self.taken = {name: tensor.clone() for name, tensor in weights.tensors()}
+        self.version = weights.version
+
+    def read(self):
+        return self.taken
+
+
+@contextlib.contextmanager
+def roles(left):
+    yield {"policy": Role(), "engine": Role()}
+    pathlib.Path(left).write_text("left")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster with one node of four CPUs, which this process has joined. Tests add further nodes."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    started = Cluster(initialize_head=True, connect=False, head_node_args=node)
+    ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
+    yield started
+    ray.shutdown()
+    started.shutdown()
+
+
+@pytest.fixture(scope="module")
+def module(make_module: Callable[[str, str], Any]) -> Any:
+    return make_module("ray_roles_of_test", ROLES)
+
+
+def crew_of(folder: Path, trainers: int, workers: int, **fields: Any) -> Crew:
+    return Crew(
+        tuple(f"trainer {i}" for i in range(trainers)),
+        (),
+        tuple(f"rollout worker {i}" for i in range(workers)),
+        ClusterConfig(backend="ray", threads=1, **fields),
+        False,
+        folder,
+        folder,
+    )
+
+
+def started(launcher: Launcher, module: Any, left: Path, *names: str) -> list[Peer]:
+    return start_all(launcher, [Seat(name, module.roles, (str(left),)) for name in names])
+
+
+@pytest.mark.slow
+def test_an_actor_answers_as_a_process_does(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
+    """In a cluster of this machine, which is started for it and ended after it."""
+    left = tmp_path / "left"
+    crew = crew_of(tmp_path, 1, 1, cpus_per_worker=0.5)
+    with RaySite() as site, site.reserved(crew) as launcher, ExitStack() as stack:
+        trainer, worker = (
+            stack.enter_context(peer) for peer in started(launcher, module, left, "trainer 0", "rollout worker 0")
+        )
+        policy, engine = trainer.role("policy", seconds=60), worker.role("engine", seconds=60)
+        assert policy.ask("echo", {"a": (1, "b")}) == {"a": (1, "b")}
+        assert policy.ask("threads") == 1
+        with pytest.raises(DivergenceError, match="loss is nan") as raised:
+            policy.ask("raises")
+        assert isinstance(raised.value.__cause__, TracebackElsewhereError)
+
+        shared = policy.share(3)  # written once, read by whoever wants it
+        engine.load(shared)
+        assert engine.ask("read")["a"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert dict(shared())["b"].tolist() == [[1, 1], [1, 1]]
+        damaged = ray.get(shared.reference).copy()  # type: ignore[attr-defined]
+        damaged[3] ^= 1
+        with pytest.raises(RolloutError, match="version 3 arrived incomplete or damaged"):
+            engine.load(StoredWeights(shared.layout, ray.put(damaged)))
+        with pytest.raises(RolloutError, match=r"arrived with 20 bytes instead of \d+"):
+            engine.load(StoredWeights(shared.layout, ray.put(damaged[:20])))
+
+        with pytest.raises(RoleLostError, match=r"sleeps: process 'rollout worker 0' did not answer within 0.5 sec"):
+            worker.role("engine", seconds=0.5).ask("sleeps")
+        assert "in sleeps" in (tmp_path / "rollout-worker-0.txt").read_text()
+        assert gone(worker.pid)  # type: ignore[attr-defined]
+        os.kill(trainer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(RoleLostError, match=r"policy.version: process 'trainer 0' on node .* ended \(Worker unexp"):
+            policy.ask("version")
+
+        (again,) = started(launcher, module, left, "rollout worker 0")
+        again.close()
+        assert left.read_text() == "left"
+        assert gone(again.pid)  # type: ignore[attr-defined]
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_stopped_actor_is_found_and_ended(
+    cluster: Any, module: Any, tmp_path: Path, gone: Callable[..., bool]
+) -> None:
+    with RaySite() as site, site.reserved(crew_of(tmp_path, 0, 1)) as launcher:
+        (worker,) = started(launcher, module, tmp_path / "left", "rollout worker 0")
+        os.kill(worker.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+        begun = time.monotonic()
+        with pytest.raises(RoleLostError, match="has given no sign of life for 12 seconds and was killed"):
+            worker.role("engine", seconds=600).ask("sleeps")
+        assert time.monotonic() - begun < 60
+        assert gone(worker.pid)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_what_is_lacking_is_said_before_the_start(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        pytest.raises(
+            ConfigError,
+            match=r"3 processes with 2 CPU and 0 GPU each, but .* room for 2: 4 CPU and 0 GPU on 1 node",
+        ),
+        RaySite().reserved(crew_of(tmp_path, 2, 1, cpus_per_worker=2)),
+    ):
+        pass
+    monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 2.0)
+    with (
+        RaySite().reserved(crew_of(tmp_path, 0, 1, cpus_per_worker=3)),
+        pytest.raises(
+            ConfigError,
+            match=r"no place for 2 processes \(trainer 0 ...\) within 2 seconds: 2 CPU .* 1 CPU and 0 GPU are",
+        ),
+        RaySite().reserved(crew_of(tmp_path, 2, 0, cpus_per_worker=2)),
+    ):
+        pass
+    crew = Crew(("trainer 0",), (), (), ClusterConfig(backend="ray"), False, tmp_path, tmp_path, ("no/such.py:loss",))
+    versions = nodes.versions_here()
+    monkeypatch.setattr(nodes, "versions_here", lambda: {**versions, "torch": "1.0"})
+    with (
+        pytest.raises(
+            ConfigError,
+            match=rf"(?s)not all nodes.*: torch is {versions['torch']}.*, and 1.0 where.*node \S+: .*no/such.py",
+        ),
+        RaySite().reserved(crew),
+    ):
+        pass
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
+        "optimization": {"minibatches": 2, "epochs": 2, "learning_rate": 1e-3},
+    },
+    "ppo": {
+        "algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05},
+        "critic": {"kind": "separate", "learning_rate": 1e-3, "warmup_steps": 1},
+        "optimization": {"minibatches": 2, "learning_rate": 1e-3},
+    },
+}
+
+
+@pytest.fixture
+def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
+    """Trains in `tmp_path/NAME` with four lanes and returns the folder."""
+
+    def train(name: str, case: str = "grpo", *, steps: int = 4, ahead: int = 0, **fields: Any) -> Path:
+        config = tiny_run(
+            f"output={tmp_path}/{name}",
+            f"max_staleness={ahead}",
+            steps=steps,
+            checkpoint={"every_steps": 2},
+            cluster={"lanes": 4, "threads": 1, **fields},
+            **CASES[case],
+        )
+        train_rl(config, console=Console(quiet=True))
+        return tmp_path / name
+
+    return train
+
+
+def lost_workers(found: Any) -> float:
+    """How many were lost, which is the one number that may differ and is taken out."""
+    return sum(row.pop("rollout/lost_workers", 0) for row in found.metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "trainers", "workers"),
+    [
+        pytest.param("grpo", 1, 0, marks=pytest.mark.matrix),
+        ("grpo", 2, 2),
+        pytest.param("ppo", 2, 0, marks=pytest.mark.matrix),
+    ],
+)
+def test_ray_changes_no_bit(
+    case: str, trainers: int, workers: int, cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    found = trace(run("ray", case, backend="ray", trainers=trainers, rollout_workers=workers))
+    assert found == trace(run("inline", case))
+
+
+@pytest.mark.slow
+def test_sft_on_ray_changes_no_bit(
+    cluster: Any, tiny_sft: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    def learn(name: str, *words: str) -> Any:
+        words = (f"output={tmp_path}/{name}", "steps=4", "cluster.lanes=2", "cluster.threads=1", *words)
+        train_sft(tiny_sft(*words), console=Console(quiet=True))
+        return trace(tmp_path / name)
+
+    assert learn("ray", "cluster.backend=ray", "cluster.trainers=2", "cluster.sharding=optimizer") == learn("inline")
+
+
+@pytest.mark.slow
+def test_sampling_ahead_on_ray_changes_no_bit(
+    cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    found = trace(run("ray", ahead=1, backend="ray", trainers=1, rollout_workers=2))
+    assert found == trace(run("inline", ahead=1))
+
+
+@pytest.mark.slow
+def test_a_killed_rollout_worker_changes_nothing(
+    cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any], killed_while_sampling: list[int]
+) -> None:
+    found, expected = trace(run("killed", backend="ray", rollout_workers=2)), trace(run("inline"))
+    assert killed_while_sampling
+    assert lost_workers(found) == 1
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_trainers_of_two_nodes_one_of_which_is_lost(
+    cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has room for one trainer. The second node goes in step 4, and a third one takes its place."""
+    second = cluster.add_node(num_cpus=4, object_store_memory=STORE_BYTES)
+    third: list[Any] = []
+
+    def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
+        WRITE(journal, step, row)
+        if step == 3 and not third:
+            third.append(cluster.add_node(num_cpus=4, object_store_memory=STORE_BYTES))
+            cluster.remove_node(second, allow_graceful=False)
+
+    monkeypatch.setattr(Journal, "write", losing)
+    try:
+        found = trace(run("two-nodes", steps=6, backend="ray", trainers=2, cpus_per_worker=3))
+        assert third
+        assert found == trace(run("inline", steps=6))
+    finally:
+        for node in third:
+            cluster.remove_node(node)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_a_lost_node_leaves_a_smaller_pool(
+    cluster: Any,
+    run: Callable[..., Path],
+    trace: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    gone: Callable[..., bool],
+) -> None:
+    """Trainer and two rollout workers on three nodes. One node with a worker is lost, and nothing takes its place."""
+    monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 10.0)
+    nodes = [cluster.add_node(num_cpus=4, object_store_memory=STORE_BYTES) for _ in range(2)]
+    lost: list[Any] = []
+    launchers: list[Any] = []
+    pids: list[int] = []
+    start = ray_workers.RayLauncher.start
+
+    def noting(launcher: Any, seat: Seat) -> Any:
+        launchers.append(launcher)
+        process = start(launcher, seat)
+        if seat.name.startswith("rollout"):
+            pids.append(process.pid)
+        return process
+
+    def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
+        WRITE(journal, step, row)
+        if step == 2 and not lost:
+            group = launchers[0].places["rollout worker 0"][0]
+            of_workers = ray_workers._nodes_of(group)
+            lost.append(next(node for node in nodes if node.node_id in of_workers))
+            cluster.remove_node(lost[0], allow_graceful=False)
+            deadline = time.monotonic() + 60.0
+            while not any(gone(pid, 0.1) for pid in pids):  # a process outlives its node by a moment
+                assert time.monotonic() < deadline
+
+    monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
+    monkeypatch.setattr(Journal, "write", losing)
+    try:
+        found = trace(run("smaller", backend="ray", rollout_workers=2, cpus_per_worker=3))
+        expected = trace(run("inline"))
+        assert lost
+        assert lost_workers(found) == 1
+        assert found == expected
+    finally:
+        for node in nodes:
+            if node not in lost:
+                cluster.remove_node(node)
+
+
+@pytest.mark.slow
+def test_a_killed_controller_leaves_nothing(
+    tiny_run: Callable[..., RlConfig], run_file: Any, tmp_path: Path, gone: Callable[..., bool]
+) -> None:
+    """A cluster that the command has started itself ends with it, actors and all."""
+    config = tiny_run(steps=10_000, cluster={"backend": "ray", "rollout_workers": 1, "cpus_per_worker": 0.5})
+    command = [sys.executable, "-m", "burnish", "rl", run_file(config)]
+    controller = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    journal = Path(config.output) / "metrics.jsonl"
+    deadline = time.monotonic() + 180.0
+    while not (journal.exists() and journal.read_text()):
+        assert time.monotonic() < deadline
+        assert controller.poll() is None
+        time.sleep(0.2)
+    descendants = children_of(controller.pid)
+    assert len(descendants) > 4
+    names = {pid: Path(f"/proc/{pid}/cmdline").read_text().replace(chr(0), " ")[:80] for pid in descendants}
+    controller.kill()
+    controller.wait()
+    assert {pid: name for pid, name in names.items() if not gone(pid, 120.0)} == {}  # Ray's agents take half a minute
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that this one has started, and those that they have started."""
+    parents = {
+        int(entry.name): int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (entry / "stat").exists()
+    }
+    found, last = [pid], -1
+    while len(found) != last:
+        last = len(found)
+        found = [pid, *(child for child, parent in parents.items() if parent in found)]
+    return found[1:]

@@ -1,0 +1,153 @@
+"""Sampling ahead of training: which weights sample what follows from the run file alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.config.schema import RlConfig
+from burnish.errors import RolloutError
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.rl.collection import Collector
+from burnish.trainers.telemetry.journal import Journal
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05}},
+    "dapo": {"algorithm": {"preset": "dapo", "max_refills": 2}},
+    "decoupled": {"algorithm": {"preset": "grpo", "mismatch_correction": "token_truncate"}},
+    "ppo": {"algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05}, "critic": {"kind": "separate"}},
+}
+
+
+@pytest.fixture
+def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
+    """Trains in `tmp_path/NAME`, with evaluations in between, and returns the folder."""
+
+    def train(
+        name: str, case: str, staleness: int, *, workers: int = 0, trainers: int = 1, minibatches: int = 2
+    ) -> Path:
+        config = tiny_run(
+            f"output={tmp_path}/{name}",
+            steps=5,
+            max_staleness=staleness,
+            optimization={"minibatches": minibatches, "learning_rate": 1e-3},
+            evaluation={"every_steps": 2},
+            checkpoint={"every_steps": 2},
+            cluster={"lanes": 2, "trainers": trainers, "rollout_workers": workers, "threads": 1},
+            **ALGORITHMS[case],
+        )
+        train_rl(config, console=Console(quiet=True))
+        return tmp_path / name
+
+    return train
+
+
+def versions(folder: Path) -> list[set[int]]:
+    """The versions of the weights that sampled each step."""
+    files = sorted((folder / "rollouts").glob("step-*.jsonl"))
+    return [{json.loads(line)["policy_version"] for line in file.read_text().splitlines()} for file in files]
+
+
+def metrics(folder: Path) -> list[Mapping[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("staleness", "expected"), [(0, [0, 2, 4, 6, 8]), (1, [0, 0, 2, 4, 6]), (3, [0, 0, 0, 0, 2])])
+def test_the_weights_that_sample_a_step_are_those_of_the_rule(
+    staleness: int, expected: list[int], run: Callable[..., Path]
+) -> None:
+    """Two optimizer steps a step, so the weights after step n have version 2 n."""
+    folder = run("one", "grpo", staleness)
+    assert versions(folder) == [{version} for version in expected]
+    rows = [row for row in metrics(folder) if row["step"] > 0]
+    if staleness:
+        assert [row["rollout/staleness"] for row in rows] == [min(staleness, step) for step in range(5)]
+    else:
+        assert not any("rollout/staleness" in row for row in rows)
+
+
+@pytest.mark.parametrize("case", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
+def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
+    case: str, run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C in step 3 ends the run after it."""
+    expected = trace(run("whole", case, 2))
+    write = Journal.write
+
+    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        write(journal, step, row)
+
+    monkeypatch.setattr(Journal, "write", interrupted)
+    run("halves", case, 2)
+    monkeypatch.undo()
+    assert len(metrics(tmp_path / "halves")) == 4
+    assert trace(run("halves", case, 2)) == expected
+
+
+def test_sampling_aside_has_the_numbers_of_sampling_inline(
+    run: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    expected = trace(run("inline", "grpo", 1))
+    assert trace(run("aside", "grpo", 1, workers=1)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("staleness", "case"),
+    [
+        (1, "dapo"),
+        (2, "ppo"),
+        *(
+            pytest.param(staleness, case, marks=pytest.mark.matrix)
+            for staleness in (0, 1, 2)
+            for case in ALGORITHMS
+            if (staleness, case) not in ((1, "dapo"), (2, "ppo"))
+        ),
+    ],
+)
+def test_no_number_of_processes_changes_a_bit(
+    staleness: int, case: str, run: Callable[..., Path], trace: Callable[[Path], Any]
+) -> None:
+    expected = trace(run("inline", case, staleness))
+    assert trace(run("workers", case, staleness, workers=2)) == expected
+    assert trace(run("trainers", case, staleness, trainers=2)) == expected
+
+
+def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path]) -> None:
+    """The first step trains on fresh responses, the third on those of the weights before the second. The ratio shows
+    how far the policy has moved since; weighted by a correction instead, it begins at 1."""
+    stale = metrics(run("sampler", "grpo", 1, minibatches=1))
+    assert stale[3]["policy/approx_kl"] > 1e-4 > 1e-6 > abs(stale[1]["policy/approx_kl"])
+    assert stale[3]["rollout/logprob_diff_mean"] > 1e-3 > 1e-5 > stale[1]["rollout/logprob_diff_mean"]
+    weighted = metrics(run("decoupled", "decoupled", 1, minibatches=2))
+    assert "policy/first_ratio_deviation" not in stale[3]
+    assert weighted[3]["policy/first_ratio_deviation"] < 1e-4
+    assert weighted[3]["rollout/logprob_diff_mean"] > 1e-3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_ahead_of_training_ends_the_step_that_needs_the_batch(
+    workers: int, run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 4 cannot be sampled. The steps before it are trained, and the run goes on from the third."""
+    collect = Collector.collect
+
+    def failing(collector: Collector, step: int, *rest: Any) -> Any:
+        if step == 4:
+            raise RolloutError("the lights went out", remedy="turn them on")
+        return collect(collector, step, *rest)
+
+    monkeypatch.setattr(Collector, "collect", failing)
+    with pytest.raises(RolloutError, match="the lights went out"):
+        run("dark", "grpo", 1, workers=workers)
+    monkeypatch.undo()
+    assert [row["step"] for row in metrics(run("dark", "grpo", 1, workers=workers))] == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,251 @@
+"""Runs on the processes that torchrun has started: the numbers of one process, and a clear end when one is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.learning_cluster import train_sft
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 400.0
+"""For whatever is waited for; the machine may be busy."""
+
+LOSS = """
+import os, pathlib, signal
+from burnish.algorithms.policy_losses.clipped import ppo_clip
+
+HERE = pathlib.Path(__file__).parent
+
+
+def loss(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT):
+    saved = (HERE / "ranks/checkpoints/step-000002").exists()  # so this is step 3
+    if saved and os.environ.get("RANK") == "1" and not (HERE / "killed").exists():
+        (HERE / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ppo_clip(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+"""
+
+
+class Launched:
+    """A torchrun with its processes, and what they say."""
+
+    def __init__(self, log: Path, *words: str) -> None:
+        self.log = log
+        with log.open("w") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, "COLUMNS": "200"},
+                cwd=log.parent,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=SECONDS)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+
+    def rank(self, number: int) -> int:
+        """The id of the process with this rank."""
+        (found,) = [pid for pid in children_of(self.process.pid, deep=False) if f"RANK={number}" in environment(pid)]
+        return found
+
+    def end(self) -> None:
+        started = [self.process.pid, *children_of(self.process.pid)]
+        for pid in started:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+
+def environment(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def children_of(pid: int, *, deep: bool = True) -> list[int]:
+    """Processes that this one has started, and if `deep` those that they have started."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it has ended
+    found, last = [pid], -1
+    while len(found) != last:
+        last = len(found)
+        found = [pid, *(child for child, parent in parents.items() if parent in (found if deep else (pid,)))]
+    return found[1:]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int]) -> list[int]:
+    """Those that are still there after a long while."""
+    deadline = time.monotonic() + 60.0
+    while (left := [pid for pid in pids if lives(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    """Starts `burnish` as so many processes; whatever is left at the end is killed."""
+    begun: list[Launched] = []
+
+    def start(count: int, *words: str, restarts: int = 0) -> Launched:
+        how = ("--standalone", "--nproc-per-node", str(count), "--max-restarts", str(restarts))
+        begun.append(Launched(tmp_path / f"torchrun-{len(begun)}.log", *how, "-m", "burnish", *words))
+        return begun[-1]
+
+    yield start
+    for launched in begun:
+        launched.end()
+
+
+@pytest.fixture
+def grpo(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., RlConfig]:
+    def build(name: str, *overrides: str, steps: int = 4, **cluster: Any) -> RlConfig:
+        return tiny_run(
+            f"output={tmp_path}/{name}",
+            *overrides,
+            steps=steps,
+            checkpoint={"every_steps": 2},
+            algorithm={"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
+            optimization={"minibatches": 2, "epochs": 2, "learning_rate": 1e-3},
+            cluster={"lanes": 4, "threads": 1, **cluster},
+        )
+
+    return build
+
+
+def lines_of(config: RlConfig) -> int:
+    journal = Path(config.output) / "metrics.jsonl"
+    return len(journal.read_text().splitlines()) if journal.exists() else 0
+
+
+def test_two_trainers_and_a_rollout_worker_change_no_bit(
+    torchrun: Any, grpo: Any, run_file: Any, trace: Callable[[Path], Any]
+) -> None:
+    config = grpo("ranks", trainers=2, rollout_workers=1)
+    launched = torchrun(3, "rl", run_file(config))
+    assert launched.wait() == 0, launched.said
+    assert launched.said.count("finished at step 4") == 1  # only one of the three speaks
+    alone = grpo("inline")
+    train_rl(alone, console=Console(quiet=True))
+    assert trace(Path(config.output)) == trace(Path(alone.output))
+
+
+def test_ranks_of_two_nodes_change_no_bit(
+    grpo: Any, run_file: Any, trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """Two of them on one machine, whose processes share no memory with those of the other. The second one has a trainer
+    and a rollout worker."""
+    config = grpo("nodes", trainers=2, rollout_workers=2)
+    file = run_file(config)
+    meeting = tmp_path / "meeting"  # a file, because a port could be taken by somebody else before torchrun takes it
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", str(meeting), "--rdzv-conf", "store_type=file")
+    words = ("--nnodes", "2", "--nproc-per-node", "2", *where, "--rdzv-id", "test", "-m", "burnish", "rl", file)
+    nodes = [Launched(tmp_path / f"node-{number}.log", *words) for number in range(2)]
+    try:
+        assert [node.wait() for node in nodes] == [0, 0], [node.said for node in nodes]
+    finally:
+        for node in nodes:
+            node.end()
+    alone = grpo("inline")
+    train_rl(alone, console=Console(quiet=True))
+    assert trace(Path(config.output)) == trace(Path(alone.output))
+
+
+def test_sft_with_two_trainers_changes_no_bit(
+    torchrun: Any, tiny_sft: Callable[..., SftConfig], run_file: Any, trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    common = ("steps=4", "cluster.lanes=2", "cluster.threads=1")
+    config = tiny_sft(f"output={tmp_path}/ranks", *common, "cluster.trainers=2", "cluster.sharding=optimizer")
+    launched = torchrun(2, "sft", run_file(config))
+    assert launched.wait() == 0, launched.said
+    alone = tiny_sft(f"output={tmp_path}/inline", *common)
+    train_sft(alone, console=Console(quiet=True))
+    assert trace(tmp_path / "ranks") == trace(tmp_path / "inline")
+
+
+def test_a_killed_rank_and_a_restart_change_no_bit(
+    torchrun: Any, grpo: Any, run_file: Any, trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """The second trainer kills itself in the third step. Then all processes start again, once."""
+    (tmp_path / "mine.py").write_text(LOSS)
+    own = f"algorithm.loss={tmp_path}/mine.py:loss"
+    config = grpo("ranks", own, trainers=2)
+    launched = torchrun(2, "rl", run_file(config), restarts=1)
+    assert launched.wait() == 0, launched.said
+    assert (tmp_path / "killed").exists()
+    assert "rank 1 (trainer 1) on" in " ".join(launched.said.split())
+    assert f"resuming {config.output} after step 2" in " ".join(launched.said.split())
+    alone = grpo("inline", own)
+    train_rl(alone, console=Console(quiet=True))
+    assert trace(Path(config.output)) == trace(Path(alone.output))
+
+
+def test_a_lost_rank_is_named_and_ends_the_run(torchrun: Any, grpo: Any, run_file: Any) -> None:
+    config = grpo("ranks", steps=10_000, rollout_workers=1)
+    launched = torchrun(2, "rl", run_file(config))
+    launched.wait_for(lambda: lines_of(config) > 2)
+    started = children_of(launched.process.pid)
+    os.kill(launched.rank(1), signal.SIGKILL)
+    assert launched.wait() != 0
+    assert gone(started) == []
+    assert "rank 1 (rollout worker 0) on" in launched.said
+
+
+def test_a_killed_controller_leaves_nothing(torchrun: Any, grpo: Any, run_file: Any) -> None:
+    config = grpo("ranks", steps=10_000, trainers=2, rollout_workers=1)
+    launched = torchrun(3, "rl", run_file(config))
+    launched.wait_for(lambda: lines_of(config) > 1)
+    started = children_of(launched.process.pid)
+    assert len(started) >= 4  # and reward workers
+    os.kill(launched.rank(0), signal.SIGKILL)
+    assert launched.wait() != 0
+    assert gone(started) == []
+
+
+def test_another_number_of_processes_is_refused(torchrun: Any, grpo: Any, run_file: Any) -> None:
+    config = grpo("ranks", trainers=2, rollout_workers=1)
+    launched = torchrun(2, "rl", run_file(config))
+    assert launched.wait() != 0
+    said = " ".join(launched.said.split())
+    assert "torchrun has started 2 processes, but this run needs 3" in said
+    assert "--nproc-per-node 3" in said
+    assert not Path(config.output).exists()

@@ -1,0 +1,217 @@
+"""`cluster.sharding: full`: each process has a slice of every weight, and results are those of one process up to
+rounding."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from burnish.distributed.launching import LocalLauncher, Seat, start_all
+from burnish.distributed.team import Meeting
+from burnish.distributed.trainers import TeamRole
+from burnish.errors import ConfigError
+
+ROLES = """
+import contextlib
+import dataclasses
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from burnish.config.schema_data import LoraConfig
+from burnish.distributed.fully import fully_sharded
+from burnish.distributed.team import joined
+from burnish.errors import ConfigError
+from burnish.forward.batch import Batch
+from burnish.forward.lanes import Lanes
+from burnish.forward.probe import use_layer_kernels, use_packed_rows
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.accumulation import count_denominators
+from burnish.models.roles import ObjectiveValue
+
+LANES, WORDS = 6, 301
+
+
+class Tokenizer:
+    def save_pretrained(self, folder):
+        pass
+
+
+class Likelihood:
+    needs_entropy = True
+
+    def __call__(self, scores, batch, denominators):
+        gain = torch.where(batch.loss_mask, scores.logprobs_BT + 0.1 * scores.entropy_BT, 0.0)
+        return ObjectiveValue(-gain.sum() / denominators.num_tokens, {})
+
+
+def batch(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 13, (rows,), generator=generator)
+    return Batch(
+        prompt_tokens=torch.randint(3, WORDS, (rows // 4 + 1, 14), generator=generator).repeat_interleave(4, 0)[:rows],
+        prompt_lengths=torch.full((rows,), 14),
+        response_tokens=torch.randint(3, WORDS, (rows, 12), generator=generator),
+        response_lengths=lengths,
+        loss_mask=torch.arange(12) < lengths[:, None],
+        group_ids=torch.arange(rows) // 4,
+    )
+
+
+def policy_of(lanes, tied, seed=0, **fields):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=WORDS, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied,
+    )
+    model = LlamaForCausalLM(config).eval()
+    assert use_packed_rows(model)
+    use_layer_kernels(model)
+    loaded = LoadedModel(model, Tokenizer(), (2,), 0, 64)
+    return LocalPolicy(loaded, OptimizerSettings(1e-3, 10), tokens_per_microbatch=40, lanes=lanes, **fields)
+
+
+class Learner:
+    def __init__(self, lanes, tied):
+        self.lanes, self.tied = lanes, tied
+        self.policy = self.made(0)
+
+    def made(self, seed, **fields):
+        policy = policy_of(self.lanes, self.tied, seed, **fields)
+        if self.lanes.team is not None:
+            policy.share_weights(fully_sharded)
+        return policy
+
+    def gradients(self):
+        '''Of a step in two parts: the second one has a single row, so most processes have none of it.'''
+        first, second = batch(21, 1), batch(1, 2)
+        denominators = dataclasses.replace(count_denominators(first), num_tokens=150)
+        self.policy.accumulate(first, Likelihood(), denominators)
+        self.policy.accumulate(second, Likelihood(), denominators)
+        return {
+            name: parameter.grad if self.lanes.team is None else parameter.grad.full_tensor()
+            for name, parameter in self.policy.trainable_parameters()
+        }
+
+    def settle(self):
+        return float(self.policy.settle().metrics["policy/grad_norm"].value)
+
+    def logprobs(self):
+        return self.policy.logprobs(batch(3, 3)).logprobs_BT
+
+    def weights(self):
+        return {name: tensor.clone() for name, tensor in self.policy.publish().tensors()}
+
+    def kept(self):
+        '''Numbers of weights and moments in this process.'''
+        slices = [self.policy._optimizer._masters[name] for name, _ in self.policy.trainable_parameters()]
+        moments = [self.policy._optimizer._adam.state[part]["exp_avg"] for part in slices]
+        return self.lanes.team.exchange((sum(map(torch.numel, slices)), sum(map(torch.numel, moments))))
+
+    def save(self, folder):
+        self.policy.save_weights(folder)
+        return self.policy.training_state()
+
+    def load(self, folder, state):
+        self.policy = self.made(5)
+        self.policy.load_weights(folder)
+        self.policy.load_training_state(state)
+
+    def failing(self):
+        class Failing(Likelihood):
+            def __call__(self, scores, batch, denominators):
+                raise ValueError("a bug in a loss")
+        last = self.lanes.team.rank == self.lanes.team.size - 1
+        rows = batch(21, 1)
+        self.policy.accumulate(rows, Failing() if last else Likelihood(), count_denominators(rows))
+
+    def lora(self):
+        self.made(0, lora=LoraConfig(rank=2))
+
+
+@contextlib.contextmanager
+def learner(meeting, tied):
+    with joined(meeting, on_gpu=False) as team:
+        yield {"learner": Learner(Lanes(LANES, team), tied)}
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("fully")
+    (folder / "fully_of_test.py").write_text(ROLES)
+    sys.path.append(str(folder))
+    import fully_of_test  # type: ignore[import-not-found]
+
+    yield fully_of_test
+    sys.path.remove(str(folder))
+
+
+def difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """Relative L2 distance over all tensors."""
+    assert found.keys() == wanted.keys()
+    apart = sum(float((found[name].double() - wanted[name].double()).square().sum()) for name in wanted)
+    return float((apart / sum(float(tensor.double().square().sum()) for tensor in wanted.values())) ** 0.5)
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
+    return max(float((after[name] - before[name]).abs().max()) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("size", "tied"),
+    [(2, True), pytest.param(2, False, marks=pytest.mark.slow), pytest.param(3, True, marks=pytest.mark.slow)],
+)
+def test_one_process_up_to_rounding(size: int, tied: bool, module: Any, tmp_path: Path) -> None:
+    one = module.Learner(module.Lanes(module.LANES), tied)
+    before = one.weights()
+    meetings = [Meeting.at_file(rank, size, tmp_path / "meeting", seconds=20) for rank in range(size)]
+    seats = [Seat(f"trainer {meeting.rank}", module.learner, (meeting, tied)) for meeting in meetings]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(p) for p in start_all(LocalLauncher(threads=1, stacks=tmp_path), seats)]
+        team = TeamRole(tuple(processes), "learner", seconds=60, cuts_weights=True)
+        wanted = one.gradients()
+        assert difference(team.ask("gradients"), wanted) < 1e-6
+        assert team.ask("settle") == pytest.approx(one.settle(), rel=1e-6)
+        after, found = one.weights(), team.ask("weights")
+        assert max(float((found[name] - after[name]).abs().max()) for name in after) < 0.05 * moved(before, after)
+        torch.testing.assert_close(team.ask("logprobs"), one.logprobs(), atol=1e-5, rtol=0)
+        numbers = sum(tensor.numel() for tensor in after.values())
+        for weights, moments in team.ask("kept"):
+            assert weights == moments
+            assert weights <= numbers / size + 300 * len(after)
+
+        state = team.ask("save", tmp_path / "saved")
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        for name, parameter in loaded.named_parameters():
+            assert torch.equal(parameter, found[name]), name
+        assert len(load_file(tmp_path / "saved" / "model.safetensors")) == len(found)
+        assert state["optimizer"]["moments"]["model.norm.weight"]["exp_avg"].shape == (48,)
+
+        team.ask("gradients")
+        team.ask("settle")
+        straight = team.ask("weights")
+        team.ask("load", tmp_path / "saved", state)
+        team.ask("gradients")
+        team.ask("settle")
+        continued = team.ask("weights")
+        assert all(torch.equal(continued[name], straight[name]) for name in straight)
+        one.load(tmp_path / "saved", state)  # in one process
+        one.gradients()
+        one.settle()
+        last = one.weights()
+        assert max(float((last[name] - straight[name]).abs().max()) for name in last) < 0.05 * moved(after, last)
+
+        with pytest.raises(ConfigError, match=r"full does not work with model\.lora in this version"):
+            team.ask("lora")
+        if not tied:  # it takes ten seconds
+            with pytest.raises(ValueError, match="a bug in a loss"):  # the others are in the middle of a pass
+                team.ask("failing")

@@ -1,0 +1,86 @@
+"""Where processes are started, without Ray unless it is asked for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import burnish
+from burnish.config.schema_cluster import ClusterConfig
+from burnish.distributed.launching import Crew, ThisMachine, gpu_number
+from burnish.errors import ConfigError
+from burnish.trainers import cluster
+
+
+def test_ray_is_imported_in_one_file_and_only_when_it_is_asked_for() -> None:
+    files = Path(burnish.__file__).parent.rglob("*.py")
+    assert [file.name for file in files if re.search(r"^\s*(import|from) ray\b", file.read_text(), re.MULTILINE)] == [
+        "ray_workers.py"
+    ]
+    program = "import sys, burnish.trainers.cluster; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_every_wait_for_ray_has_a_deadline() -> None:
+    text = (Path(burnish.__file__).parent / "distributed" / "ray_workers.py").read_text()
+    waits = re.findall(r"ray\.(?:get|wait)\(.*", text)
+    assert len(waits) > 5
+    assert all("timeout=" in wait for wait in waits)
+
+
+def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "burnish.distributed.ray_workers", raising=False)
+    with pytest.raises(ConfigError, match=r"Ray is not installed(?s:.*)pip install 'burnish\[ray\]'"):
+        cluster._ray_site()
+
+
+@pytest.mark.parametrize(
+    ("address", "fields", "runs_on"),
+    [
+        ("", {}, "inline"),
+        ("head:6379", {}, "inline"),
+        ("", {"trainers": 2}, "processes"),
+        ("head:6379", {"rollout_workers": 1}, "ray"),
+        ("head:6379", {"rollout_workers": 1, "backend": "processes"}, "processes"),
+        ("", {"backend": "ray"}, "ray"),
+    ],
+)
+def test_where_a_run_is(address: str, fields: dict[str, object], runs_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    config = ClusterConfig.model_validate(fields)
+    assert config.runs_on == runs_on
+    assert config.uses_processes == (runs_on != "inline")
+    assert config.trains_here == (runs_on != "ray" and config.trainers == 1)
+
+
+def test_each_process_of_a_machine_with_gpus_sees_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = ClusterConfig(trainers=2, rollout_workers=1, threads=5)
+    for on_gpu in (True, False):
+        crew = Crew(("trainer 0", "trainer 1"), (), ("rollout worker 0",), config, on_gpu, tmp_path, tmp_path)
+        with ThisMachine().reserved(crew) as launcher:
+            assert launcher.threads == 5
+            seen = [launcher._environment(name) for name in (*crew.trainers, *crew.workers)]
+        assert seen == ([{"CUDA_VISIBLE_DEVICES": str(number)} for number in range(3)] if on_gpu else [{}, {}, {}])
+
+
+def test_a_controller_that_trains_has_the_first_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = ClusterConfig(rollout_workers=1, own_process=("critic",), backend="processes", threads=1)
+    assert config.trains_here
+    crew = Crew((), ("critic",), ("rollout worker 0",), config, True, tmp_path, tmp_path)
+    with ThisMachine().reserved(crew) as launcher:
+        seen = [launcher._environment(name) for name in (*crew.models, *crew.workers)]
+    assert seen == [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "2"}]
+
+
+def test_a_gpu_is_named_as_this_process_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert [gpu_number(index) for index in range(3)] == ["4", "6", ""]

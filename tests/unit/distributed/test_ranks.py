@@ -1,0 +1,287 @@
+"""How processes of torchrun meet, and requests to one that was not started here: all of it in threads of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from burnish import __version__
+from burnish.config.torchrun import TorchrunRank
+from burnish.distributed import rank_store, ranks
+from burnish.distributed.launching import LocalLauncher, Seat
+from burnish.distributed.network import Lines, connect
+from burnish.distributed.nodes import expected_here, versions_here
+from burnish.distributed.peers import RoleLostError
+from burnish.distributed.pulse import Pulse
+from burnish.distributed.rank_server import RankChannel, live_with
+from burnish.distributed.rank_store import Answer, RankStore
+from burnish.distributed.ranks import RankLauncher, RankPeer, refuse_other_versions
+from burnish.distributed.server import MemoryGate, serve
+from burnish.errors import BurnishError, ConfigError, DivergenceError
+from burnish.models.weights import Weights
+
+TOKEN = bytes(range(32))
+SECONDS = 60.0
+
+
+class Role:
+    version = 3
+
+    def echo(self, value: object) -> object:
+        return value
+
+    def fails(self) -> None:
+        raise DivergenceError("loss is nan", remedy="lower it")
+
+    def waits(self) -> None:
+        time.sleep(600)
+
+    def publish(self) -> Weights:
+        tensors = [("a", torch.arange(6.0)), ("b", torch.ones(2, 2, dtype=torch.bfloat16))]
+        return Weights(self.version, lambda: iter(tensors))
+
+    def sync(self, weights: Weights) -> None:
+        self.taken = {name: tensor.clone() for name, tensor in weights.tensors()}
+        self.version = weights.version
+
+    def read(self) -> dict[str, torch.Tensor]:
+        return self.taken
+
+
+@contextlib.contextmanager
+def roles() -> Iterator[dict[str, object]]:
+    yield {"policy": Role(), "engine": Role()}
+
+
+@contextlib.contextmanager
+def broken() -> Iterator[dict[str, object]]:
+    raise DivergenceError("cannot be built", remedy="repair it")
+    yield {}
+
+
+def here(rank: int, *, size: int = 2, node: int = 0) -> TorchrunRank:
+    return TorchrunRank(rank, size, 0, 1, node, "localhost", 1, True, 0)
+
+
+class Rank:
+    """A rank other than the first, in a thread. `ended`: how it has taken the end of its connection."""
+
+    def __init__(self, store: Any, node: int) -> None:
+        self.ended: list[bool] = []
+        self.lines: Lines | None = None
+        self._there = RankStore(here(1, node=node), store)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        self.lines = self._there.await_call()
+        pulse, channel = Pulse.new(), RankChannel(self.lines.requests)
+        arguments = (self.lines.beats, pulse, channel, self.ended.append)
+        self.beating = threading.Thread(target=live_with, args=arguments, daemon=True)
+        self.beating.start()
+        while channel.open:
+            serve(channel, pulse, MemoryGate(channel))
+        channel.close()
+
+    def hang_up(self) -> None:
+        """As if its process had ended."""
+        assert self.lines is not None
+        for stream in self.lines:
+            with contextlib.suppress(OSError):
+                stream.shutdown(2)
+
+
+@pytest.fixture(params=["near", "far"])
+def met(request: pytest.FixtureRequest) -> tuple[RankPeer, Rank]:
+    """The controller's side and the other side, on one machine or as if on two."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    rank = Rank(store, node=0 if request.param == "near" else 1)
+    answers = RankStore(here(0), store).call(TOKEN)
+    peer = RankPeer(1, answers[1], TOKEN)
+    assert peer.near == (request.param == "near")
+    return peer, rank
+
+
+def seated(peer: RankPeer, folder: Path, build: Callable[..., Any] = roles) -> RankPeer:
+    launcher = RankLauncher({"trainer 1": peer}, LocalLauncher(1, folder), 1, None)
+    assert launcher.start(Seat("trainer 1", build, ())) is peer
+    return peer
+
+
+def test_a_rank_answers_until_it_is_dismissed(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+    peer, rank = met
+    assert peer.problems(expected_here((), folder=None)) == []
+    lacking = expected_here(("nowhere.py:loss",), folder=None)
+    assert [line[:9] for line in peer.problems(lacking)] == ["rank 1 on"]
+    policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
+    assert policy.ask("echo", {"a": (1, "b")}) == {"a": (1, "b")}
+    with pytest.raises(DivergenceError, match="loss is nan"):
+        policy.ask("fails")
+    assert not peer.is_lost
+    peer.close()
+    rank.thread.join(SECONDS)
+    rank.beating.join(SECONDS)
+    assert rank.ended == [True]
+    assert not peer.is_lost  # it was meant to end
+
+
+def test_weights_come_and_go(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+    peer, _ = met
+    seated(peer, tmp_path)
+    policy, engine = peer.role("policy", seconds=SECONDS), peer.role("engine", seconds=SECONDS)
+    shared = policy.share(3)
+    assert shared.layout.version == 3
+    engine.load(shared)
+    assert engine.ask("read")["a"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert engine.ask("read")["b"].dtype == torch.bfloat16
+    peer.close()
+
+
+def test_roles_that_cannot_be_built_are_an_answer(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+    peer, rank = met
+    with pytest.raises(DivergenceError, match="cannot be built"):
+        seated(peer, tmp_path, broken)
+    assert not peer.is_lost
+    assert rank.thread.is_alive()
+    peer.close()
+    rank.beating.join(SECONDS)
+    assert rank.ended == [True]
+
+
+def test_a_lost_rank_is_named_with_its_role(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+    peer, rank = met
+    policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
+    rank.hang_up()
+    deadline = time.monotonic() + SECONDS
+    while not peer.is_lost:
+        assert time.monotonic() < deadline
+    assert "the run ends: rank 1 (trainer 1) on" in str(peer.loss())
+    with pytest.raises(RoleLostError, match=r"policy.echo: rank 1 \(trainer 1\) on .* has ended(?s:.*)--max-restarts"):
+        policy.ask("echo", 1)
+
+
+def test_others_say_who_was_lost_first(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+    peer, rank = met
+    policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
+    peer.abandon(peer.title)
+    with pytest.raises(RoleLostError, match=r"was ended, because rank 1 \(trainer 1\) on .* is lost"):
+        policy.ask("echo", 1)
+    peer.kill()
+    rank.beating.join(SECONDS)
+    assert rank.ended == [False]
+
+
+def test_one_that_stalls_says_where(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
+    peer, _ = met
+    seated(peer, tmp_path)
+    with pytest.raises(RoleLostError, match=r"rank 1 \(trainer 1\) did not answer within 0.5 seconds and was killed"):
+        peer.role("policy", seconds=0.5).ask("waits")
+    file = tmp_path / "trainer-1.txt"
+    deadline = time.monotonic() + SECONDS
+    while not (file.exists() and "in waits" in file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_call_of_before_a_restart_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    stale = {"session": bytes(32).hex(), "node": 1, "address": "127.0.0.1"}
+    store.set("burnish/call", json.dumps(stale))
+    rank = Rank(store, node=0)
+    deadline = time.monotonic() + SECONDS
+    while not store.check([f"burnish/{stale['session']}/1"]):
+        assert time.monotonic() < deadline
+    peer = RankPeer(1, RankStore(here(0), store).call(TOKEN)[1], TOKEN)
+    assert peer.near
+    peer.close()
+    rank.beating.join(SECONDS)
+    assert rank.ended == [True]
+
+
+def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "MEETING_SECONDS", 0.2)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"ranks that have not come within 0.2 seconds: 1, 2"):
+        RankStore(here(0, size=3), store).call(TOKEN)
+    with pytest.raises(BurnishError, match=r"rank 1: rank 0 has not come within 0.2 seconds"):
+        RankStore(here(1), store).await_call()  # it has called, and does not connect
+
+
+def test_there_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "MEETING_SECONDS", 0.2)
+    with pytest.raises(ConfigError, match=r"rank 1: torchrun's store at localhost:1 cannot be reached"):
+        RankStore.joined(here(1))
+
+
+def test_nobody_else_may_connect(met: tuple[RankPeer, Rank]) -> None:
+    """Whoever waits lets in who knows the secret, and only once."""
+    peer, _ = met
+    peer.problems(expected_here((), folder=None))  # it has been let in
+    with pytest.raises(OSError, match="refused"):
+        connect(peer.address, bytes(32), seconds=5)
+    peer.close()
+
+
+def test_other_versions_are_refused_by_rank() -> None:
+    same = Answer(host="a", address="x", versions=versions_here())
+    refuse_other_versions({1: same})
+    other = Answer(host="b", address="x", versions={**versions_here(), "Burnish": "0.0.1"})
+    with pytest.raises(ConfigError, match=rf"rank 2 on b: Burnish is 0.0.1, and {__version__} at rank 0(?s:.*)install"):
+        refuse_other_versions({1: same, 2: other})
+
+
+def test_the_loop_is_told_wherever_it_is(
+    met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
+    peer, rank = met
+    seated(peer, tmp_path)
+    with ranks._LossWatch([peer]):
+        rank.hang_up()
+        with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"):
+            time.sleep(SECONDS)  # stands for a loop that asks nobody
+    with ranks._LossWatch([peer]):
+        pass  # handlers are back as they were, and it can be done again
+
+
+def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(
+    met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
+    peer, rank = met
+    seated(peer, tmp_path)
+    with ranks._LossWatch([peer]) as watch:
+        try:
+            raise RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
+        except RoleLostError:
+            with contextlib.suppress(ValueError):  # what saving does with errors of its own
+                rank.hang_up()
+                watch._thread.join(SECONDS)  # it has sent the signal when it ends
+                raise ValueError from None
+    assert watch._error is not None
+
+
+def test_a_run_does_not_outlive_torchrun(
+    met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
+    peer, rank = met
+    policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
+    with ranks._LossWatch([peer]):
+        monkeypatch.setattr("os.getppid", lambda: 1)
+        with pytest.raises(RoleLostError, match="the run ends: torchrun has ended"):
+            time.sleep(SECONDS)
+    with pytest.raises(RoleLostError, match="was ended, because torchrun is lost"):
+        policy.ask("echo", 1)
+    peer.kill()
+    rank.beating.join(SECONDS)
+    assert rank.ended == [False]

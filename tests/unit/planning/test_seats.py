@@ -1,0 +1,387 @@
+"""The processes of a run: bytes by hand, and what a machine cannot do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
+from burnish.errors import ConfigError
+from burnish.planning.memory import PHASES, ParameterBytes, bytes_in, gradients_at_once, peak_bytes, trainer_items
+from burnish.planning.model_facts import ModelFacts
+from burnish.planning.plan import plan_rl, seated
+from burnish.planning.seats import (
+    PROCESS_BYTES,
+    REWARD_WORKER_BYTES,
+    Machine,
+    Seat,
+    refuse_impossible,
+    seat_warnings,
+    seats_of,
+    sharding_of,
+)
+
+FACTS = ModelFacts(
+    num_parameters=1_000_000,
+    num_layers=2,
+    hidden_size=10,
+    intermediate_size=20,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_size=5,
+    vocabulary_size=100,
+    context_tokens=None,
+)
+M = 1_000_000
+MACHINE = Machine(cores=8, threads=8, memory_bytes=64 << 30)
+
+
+def rl(**sections: Any) -> RlConfig:
+    fields = {"model": {"path": "m", "device": "cpu"}, "data": {"train": "a"}, "rewards": "math", "algorithm": "dapo"}
+    return load_run_data({**fields, **sections}).rl
+
+
+def sft(**cluster: Any) -> SftConfig:
+    return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "sft").sft
+
+
+def rm(**cluster: Any) -> RmConfig:
+    return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "rm").rm
+
+
+def named(seat: Seat) -> dict[str, int]:
+    return {item.name: item.num_bytes for item in (*seat.host, *seat.device)}
+
+
+def test_every_process_is_named_with_what_it_holds() -> None:
+    config = rl(
+        algorithm={"preset": "ppo", "kl_in": "loss", "kl_coef": 0.1},
+        cluster={"trainers": 2, "rollout_workers": 1, "threads": 3},
+    )
+    seats = seats_of(config, FACTS, MACHINE)
+    names = ["controller", "trainer 0", "trainer 1", "rollout worker 0", "2 reward workers"]
+    assert [seat.name for seat in seats] == names
+    assert seats[0].holds == ("the loop", "data")
+    assert seats[1].holds == seats[2].holds == ("policy", "optimizer", "reference", "separate critic")
+    assert seats[3].holds == ("local engine with a copy of the weights",)
+    assert [seat.computes for seat in seats] == ["3 threads"] * 4 + ["1 thread"]
+
+
+def test_under_torchrun_each_process_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = rl(cluster={"backend": "torchrun", "trainers": 2, "rollout_workers": 1})
+    names = ["rank 0: controller", "rank 0: trainer 0", "rank 1: trainer 1", "rank 2: rollout worker 0"]
+    seats = seats_of(config, FACTS, MACHINE)
+    assert [seat.name for seat in seats] == [*names, "rank 0: 2 reward workers"]
+    assert [seat.threads for seat in seats] == [2, 2, 2, 2, 1]  # eight cores for three
+    alone = seats_of(rl(cluster={"backend": "torchrun", "rollout_workers": 1}), FACTS, MACHINE)
+    assert [seat.name for seat in alone[:2]] == ["rank 0: controller", "rank 1: rollout worker 0"]
+    assert [seat.threads for seat in alone[:2]] == [4, 4]
+    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
+    assert [line.because for line in plan.lines if line.name == "ranks of torchrun"] == [
+        "on one node: torchrun --nproc-per-node 3 -m burnish ..."
+    ]
+
+
+def test_processes_that_may_be_on_several_nodes_are_not_compared_with_this_machine() -> None:
+    small = Machine(cores=1, threads=1, memory_bytes=1 << 20)
+    elsewhere = rl(cluster={"backend": "torchrun", "trainers": 2})
+    seats = seats_of(elsewhere, FACTS, small)
+    refuse_impossible(elsewhere, seats, small)
+    assert list(seat_warnings(elsewhere, seats, small)) == []
+    numbered = rl(model={"path": "m", "device": "cuda:1"}, cluster={"backend": "torchrun", "trainers": 2})
+    with pytest.raises(ConfigError, match=r"model.device is cuda:1"):
+        refuse_impossible(numbered, seats, small)
+    here = rl(cluster={"trainers": 2})
+    with pytest.raises(ConfigError, match="need at least"):
+        refuse_impossible(here, seats_of(here, FACTS, small), small)
+
+
+def test_where_nobody_else_trains_the_controller_does() -> None:
+    alone = seats_of(rl(), FACTS, MACHINE)[0]
+    assert (alone.name, alone.threads) == ("controller", 8)
+    assert alone.holds == ("the loop", "data", "policy", "optimizer", "local engine with the policy's weights")
+    sampling = seats_of(rl(cluster={"rollout_workers": 3}), FACTS, MACHINE)
+    assert sampling[0].holds == ("the loop", "data", "policy", "optimizer")
+    assert [seat.threads for seat in sampling] == [2, 2, 2, 2, 1]
+    assert [seat.name for seat in seats_of(sft(trainers=2), FACTS, MACHINE)] == ["controller", "trainer 0", "trainer 1"]
+    elsewhere = seats_of(rm(backend="processes"), FACTS, MACHINE)
+    assert [(seat.name, seat.holds) for seat in elsewhere] == [
+        ("controller", ("the loop", "data")),
+        ("trainer 0", ("reward model", "optimizer")),
+    ]
+
+
+def test_models_with_a_process_of_their_own_are_not_in_the_trainers() -> None:
+    """In float32: the reference is 4 bytes a parameter. The critic has the weights that it begins with, its own, its
+    gradients, and two moments."""
+    config = rl(
+        algorithm={"preset": "ppo", "kl_in": "reward", "kl_coef": 0.1},
+        cluster={"trainers": 2, "own_process": ["reference", "critic"]},
+    )
+    seats = {seat.name: seat for seat in seats_of(config, FACTS, MACHINE)}
+    assert list(seats)[:5] == ["controller", "trainer 0", "trainer 1", "reference", "critic"]
+    assert seats["trainer 0"].holds == ("policy", "optimizer", "local engine with the policy's weights")
+    assert not {"reference weights", "critic weights"} & {item.name for item in seats["trainer 0"].host}
+    assert seats["critic"].threads == 2
+    reference, critic = ({item.name: item.num_bytes for item in seats[name].host} for name in ("reference", "critic"))
+    assert reference["reference weights"] == 4 * M
+    names = ("policy weights, which it begins with", "critic weights", "critic gradients", "critic masters and moments")
+    assert [critic[name] // M for name in names] == [4, 4, 4 * 2, 8]
+
+
+def test_the_bytes_of_each_process_by_hand() -> None:
+    config = rl(
+        rollout={"prompts_per_step": 4, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 10},
+        cluster={"trainers": 2, "rollout_workers": 2, "lanes": 4},
+    )
+    controller, first, second, worker, _, rewards = seats_of(config, FACTS, MACHINE)
+    assert named(controller) == {
+        "Python and its libraries": PROCESS_BYTES,
+        "weights in shared memory": 4 * M,
+        "their next version, while it is written": 4 * M,
+        "optimizer state, to be saved": 2 * 8 * M,
+    }
+    assert controller.host_bytes == PROCESS_BYTES + 4 * M + 16 * M  # while a checkpoint is written
+    of_both = {
+        "Python and its libraries": PROCESS_BYTES,
+        "policy weights": 4 * M,
+        "gradients": 10 * M,  # own sum, half of the total, total: 2.5 of 4 MB
+        "Adam moments": 8 * M,
+        "activations": 40 * 2 * (80 + 10 + 60) * 4,  # 8 responses of 20 tokens on four lanes; two layers
+        "log-probabilities": 4 * 4000 + 4 * (3 * 4000 + 3 * 40 * 10),
+    }
+    assert named(second) == of_both
+    states = {"optimizer state, sent to the controller": 8 * M, "optimizer state, copied to be saved": 8 * M}
+    assert named(first) == of_both | states
+    assert second.host_bytes == sum(of_both.values())  # the update
+    assert first.host_bytes == PROCESS_BYTES + 12 * M + 16 * M
+    assert named(worker) == {
+        "Python and its libraries": PROCESS_BYTES,
+        "weights": 4 * M,
+        "weights laid out for decoding": 4 * M,
+        "key/value cache": 2 * 20 * (2 * 2 * 5 * 4),  # two of eight responses at a time
+    }
+    assert rewards.host_bytes == 2 * REWARD_WORKER_BYTES
+
+
+def test_bytes_of_a_parameter_are_divided_by_what_is_sharded() -> None:
+    float32, bfloat16 = ParameterBytes.of("float32"), ParameterBytes.of("bfloat16")
+    assert (float32.weight, float32.gradient, float32.optimizer) == (4, 4, 8)
+    assert (bfloat16.weight, bfloat16.gradient, bfloat16.optimizer) == (2, 4, 12)
+    assert bfloat16.kept("whole", 4) == bfloat16
+    assert bfloat16.kept("optimizer", 4) == ParameterBytes(2, 4, 1, 2)
+    assert bfloat16.kept("full", 4) == ParameterBytes(0.5, 1, 1, 2)
+    with_slices = seats_of(sft(trainers=4, sharding="optimizer"), FACTS, MACHINE)[1]
+    assert named(with_slices)["Adam moments"] == 2 * M
+    sliced = {item.name: item.num_bytes for item in trainer_items(sft(trainers=4), FACTS, 4, "optimizer")}
+    assert (sliced["policy weights"], sliced["Adam moments"]) == (4 * M, 2 * M)
+    assert sliced["gradients"] == 5 * M  # the own sum, and a quarter of the total
+
+
+@pytest.mark.parametrize(
+    ("lanes", "trainers", "sharding", "held"),
+    [
+        (1, 1, "whole", 1),
+        (4, 1, "whole", 3),  # log2(4) + 1
+        (6, 1, "whole", 4),
+        (2, 2, "whole", 2.5),
+        (16, 2, "whole", 4),
+        (2, 2, "optimizer", 1.5),
+    ],
+)
+def test_gradients_at_once(lanes: int, trainers: int, sharding: Any, held: float) -> None:
+    assert gradients_at_once(lanes, trainers, sharding) == held
+
+
+def test_a_phase_needs_only_its_own_memory() -> None:
+    seat = seats_of(rl(), FACTS, MACHINE)[0]
+    sizes = named(seat)
+    always = PROCESS_BYTES + 12 * M
+    update = always + 4 * M + sizes["activations"] + sizes["log-probabilities"]
+    sampling = always + 4 * M + sizes["key/value cache"]
+    assert seat.host_bytes == max(update, sampling, always + 8 * M)
+    assert peak_bytes(seat.host, certain=True) == always + 8 * M  # texts may be short
+
+
+def test_versions_of_the_weights_for_batches_ahead_of_training() -> None:
+    config = rl(cluster={"rollout_workers": 1}, max_staleness=2)
+    sizes = named(seats_of(config, FACTS, MACHINE)[0])
+    assert (sizes["weights in shared memory"], sizes["later versions in shared memory"]) == (4 * M, 12 * M)
+
+
+def test_gpus_are_for_processes_with_a_model() -> None:
+    config = rl(model="m", cluster={"trainers": 2, "rollout_workers": 1})
+    seats = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,) * 3))
+    assert [seat.gpu for seat in seats] == [None, 0, 1, 2, None]
+    assert set(named(seats[3])) == {"Python and its libraries", "weights", "key/value cache"}
+    assert seats[3].host_bytes == PROCESS_BYTES
+    assert seats[1].computes == "GPU 0, 2 threads"
+
+
+def refusal(config: RlConfig | SftConfig | RmConfig, machine: Machine) -> str:
+    with pytest.raises(ConfigError) as caught:
+        refuse_impossible(config, seats_of(config, FACTS, machine), machine)
+    return str(caught.value)
+
+
+def test_more_gpus_than_there_are_are_refused() -> None:
+    two = Machine(8, 8, 64 << 30, (80 << 30,) * 2)
+    fields = "cluster.trainers is 2, cluster.rollout_workers is 2"
+    text = f"{fields}: that is 4 GPUs, one for each process, but this machine has"
+    config = rl(model="m", cluster={"trainers": 2, "rollout_workers": 2})
+    assert refusal(config, two).startswith(f"{text} 2\n")
+    without = rl(model={"path": "m", "device": "cuda"}, cluster={"trainers": 2, "rollout_workers": 2})
+    assert refusal(without, MACHINE).startswith(f"{text} none\n")
+    one_named = rl(model={"path": "m", "device": "cuda:1"}, cluster={"trainers": 2})
+    assert "set model.device: cuda" in refusal(one_named, two)
+    refuse_impossible(rl(cluster={"trainers": 4}), (), two)  # on CPUs
+    refuse_impossible(config, (), MACHINE)  # `auto` without a GPU
+
+
+def test_too_little_memory_is_refused_with_the_numbers_of_each_process() -> None:
+    config = sft(trainers=2, lanes=2, sharding="whole")
+    seats = seats_of(config, FACTS, MACHINE)
+    certain = [PROCESS_BYTES + 16 * M, PROCESS_BYTES + 12 * M + 16 * M, PROCESS_BYTES + 12 * M + 10 * M]
+    assert [peak_bytes(seat.host, certain=True) for seat in seats] == certain
+    refuse_impossible(config, seats, Machine(8, 8, sum(certain)))
+    text = refusal(config, Machine(8, 8, sum(certain) - 1))
+    assert "cluster.trainers is 2: the processes of this run need at least 962.9 MiB of memory" in text
+    assert "(controller 315.3 MiB, trainer 0 326.7 MiB, trainer 1 321.0 MiB)" in text
+    assert "model.dtype: bfloat16" in text
+    refuse_impossible(sft(), seats_of(sft(), FACTS, MACHINE), Machine(8, 8, 1))  # one process may always try
+
+
+def test_too_little_memory_of_a_gpu_is_refused() -> None:
+    text = refusal(sft(trainers=2, sharding="whole"), Machine(8, 8, 64 << 30, (80 << 30, 15 * M)))
+    assert text.startswith("trainer 1 needs at least 21.0 MiB of GPU 1, which has 14.3 MiB")
+
+
+def test_more_processes_than_cores_is_only_said() -> None:
+    machine = Machine(2, 2, 64 << 30)
+    config = rl(cluster={"trainers": 2, "rollout_workers": 1})
+    (warning,) = seat_warnings(config, seats_of(config, FACTS, machine), machine)
+    assert warning.startswith("cluster.trainers is 2, cluster.rollout_workers is 1: 3 processes share 2 cores")
+    assert list(seat_warnings(rl(), seats_of(rl(), FACTS, machine), machine)) == []
+    (warning,) = seat_warnings(rl(), seats_of(rl(), FACTS, machine), Machine(2, 2, 300 << 20))
+    assert "of memory, and this machine has 300.0 MiB" in warning
+
+
+def test_the_plan_says_how_many_processes_and_how_much_they_need() -> None:
+    config = rl(cluster={"trainers": 2, "rollout_workers": 1, "lanes": 4})
+    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
+    lines = {line.name: line for line in plan.lines if line.topic == "processes"}
+    assert lines["with a model"].value == "3"
+    assert lines["lanes"].value == "4"
+    assert lines["host memory, at most"].because == "of all processes; this machine has 64.00 GiB"
+    assert len(plan.seats) == 5
+    unknown = seated(plan_rl(config), config, None, MACHINE)
+    assert "host memory, at most" not in {line.name for line in unknown.lines}
+    assert not [line for line in seated(plan_rl(rl()), rl(), None, MACHINE).lines if line.topic == "processes"]
+
+
+PPO: dict[str, Any] = {"algorithm": {"preset": "ppo", "kl_in": "loss", "kl_coef": 0.1}}
+
+
+def test_what_rests_counts_in_the_phases_that_need_it() -> None:
+    def in_phases(*offload: str) -> dict[str, int]:
+        config = rl(**PPO, cluster={"offload": list(offload)})
+        items = [item for item in seats_of(config, FACTS, MACHINE)[0].host if not item.at_most]
+        return {phase: (bytes_in(phase, items) - PROCESS_BYTES) // M for phase in PHASES}
+
+    copied = 8  # of the policy's moments, for the checkpoint
+    awake = 4 + 8 + 4 + 4 + 8  # policy, its moments, reference, critic, its moments
+    passes = ("update", "optimizer step", "critic update", "critic's optimizer step")  # with 4 of gradients
+    assert in_phases() == {phase: awake + 4 * (phase in passes) for phase in PHASES} | {"checkpoint": awake + copied}
+    assert in_phases("optimizer", "reference", "critic") == {
+        "sampling": 4,
+        "log-probabilities": 4,
+        "reference": 4 + 4,
+        "values": 4 + 4,
+        "update": 4 + 4,
+        "optimizer step": 4 + 4 + 8,
+        "critic update": 4 + 4 + 4,
+        "critic's optimizer step": 4 + 4 + 4 + 8,
+        "checkpoint": 4 + 8 + 4 + 8 + copied,
+    }
+    only_critic = in_phases("critic")
+    assert (only_critic["sampling"], only_critic["critic update"]) == (4 + 8 + 4, 4 + 8 + 4 + 4 + 4)
+
+
+def test_what_a_gpu_gives_up_is_in_the_memory_of_the_host() -> None:
+    config = rl(model="m", algorithm="dapo", cluster={"offload": ["optimizer"], "rollout_workers": 1})
+    seat = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,) * 2))[0]
+    at_rest = {item.name: (item.num_bytes, item.phases) for item in seat.host if "rest" in item.name}
+    assert at_rest == {"Adam moments, at rest": (8 * M, PHASES)}
+
+
+def test_the_plan_shows_the_memory_of_each_phase() -> None:
+    config = rl(cluster={"trainers": 2, "offload": ["optimizer"]})
+    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
+    lines = {line.name: line for line in plan.lines if line.topic == "memory of trainer 0"}
+    assert list(lines) == ["sampling", "log-probabilities", "update", "optimizer step", "checkpoint"]
+    assert "Adam moments 7.6 MiB" in lines["optimizer step"].because
+    assert "Adam moments" not in lines["update"].because
+    assert lines["optimizer step"].value == "321.0 MiB"  # a process, weights, 2.5 gradients, moments
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (64 << 30, "whole"),
+        (0, "whole"),  # just enough
+        (-1, "optimizer"),
+        (1 - (64 << 30), "optimizer"),  # not enough for anything
+    ],
+)
+def test_sharding_that_is_left_to_the_plan(memory: int, expected: str) -> None:
+    whole = sum(seat.host_bytes for seat in seats_of(sft(trainers=2, sharding="whole"), FACTS, MACHINE))
+    machine = Machine(8, 8, whole + memory if memory <= 0 else memory)
+    assert sharding_of(sft(trainers=2), FACTS, machine).sharding == expected
+    assert seats_of(sft(trainers=2), FACTS, machine) == seats_of(sft(trainers=2, sharding=expected), FACTS, machine)
+
+
+def test_the_smallest_gpu_decides_about_sharding() -> None:
+    config = sft(trainers=2)
+    large, small = Machine(8, 8, 64 << 30, (1 << 30, 1 << 30)), Machine(8, 8, 64 << 30, (1 << 30, 23 * M))
+    assert sharding_of(config, FACTS, large).sharding == "whole"
+    assert sharding_of(config, FACTS, small).sharding == "optimizer"
+
+
+def test_what_was_asked_for_is_kept_and_full_is_never_chosen() -> None:
+    tiny = Machine(8, 8, 1)
+    assert sharding_of(sft(trainers=2, sharding="full"), FACTS, tiny).sharding == "full"
+    assert sharding_of(sft(trainers=2, sharding="whole"), FACTS, tiny).sharding == "whole"
+    assert sharding_of(sft(trainers=1, sharding="optimizer"), FACTS, tiny).sharding == "whole"
+    assert sharding_of(sft(trainers=2), None, tiny).sharding == "whole"
+    sizes = named(seats_of(sft(trainers=2, sharding="full"), FACTS, MACHINE)[1])
+    assert (sizes["policy weights"], sizes["Adam moments"]) == (2 * M, 4 * M)
+
+
+def test_the_plan_says_which_sharding_and_why() -> None:
+    config = rl(cluster={"trainers": 2})
+    plan = seated(plan_rl(config, facts=FACTS), config, FACTS, MACHINE)
+    (line,) = [line for line in plan.lines if line.name == "sharding"]
+    assert (line.value, line.because) == ("whole", "auto: the memory suffices for it")
+
+
+def test_a_ray_cluster_that_exists_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes have the memory and the GPUs for trainers and workers; the loop and the rewards stay here."""
+    config = rl(model="m", cluster={"trainers": 4, "rollout_workers": 2, "backend": "ray"})
+    small = Machine(2, 2, PROCESS_BYTES + 2 * REWARD_WORKER_BYTES + 40 * M, (1 << 30,))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert "that is 6 GPUs" in refusal(config, small)
+    monkeypatch.setenv("RAY_ADDRESS", "first:6379")
+    seats = seats_of(config, FACTS, small)
+    assert [seat.name for seat in seats if not seat.elsewhere] == ["controller", "2 reward workers"]
+    refuse_impossible(config, seats, small)
+    assert list(seat_warnings(config, seats, small)) == []
+    assert sharding_of(config, FACTS, small).sharding == "whole"
+    assert "need at least" in refusal(config, Machine(2, 2, PROCESS_BYTES))
+
+
+def test_a_single_trainer_of_ray_is_not_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    names = [seat.name for seat in seats_of(rl(cluster={"rollout_workers": 1, "backend": "ray"}), FACTS, MACHINE)]
+    assert names == ["controller", "trainer 0", "rollout worker 0", "2 reward workers"]

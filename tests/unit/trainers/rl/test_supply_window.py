@@ -1,0 +1,276 @@
+"""Batches of the groups that are finished first, from an engine that takes its time with some."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from burnish.errors import RolloutError
+from burnish.models.weights import Weights
+from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.collection import Collected, Collector, EncodedPrompt
+from burnish.trainers.rl.supply_window import OpenGroups, SupplyWindow
+from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
+
+SIZE = 2
+"""Groups of a step."""
+LAST = 6
+Before = Callable[[int], None]
+"""What happens before a group, by number, is finished: a wait, or an error."""
+
+
+class Engine:
+    """Finishes one group after the other, each with the version of that moment."""
+
+    def __init__(self, before: Before) -> None:
+        self.before = before
+        self.version = 0
+        self.stopped = threading.Event()
+        self.asked: list[tuple[int, str, tuple[int, ...]]] = []
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished
+    ) -> list[Rollout]:
+        for request in requests:
+            self.asked.append((step, request.prompt_id, request.sample_indices))
+            version = self.version
+            self.before(request.group_id)
+            on_finished([rollout(request, index, version) for index in request.sample_indices])
+        return []
+
+    def keep(self, weights: Weights) -> Weights:
+        return weights
+
+    def sync(self, weights: Weights) -> None:
+        self.version = weights.version
+
+    renew = sync
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def take_metrics(self) -> dict[str, Metric]:
+        return {}
+
+
+class Scorer:
+    """Gives every response 1; not to be asked by two threads at once."""
+
+    def __init__(self) -> None:
+        self.busy = threading.Lock()
+        self.checked: list[int] = []
+
+    def check_failures(self, items: Sequence[tuple[Prompt, Rollout]], scored: Sequence[Rollout]) -> None:
+        self.checked.append(len(scored))
+
+    def score(self, members: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
+        assert self.busy.acquire(blocking=False)
+        scored = [dataclasses.replace(r, reward=1.0, status=RewardStatus.OK) for _, r in members]
+        self.busy.release()
+        return scored
+
+    def take_metrics(self) -> dict[str, Metric]:
+        return {}
+
+
+class Feed:
+    """Five prompts, again and again, so that some come twice in a step of more."""
+
+    def take(self, count: int, position: int) -> list[EncodedPrompt]:
+        return [EncodedPrompt(Prompt(f"p{n % 5}", text=f"{n}"), (n,)) for n in range(position, position + count)]
+
+
+def rollout(request: RolloutRequest, index: int, version: int) -> Rollout:
+    return Rollout(request.prompt_id, request.group_id, index, request.prompt_tokens, (2, 3), (-0.1, -1 / 3),
+                   FinishReason.STOP, version)  # fmt: skip
+
+
+def weights(version: int) -> Weights:
+    return Weights(version, lambda: iter(()))
+
+
+def supply_of(before: Before, progress: Progress, *, window: int, staleness: int = 1, size: int = SIZE,
+              greedy: bool = False) -> tuple[SupplyWindow, Engine]:  # fmt: skip
+    algorithm = SimpleNamespace(overlong_buffer=None, dynamic_sampling=False)
+    rollouts = SimpleNamespace(prompts_per_step=size, group_size=2)
+    engine: Any = Engine(before)
+    config: Any = SimpleNamespace(algorithm=algorithm, rollout=rollouts, seed=0)
+    scorer: Any = Scorer()
+    collector = Collector(config, Feed(), engine, scorer, Sampling(4), needs_greedy=greedy)
+    supply = SupplyWindow(
+        collector, progress, weights(0), engine, max_staleness=staleness, last_step=LAST, window=window, partial=False
+    )
+    return supply, engine
+
+
+def numbers(collected: Collected) -> list[int]:
+    """Of the prompts of the batch, in the data."""
+    return [int(str(group.prompt.text)) for group in collected.groups]
+
+
+def train(supply: SupplyWindow, progress: Progress, steps: int = LAST) -> list[Collected]:
+    batches = []
+    while progress.step < steps:
+        step = progress.step + 1
+        batches.append(supply.take(step, Stopwatch()))
+        supply.publish(weights(step), step)
+        progress.advance(batches[-1].position, {})
+    return batches
+
+
+def test_groups_that_are_finished_in_order_are_taken_in_order() -> None:
+    supply, engine = supply_of(lambda _: None, Progress(), window=1)
+    with supply:
+        batches = train(supply, supply._progress)
+    assert [numbers(batch) for batch in batches] == [[2 * n, 2 * n + 1] for n in range(LAST)]
+    assert [[g.group_id for g in batch.sampled] for batch in batches] == [[0, 1]] * LAST
+    assert [batch.position for batch in batches] == [2 * n + 2 for n in range(LAST)]
+    assert all(batch.metrics["rollout/overtaking_fraction"].result() == 0.0 for batch in batches)
+    assert sorted(engine.asked)[:2] == [(1, "p0", (0, 1)), (1, "p1", (0, 1))]
+    assert engine.stopped.is_set()
+    scorer: Any = supply.collector.scorer
+    assert scorer.checked == [2 * SIZE] * LAST, "failed rewards are a share of a step, however its groups arrived"
+
+
+def test_a_slow_group_is_overtaken_by_fewer_than_the_window() -> None:
+    """Group 0 is held back. Two others overtake it in step 1; the third has to wait for it."""
+    held = threading.Event()
+
+    def before(number: int) -> None:
+        if number == 0:
+            assert held.wait(60)
+
+    progress = Progress()
+    supply, engine = supply_of(before, progress, window=3, size=1)
+    with supply:
+        first = train(supply, progress, 1)
+        threading.Timer(0.05, held.set).start()
+        rest = train(supply, progress, 3)
+    assert [numbers(batch) for batch in [*first, *rest]] in ([[1], [2], [0]], [[1], [0], [2]])
+    assert first[0].metrics["rollout/overtaking_fraction"].result() == 1.0
+    assert engine.version == 3
+
+
+def test_what_may_overtake() -> None:
+    groups = OpenGroups(window=3, asked=6)
+    for number in (1, 2, 4):
+        groups.finished[number] = RolloutGroup(Prompt(f"{number}", text="x"), number, ())
+    assert [group.group_id if (group := groups.take()) else None for _ in range(3)] == [1, 2, None]
+    assert (groups.count, groups.missing()) == (4, [0, 3, 5])
+    groups.finished[0] = RolloutGroup(Prompt("0", text="x"), 0, ())
+    assert [group.group_id if (group := groups.take()) else None for _ in range(3)] == [0, 4, None]
+    assert (groups.oldest, groups.overtaken_by) == (3, {4})
+    for number, state in ((1, (1, {2, 4})), (4, (1, {2}))):
+        groups.give_back(RolloutGroup(Prompt(f"{number}", text="x"), number, ()))
+        assert (groups.oldest, groups.overtaken_by) == state
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_delays_train_every_group_once_and_within_the_bounds(seed: int) -> None:
+    """Also with a checkpoint in the middle, from which another process goes on."""
+    dice = random.Random(seed)
+    size, staleness, window = dice.randint(1, 4), dice.randint(1, 2), dice.randint(1, 6)
+    bound = staleness + -(-(window - 1) // size)
+    middle = dice.randint(1, LAST - 1)
+    settings: dict[str, Any] = {"window": window, "staleness": staleness, "size": size}
+
+    def before(_: int) -> None:
+        time.sleep(random.Random(dice.random()).choice((0, 0, 0.002, 0.01)))
+
+    progress = Progress()
+    supply, _ = supply_of(before, progress, greedy=seed % 4 == 0, **settings)
+    with supply:
+        batches = train(supply, progress, middle)
+        state = json.loads(json.dumps(supply.state_dict()))
+    later = Progress(step=middle, position=progress.position)
+    again, engine = supply_of(before, later, greedy=seed % 4 == 0, **settings)
+    engine.version = middle
+    with again:
+        again.load_state_dict(state)
+        assert again.lines() == ()
+        again.publish(weights(middle), middle)
+        batches += train(again, later)
+    taken = [n for batch in batches for n in numbers(batch)]
+    assert sorted(taken) == list(range(size * LAST))
+    for place, number in enumerate(taken):
+        step = place // size + 1
+        before_it = {n for n in taken[: (step - 1) * size] if n > number}
+        assert len(before_it) < window
+    for step, batch in enumerate(batches, start=1):
+        versions = {r.policy_version for group in batch.sampled for r in group.rollouts}
+        assert step - 1 - min(versions) <= bound
+        assert max(versions) <= step - 1
+        assert len(batch.sampled) == size
+        assert all((group.greedy is not None) == (seed % 4 == 0) for group in batch.sampled)
+
+
+def test_a_prompt_that_comes_twice_in_a_step_has_other_samples() -> None:
+    supply, engine = supply_of(lambda _: None, Progress(), window=1, size=6)
+    with supply:
+        supply.take(1, Stopwatch())
+    assert [indices for step, prompt, indices in engine.asked if (step, prompt) == (1, "p0")] == [(0, 1), (2, 3)]
+
+
+def test_a_group_that_cannot_be_sampled_ends_the_step_that_needs_it_and_is_begun_again_on_resuming() -> None:
+    """Group 5 fails. Step 3 has taken group 4 by then, which is not lost."""
+
+    def before(number: int) -> None:
+        if number == 5:
+            raise RolloutError("no more", remedy="stop asking")
+
+    progress = Progress()
+    supply, _ = supply_of(before, progress, window=1)
+    with supply:
+        with pytest.raises(RolloutError, match="no more"):
+            train(supply, progress)
+        state = json.loads(json.dumps(supply.state_dict()))
+    assert (progress.step, progress.position) == (2, 4)
+    later = Progress(step=2, position=4)
+    again, engine = supply_of(lambda _: None, later, window=1)
+    engine.version = 2
+    with again:
+        again.load_state_dict(state)
+        (line,) = again.lines()
+        assert line == "cluster.window: groups that were begun and not finished (1) get the weights of step 2"
+        again.publish(weights(2), 2)
+        batches = train(again, later)
+    assert [n for batch in batches for n in numbers(batch)] == list(range(4, 2 * LAST))
+    assert [(step, prompt) for step, prompt, _ in engine.asked if step == 3] == [(3, "p0")]
+
+
+def test_an_evaluation_waits_for_all_that_is_being_sampled() -> None:
+    progress, done = Progress(), []
+    supply, _ = supply_of(done.append, progress, window=2)
+    with supply:
+        train(supply, progress, 1)
+        with supply.evaluating():
+            assert sorted(done) == list(range(6))
+
+
+def test_the_groups_of_a_step_that_is_not_finished_are_in_its_checkpoint() -> None:
+    """Training on step 3 fails: its batch is that of the resumed run's step 3."""
+    progress = Progress()
+    supply, _ = supply_of(lambda _: None, progress, window=1)
+    with supply:
+        train(supply, progress, 2)
+        lost = supply.take(3, Stopwatch())
+        state = json.loads(json.dumps(supply.state_dict()))
+    later = Progress(step=2, position=4)
+    again, engine = supply_of(lambda _: None, later, window=1)
+    engine.version = 2
+    with again:
+        again.load_state_dict(state)
+        again.publish(weights(2), 2)
+        batches = train(again, later)
+    assert batches[0].groups == lost.groups
+    assert [n for batch in batches for n in numbers(batch)] == list(range(4, 2 * LAST))

@@ -1,0 +1,59 @@
+"""What this machine has, and that an impossible run is refused before anything of it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from burnish.config.loading import load_run_data
+from burnish.errors import ConfigError
+from burnish.planning.model_facts import read_model_facts
+from burnish.planning.seats import Machine, seats_of, with_sharding
+from burnish.trainers import placement
+from burnish.trainers.learning_cluster import train_sft
+from burnish.trainers.placement import check_placement, placed, this_machine
+
+
+@pytest.fixture
+def model(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("abc")
+
+
+def test_this_machine_has_what_pytorch_and_linux_say() -> None:
+    machine = this_machine()
+    assert machine.threads == torch.get_num_threads()
+    assert machine.cores >= 1
+    assert machine.memory_bytes > 1 << 28
+    assert len(machine.gpu_bytes) == torch.cuda.device_count()
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / name for name in ("none", "max", "bytes")]
+    files[1].write_text("max\n")
+    files[2].write_text("123456789\n")
+    monkeypatch.setattr(placement, "CGROUP_LIMITS", files)
+    assert this_machine().memory_bytes == 123_456_789
+
+
+def test_an_impossible_run_leaves_nothing_behind(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    data = {"model": {"path": str(model), "device": "cpu"}, "data": {"train": str(tmp_path / "train.jsonl")}}
+    words = [f"output={tmp_path / 'run'}", "cluster.trainers=2"]
+    config = load_run_data(data, words, "sft").sft
+    assert check_placement(config, Machine(2, 2, 8 << 30)) == []
+    assert "2 processes share 1 core," in check_placement(config, Machine(1, 1, 8 << 30))[0]
+    whole = seats_of(with_sharding(config, "whole"), read_model_facts(model), Machine(2, 2, 8 << 30))
+    enough = sum(seat.host_bytes for seat in whole) - 1  # for slices of the optimizer
+    (said,) = [line for line in check_placement(config, Machine(2, 2, enough)) if "sharding" in line]
+    assert said == "cluster.sharding: optimizer (auto: there is too little memory for whole)"
+    monkeypatch.setattr(placement, "this_machine", lambda: Machine(2, 2, enough))
+    assert placed(config).cluster.sharding == "optimizer"
+    assert placed(config).data == config.data
+    monkeypatch.setattr(placement, "this_machine", lambda: Machine(2, 2, 1 << 20))
+    with pytest.raises(ConfigError, match=r"need at least 9\d\d\.\d MiB of memory, but this machine has 1\.0 MiB"):
+        train_sft(config, console=Console(quiet=True))
+    assert not (tmp_path / "run").exists()
