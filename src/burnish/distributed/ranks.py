@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -183,15 +183,24 @@ class _LossWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Raises the error if nobody has: torchrun asks all ranks to stop when one is lost, and the loop may have done
+        so, with everything saved, before it asked the lost one again."""
+        lost = self._lost_peer()  # those that are about to be dismissed end as well
         self._closing.set()
         self._thread.join()
         if self._in_main:
             signal.signal(signal.SIGUSR2, self._previous)
+        error = self._error if lost is None else lost.loss()
+        if kind is None and error is not None:
+            raise error
+
+    def _lost_peer(self) -> RankPeer | None:
+        return next((peer for peer in self._peers if peer.is_lost), None)
 
     def _look(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
-            lost = next((peer for peer in self._peers if peer.is_lost), None)
+            lost = self._lost_peer()
             if lost is None and os.getppid() == self._launcher:
                 continue
             self._error = _orphaned() if lost is None else lost.loss()
@@ -265,7 +274,7 @@ class RankSite:
     def __init__(self, here: TorchrunRank) -> None:
         self._here = here
         self._peers: list[RankPeer] = []
-        self._stack = ExitStack()
+        self._losses = _LossWatch(self._peers)
 
     def __enter__(self) -> RankSite:
         """Raises ConfigError for ranks that do not come, or that run other versions."""
@@ -275,15 +284,20 @@ class RankSite:
         try:
             for rank, there in others.items():
                 self._peers.append(RankPeer(rank, there, token))
-            self._stack.enter_context(_LossWatch(self._peers))
+            self._losses.__enter__()
         except BaseException:
             self._dismiss(kill=True)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._stack.close()
-        self._dismiss(kill=kind is not None and issubclass(kind, RoleLostError))
+        try:
+            self._losses.__exit__(kind, *rest)
+        except RoleLostError as error:
+            kind = type(error)
+            raise
+        finally:
+            self._dismiss(kill=kind is not None and issubclass(kind, RoleLostError))
 
     @contextmanager
     def reserved(self, crew: Crew) -> Iterator[RankLauncher]:

@@ -113,6 +113,11 @@ class Batch:
     def __len__(self) -> int:
         return self.response_tokens.shape[0]
 
+    def __getstate__(self) -> dict[str, object]:
+        """For pickle: a copy, because one thread may send a batch while another asks for its `host` for the first
+        time, and a dictionary that grows cannot be gone through."""
+        return self.__dict__.copy()
+
     @property
     def device(self) -> torch.device:
         return self.response_tokens.device

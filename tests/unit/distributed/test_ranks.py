@@ -245,12 +245,12 @@ def test_the_loop_is_told_wherever_it_is(
     monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     peer, rank = met
     seated(peer, tmp_path)
-    with ranks._LossWatch([peer]):
+    with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"), ranks._LossWatch([peer]):
         rank.hang_up()
-        with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"):
-            time.sleep(SECONDS)  # stands for a loop that asks nobody
-    with ranks._LossWatch([peer]):
-        pass  # handlers are back as they were, and it can be done again
+        time.sleep(SECONDS)  # stands for a loop that asks nobody
+        pytest.fail("the error came when it ended")
+    with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"), ranks._LossWatch([peer]):
+        pass  # handlers are back as they were; a loop that ends in peace has not noticed, so this says it
 
 
 def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(
@@ -259,7 +259,7 @@ def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(
     monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     peer, rank = met
     seated(peer, tmp_path)
-    with ranks._LossWatch([peer]) as watch:
+    with pytest.raises(RoleLostError, match="the run ends"), ranks._LossWatch([peer]) as watch:
         try:
             raise RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
         except RoleLostError:
@@ -276,10 +276,9 @@ def test_a_run_does_not_outlive_torchrun(
     monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     peer, rank = met
     policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
-    with ranks._LossWatch([peer]):
+    with pytest.raises(RoleLostError, match="the run ends: torchrun has ended"), ranks._LossWatch([peer]):
         monkeypatch.setattr("os.getppid", lambda: 1)
-        with pytest.raises(RoleLostError, match="the run ends: torchrun has ended"):
-            time.sleep(SECONDS)
+        time.sleep(SECONDS)
     with pytest.raises(RoleLostError, match="was ended, because torchrun is lost"):
         policy.ask("echo", 1)
     peer.kill()

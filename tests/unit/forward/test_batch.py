@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -126,3 +127,25 @@ def test_cut_anywhere_and_joined_again_it_is_the_same_batch(
         found = fields_of(back)[name]
         assert (found is None) == (value is None), name
         assert value is None or torch.equal(found, value), name  # type: ignore[arg-type]
+
+
+class AsksMeanwhile:
+    """A value that is pickled while someone else asks for the batch's host rows for the first time."""
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        assert self.batch is not None
+        assert len(self.batch.host) == 3
+        return str, ("pickled",)
+
+
+def test_a_batch_can_be_sent_while_its_host_rows_are_read() -> None:
+    meanwhile = AsksMeanwhile()
+    meanwhile.batch = dataclasses.replace(three_rows(), weights=meanwhile)
+    assert "host" not in vars(meanwhile.batch)
+    arrived = pickle.loads(pickle.dumps(meanwhile.batch))
+    assert arrived.weights == "pickled"
+    assert torch.equal(arrived.prompt_tokens, three_rows().prompt_tokens)
+    assert arrived.sequence_lengths() == [4, 3, 5]
