@@ -29,18 +29,17 @@ class TorchrunRank:
 
     @staticmethod
     def here() -> TorchrunRank | None:
-        """That of this process; None if torchrun has not started it."""
+        """That of this process; None if torchrun has not started it. ConfigError if a variable is missing."""
         if not under_torchrun():
             return None
-        number = {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
         return TorchrunRank(
-            rank=number["RANK"],
-            size=number["WORLD_SIZE"],
-            local_rank=number["LOCAL_RANK"],
-            local_size=number["LOCAL_WORLD_SIZE"],
-            node=int(os.environ["GROUP_RANK"]),
-            address=os.environ["MASTER_ADDR"],
-            port=int(os.environ["MASTER_PORT"]),
+            rank=_number("RANK"),
+            size=_number("WORLD_SIZE"),
+            local_rank=_number("LOCAL_RANK"),
+            local_size=_number("LOCAL_WORLD_SIZE"),
+            node=_number("GROUP_RANK"),
+            address=_variable("MASTER_ADDR"),
+            port=_number("MASTER_PORT"),
             agent_holds_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             max_restarts=int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")),
         )
@@ -49,6 +48,26 @@ class TorchrunRank:
     def on_one_machine(self) -> bool:
         """Whether all processes are on this one."""
         return self.local_size == self.size
+
+
+def _number(name: str) -> int:
+    text = _variable(name)
+    if not text.isdecimal():
+        raise _not_as_given(f"{name} is {text!r}, which is no number")
+    return int(text)
+
+
+def _variable(name: str) -> str:
+    if name not in os.environ:
+        raise _not_as_given(f"{name} is not set")
+    return os.environ[name]
+
+
+def _not_as_given(what: str) -> ConfigError:
+    return ConfigError(
+        f"environment variable {what}, though TORCHELASTIC_RUN_ID says that torchrun has started this process",
+        remedy="leave torchrun's variables as they are, or unset TORCHELASTIC_RUN_ID if this process is not torchrun's",
+    )
 
 
 def check_world(cluster: TrainersConfig, here: TorchrunRank | None) -> None:

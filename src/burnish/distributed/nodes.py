@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypedDict
@@ -76,11 +78,15 @@ def enter(folder: str | None, paths: Sequence[str]) -> bool:
     return True
 
 
-def mark(folder: Path, text: str) -> Path:
-    """Leave a mark that another machine finds if it sees the same folder. The caller removes the file."""
-    file = folder / _MARK
+@contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """The text of a mark in this folder, which another machine finds if it sees the same folder."""
+    file, text = folder / _MARK, secrets.token_hex(8)
     file.write_text(text, encoding="utf-8")
-    return file
+    try:
+        yield text
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _is_marked(folder: str, text: str) -> bool:

@@ -19,21 +19,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
 import torch
-import torch.distributed as dist
 
 from burnish.config.torchrun import TorchrunRank
 from burnish.distributed.channel import Channel
 from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.launching import Crew, LocalLauncher, Seat
 from burnish.distributed.network import TOKEN_BYTES, DistantPulse, address_towards, connect
-from burnish.distributed.nodes import Expected, expected_here, mark, versions_here
+from burnish.distributed.nodes import Expected, expected_here, marked, versions_here
 from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError
 from burnish.distributed.processes import MemoryPeer
 from burnish.distributed.pulse import PulseWatch
@@ -249,19 +247,11 @@ class RankLauncher:
         peer.sit(seat, threads=self.threads, stacks=self.beside.stacks)
         return peer
 
-    @contextmanager
-    def meetings(self, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
+    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
         """See `Launcher`."""
         if self.meeting_host is None:
-            with self.beside.meetings(size, seconds=seconds) as meetings:
-                yield meetings
-            return
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            self.meeting_host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-        )
-        address = (self.meeting_host, store.port)
-        yield [Meeting.at_address(rank, size, address, seconds=seconds) for rank in range(size)]
-        del store  # it is held as long as they work
+            return self.beside.meetings(size, seconds=seconds)
+        return Meeting.all_at(self.meeting_host, size, seconds=seconds)
 
     def write(self, weights: Weights) -> SharedWeights:
         """See `Launcher`."""
@@ -347,16 +337,12 @@ def refuse_other_versions(others: Mapping[int, Answer]) -> None:
 
 def _check_nodes(peers: Mapping[str, RankPeer], crew: Crew) -> None:
     """ConfigError with a line for everything that is not as expected on the nodes of these ranks."""
-    text = secrets.token_hex(8)
-    file = mark(crew.output, text)
     found: list[str] = []
-    try:
+    with marked(crew.output) as text:
         for name, peer in peers.items():
             needs_folder = name not in crew.workers or crew.workers_log
-            marked = (str(crew.output), text) if needs_folder else None
-            found += peer.problems(expected_here(crew.plugins, folder=os.getcwd(), marked=marked))
-    finally:
-        file.unlink(missing_ok=True)
+            mark = (str(crew.output), text) if needs_folder else None
+            found += peer.problems(expected_here(crew.plugins, folder=os.getcwd(), marked=mark))
     if found:
         raise ConfigError(
             "\n".join(["not all nodes of torchrun can take part in this run", *found]),

@@ -17,14 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import ray
-import torch.distributed as dist
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -40,7 +38,7 @@ from burnish.distributed.handover import Layout, SealedWeights, unsealed
 from burnish.distributed.host import Host, sealed
 from burnish.distributed.launching import Crew, Seat
 from burnish.distributed.network import DistantPulse, connect
-from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, mark
+from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked
 from burnish.distributed.peers import START_SECONDS, Peer
 from burnish.distributed.pulse import PulseWatch
 from burnish.distributed.team import Meeting
@@ -213,15 +211,9 @@ class RayLauncher:
             seat, host, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
         )
 
-    @contextmanager
-    def meetings(self, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
-        """See `Launcher`. They meet at a port of the controller, which holds it as long as they work."""
-        host = ray.util.get_node_ip_address()
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-        )
-        yield [Meeting.at_address(rank, size, (host, store.port), seconds=seconds) for rank in range(size)]
-        del store
+    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
+        """See `Launcher`."""
+        return Meeting.all_at(ray.util.get_node_ip_address(), size, seconds=seconds)
 
     def write(self, weights: Weights) -> StoredWeights:
         """See `Launcher`."""
@@ -347,10 +339,8 @@ def _expected(crew: Crew) -> Expected:
 
 def _check_nodes(nodes: Sequence[str], expected: Expected, crew: Crew, *, needs_folder: bool) -> None:
     """ConfigError with a line for everything that is not as expected on one of the nodes."""
-    text = secrets.token_hex(8)
-    file = mark(crew.output, text)
-    question = {**expected, "marked": (str(crew.output), text) if needs_folder else None}
-    try:
+    with marked(crew.output) as text:
+        question = {**expected, "marked": (str(crew.output), text) if needs_folder else None}
         calls = {
             node: ray.remote(_prober())
             .options(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
@@ -359,8 +349,6 @@ def _check_nodes(nodes: Sequence[str], expected: Expected, crew: Crew, *, needs_
         }
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=ACTOR_SECONDS)
         found = [line for node, call in calls.items() for line in _problems(node, call)]
-    finally:
-        file.unlink(missing_ok=True)
     if found:
         raise ConfigError(
             "\n".join(["not all nodes of the Ray cluster can take part in this run", *found]),

@@ -39,6 +39,17 @@ class Meeting:
         """At the address of a `TCPStore` that another process holds for them."""
         return Meeting(rank, size, f"tcp://{address[0]}:{address[1]}", seconds)
 
+    @staticmethod
+    @contextmanager
+    def all_at(host: str, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
+        """Those of all members, at a free port of this machine that this process holds while they work. host: the
+        address under which they reach this machine."""
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
+        )
+        yield [Meeting.at_address(rank, size, (host, store.port), seconds=seconds) for rank in range(size)]
+        del store  # it is held until here
+
     def store(self) -> Store:
         """What the members tell each other their addresses through. Gloo then talks over the network interface that
         leads there, because a host name that leads nowhere must not stop a team."""

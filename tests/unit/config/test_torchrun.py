@@ -105,3 +105,21 @@ def test_fields_that_torchrun_does_not_know(cluster: dict[str, object], message:
     with pytest.raises(ConfigError, match=message):
         load_run_data({**data, "cluster": {"backend": "torchrun", "trainers": 2, **cluster}})
     load_run_data({**data, "cluster": {"backend": "torchrun", "trainers": 2, "restarts": 3}})  # as a run writes it down
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("GROUP_RANK", None, "GROUP_RANK is not set"),
+        ("MASTER_PORT", "high", "MASTER_PORT is 'high', which is no number"),
+    ],
+)
+def test_a_variable_that_is_not_as_torchrun_gives_it_is_named(
+    name: str, value: str | None, said: str, variables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        TorchrunRank.here()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.distributed.nodes import Expected, check_address, check_room, mark, problems_here, versions_here
+from burnish.distributed.nodes import Expected, check_address, check_room, marked, problems_here, versions_here
 from burnish.errors import ConfigError
 
 
@@ -23,11 +23,11 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Expected:
 def test_nothing_is_wrong_here(expected: Expected, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def loss(): ...\n")
     (tmp_path / "more").mkdir()
-    mark(tmp_path, "text")
     expected["plugins"] = ["mine.py:loss"]
     expected["paths"] = [str(tmp_path / "more"), str(tmp_path / "nowhere")]
-    expected["marked"] = (str(tmp_path), "text")
-    assert problems_here(expected) == []
+    with marked(tmp_path) as text:
+        expected["marked"] = (str(tmp_path), text)
+        assert problems_here(expected) == []
     assert Path.cwd() == tmp_path
     assert sys.path[-2:] == [str(tmp_path / "more"), str(tmp_path)]  # the last one is the file's own
 
@@ -36,10 +36,10 @@ def test_everything_is_wrong_here(expected: Expected, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_module\n")
     expected["versions"] = {**expected["versions"], "torch": "1.0"}
     expected["plugins"] = [f"{tmp_path}/broken.py:loss", "nowhere.py:loss", "no_such_package.module:loss"]
-    mark(tmp_path, "of another run")
-    expected["marked"] = (str(tmp_path), "text")
+    expected["marked"] = (str(tmp_path), "another text")
     expected["folder"] = str(tmp_path / "nowhere")
-    lines = problems_here(expected)
+    with marked(tmp_path):
+        lines = problems_here(expected)
     beginnings = [
         f"torch is {versions_here()['torch']}, and 1.0 where the run was started",
         f"the folder in which the run was started, {tmp_path}/nowhere, does not exist there",
