@@ -239,18 +239,27 @@ def test_other_versions_are_refused_by_rank() -> None:
         refuse_other_versions({1: same, 2: other})
 
 
+def watched(peer: RankPeer, loop: Callable[[ranks._LossWatch], object]) -> None:
+    with ranks._LossWatch([peer]) as watch:
+        loop(watch)
+
+
 def test_the_loop_is_told_wherever_it_is(
     met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     peer, rank = met
     seated(peer, tmp_path)
-    with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"), ranks._LossWatch([peer]):
+
+    def asks_nobody(watch: ranks._LossWatch) -> None:
         rank.hang_up()
-        time.sleep(SECONDS)  # stands for a loop that asks nobody
+        time.sleep(SECONDS)
         pytest.fail("the error came when it ended")
-    with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"), ranks._LossWatch([peer]):
-        pass  # handlers are back as they were; a loop that ends in peace has not noticed, so this says it
+
+    with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"):
+        watched(peer, asks_nobody)
+    with pytest.raises(RoleLostError, match=r"the run ends: rank 1 \(trainer 1\)"):
+        watched(peer, lambda watch: None)  # handlers are back as they were; a loop that stops in peace has not noticed
 
 
 def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(
@@ -259,15 +268,22 @@ def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(
     monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     peer, rank = met
     seated(peer, tmp_path)
-    with pytest.raises(RoleLostError, match="the run ends"), ranks._LossWatch([peer]) as watch:
+    noticed = RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
+
+    def saves(watch: ranks._LossWatch) -> None:
         try:
-            raise RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
+            raise noticed
         except RoleLostError:
             with contextlib.suppress(ValueError):  # what saving does with errors of its own
                 rank.hang_up()
                 watch._thread.join(SECONDS)  # it has sent the signal when it ends
                 raise ValueError from None
-    assert watch._error is not None
+            assert watch._error is not None
+            raise
+
+    with pytest.raises(RoleLostError) as raised:
+        watched(peer, saves)
+    assert raised.value is noticed
 
 
 def test_a_run_does_not_outlive_torchrun(
@@ -276,9 +292,13 @@ def test_a_run_does_not_outlive_torchrun(
     monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     peer, rank = met
     policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
-    with pytest.raises(RoleLostError, match="the run ends: torchrun has ended"), ranks._LossWatch([peer]):
+
+    def is_left_alone(watch: ranks._LossWatch) -> None:
         monkeypatch.setattr("os.getppid", lambda: 1)
         time.sleep(SECONDS)
+
+    with pytest.raises(RoleLostError, match="the run ends: torchrun has ended"):
+        watched(peer, is_left_alone)
     with pytest.raises(RoleLostError, match="was ended, because torchrun is lost"):
         policy.ask("echo", 1)
     peer.kill()
