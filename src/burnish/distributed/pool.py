@@ -28,6 +28,8 @@ from burnish.types import Metric, Rollout, RolloutRequest
 MAX_LOSSES = 3
 """A portion over which this many workers were lost is not given to another one."""
 Done = tuple[int, list[Rollout], Mapping[str, Metric]]
+RETRY_SECONDS = 120.0
+"""After which a worker that could not be started again is tried once more: its node may be back."""
 _HOUR = 3600.0
 _LOOK_SECONDS = 0.2
 
@@ -47,7 +49,10 @@ class Worker:
     busy: bool = False
     """Whether it samples for one of the open calls, or is being started again."""
     gone: bool = False
-    """Whether it was lost for good. It gets no more work, so it cannot count as lost over prompts again."""
+    """Whether it was lost and could not be started again. Until it is, it gets no work, so that it cannot count as lost
+    over prompts again."""
+    tried: float = 0.0
+    """When its start failed or was refused last."""
 
     @property
     def name(self) -> str:
@@ -63,6 +68,10 @@ class Worker:
         """Whether it was started again less often than that in the last hour."""
         recent = [moment for moment in self.restarts if time.monotonic() - moment < _HOUR]
         return self.start is not None and len(recent) < limit
+
+    def give_up(self) -> None:
+        """It could not be started again, for now."""
+        self.gone, self.tried = True, time.monotonic()
 
 
 class RolloutPool:
@@ -96,6 +105,8 @@ class RolloutPool:
         self._version: int | None = None
         self._weights: SealedWeights | None = None
         self._metrics = MetricStore()
+        self._returning: set[str] = set()
+        """Names of workers that are being started again though a call went on without them."""
         self._open: list[_Call] = []
         """Those that threads have made, those of earlier steps first."""
         self._changed = threading.Condition()
@@ -121,6 +132,7 @@ class RolloutPool:
         shared = self._shared(weights) if any(worker.policy is None for worker in self._workers) else None
         with self._lock:
             self._version, self._weights = weights.version, shared
+        self._bring_back()
 
     def renew(self, weights: Weights) -> None:
         """Like `sync`, and responses that are being sampled go on with these weights: workers stop after the token in
@@ -280,16 +292,37 @@ class RolloutPool:
         """Start the process of a lost worker again, within the limit; whether there is one now."""
         if worker.start is None or not worker.may_restart(self._restarts):
             self._say(f"{lost}; it is not started again: {self._restarts} restarts an hour is the limit")
-            worker.gone = True
+            worker.give_up()
             return False
         self._say(f"{lost}; what it was asked for goes to another worker, and it is started again")
+        return self._start(worker, worker.start)
+
+    def _bring_back(self) -> None:
+        """Try once more to start workers that are gone, without waiting for them."""
+        for worker in self._workers:
+            rested = time.monotonic() - worker.tried >= RETRY_SECONDS
+            may = worker.gone and rested and worker.may_restart(self._restarts)
+            if may and worker.start is not None and worker.name not in self._returning:
+                self._returning.add(worker.name)
+                threading.Thread(target=self._return, args=(worker, worker.start), daemon=True).start()
+
+    def _return(self, worker: Worker, start: Callable[[], ProcessRole]) -> None:
+        try:
+            if self._start(worker, start):
+                worker.gone = False
+                self._say(f"{worker.name} is back")
+        finally:
+            self._returning.discard(worker.name)
+
+    def _start(self, worker: Worker, start: Callable[[], ProcessRole]) -> bool:
+        """Give the worker a new process; whether it has one."""
         worker.restarts.append(time.monotonic())
         worker.version = None
         try:
-            engine = worker.start()
+            engine = start()
         except Exception as error:  # noqa: BLE001  boundary: whatever building its roles raises there
             self._say(f"{worker.name} cannot be started again: {error}")
-            worker.gone = True
+            worker.give_up()
             return False
         with self._lock:
             if not self._closed:

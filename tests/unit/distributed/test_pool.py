@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.distributed import pool as pool_module
 from burnish.distributed.peers import RoleLostError, Stop
 from burnish.distributed.pool import MAX_LOSSES, RolloutPool, Worker
 from burnish.errors import RolloutError
@@ -188,6 +189,52 @@ def test_a_worker_that_cannot_be_started_again_for_any_reason_is_given_up() -> N
     pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     pool.generate(REQUESTS, SAMPLING, seed=0, step=2)
     assert sum("b cannot be started again: out of memory over there" in line for line in said) <= 1
+
+
+def test_a_worker_that_can_be_had_again_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node is away when it is lost, and is there again at a later step."""
+    monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
+    back, back_again = FakeEngine("b"), threading.Event()
+    tries: list[None] = []
+
+    def start() -> FakeEngine:
+        tries.append(None)
+        if len(tries) == 1:
+            raise RuntimeError("no node has room")
+        return back
+
+    pool, said = pool_of(FakeEngine("b", lost), restarts=3, start=start)
+    with pytest.raises(RolloutError):
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert pool.standing() == [("b", "lost")]
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line == "b is back":
+            back_again.set()
+
+    pool._say = say
+    pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
+    assert back_again.wait(60.0)
+    assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=2)) == WANTED
+    assert pool.standing()[0][1].startswith("version 7")
+    pool.sync(Weights(8, lambda: iter([("w", torch.zeros(2))])))
+    assert len(tries) == 2  # nobody is missing
+
+
+def test_a_worker_that_is_gone_is_tried_again_only_now_and_then() -> None:
+    tries: list[None] = []
+
+    def start() -> FakeEngine:
+        tries.append(None)
+        raise RuntimeError("no node has room")
+
+    pool, _ = pool_of(FakeEngine("b", lost), restarts=3, start=start)
+    with pytest.raises(RolloutError):
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
+    assert len(tries) == 1
+    assert pool._returning == set()
 
 
 def test_a_process_that_starts_after_the_end_is_closed() -> None:
