@@ -124,8 +124,12 @@ def test_models_elsewhere_are_asked_before_other_rewards_score(
 
     class Elsewhere:
         def begin(self, label: str, items: Sequence[Item]) -> Callable[[], list[Outcome]]:
+            def outcomes() -> list[Outcome]:
+                happened.append(f"{label} is awaited")
+                return [read_result(2.5, label) for _ in items]
+
             happened.append(f"{label} begins")
-            return lambda: happened.append(f"{label} is awaited") or [read_result(2.5, label) for _ in items]  # type: ignore[func-returns-value]
+            return outcomes
 
     run = WorkerPool.run
 
@@ -134,7 +138,10 @@ def test_models_elsewhere_are_asked_before_other_rewards_score(
         return run(pool, tasks)
 
     monkeypatch.setattr(WorkerPool, "run", others)
-    rewards = [RewardConfig(name=f"model:{folder}", label="learned"), RewardConfig(name="length")]
+    rewards = [
+        RewardConfig(name=f"model:{folder}", label="learned"),
+        RewardConfig(name="length", options={"maximum": 3}),
+    ]
     with ProcessRewardScorer(rewards, ScoringConfig(workers=1), models_elsewhere=True) as scorer:
         assert scorer.attach_policy(model.loaded.tokenizer) == []
         scorer.ask_models(Elsewhere())
