@@ -15,6 +15,9 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_data import ModelConfig
+from burnish.models.reward_layout import Readout
+from burnish.models.reward_model import new_reward_model
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.learning_cluster import train_sft
 
@@ -165,6 +168,19 @@ def test_two_trainers_and_a_rollout_worker_change_no_bit(
     assert launched.wait() == 0, launched.said
     assert launched.said.count("finished at step 4") == 1  # only one of the three speaks
     alone = grpo("inline")
+    train_rl(alone, console=Console(quiet=True))
+    assert trace(Path(config.output)) == trace(Path(alone.output))
+
+
+def test_reward_models_on_a_rank_of_their_own_change_no_bit(
+    torchrun: Any, grpo: Any, run_file: Any, trace: Callable[[Path], Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    new_reward_model(ModelConfig(path=str(tiny_model), device="cpu"), Readout(), seed=1).save(tmp_path / "rm")
+    learned = f"rewards=model:{tmp_path}/rm"
+    config = grpo("ranks", learned, own_process=["reward_model"])
+    launched = torchrun(2, "rl", run_file(config))
+    assert launched.wait() == 0, launched.said
+    alone = grpo("inline", learned)
     train_rl(alone, console=Console(quiet=True))
     assert trace(Path(config.output)) == trace(Path(alone.output))
 

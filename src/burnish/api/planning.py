@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from burnish.planning.model_facts import ModelFacts
+    from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
     from burnish.planning.model_facts import read_model_facts
     from burnish.planning.plan import seated
     from burnish.trainers.chaining import pinned
-    from burnish.trainers.placement import this_machine
+    from burnish.trainers.placement import reward_facts, this_machine
 
     check_output(loaded.config)
     config, chained = pinned(loaded.config)
@@ -119,17 +119,23 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
         notes.append(
             f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
         )
+    rewards = reward_facts(config)
+    notes.extend(
+        f"reward {reward.label!r} is not a local model folder, so its sizes are unknown and its memory is not counted"
+        for reward in rewards
+        if reward.facts is None
+    )
     notes.extend(_emulation_notes(config))
     match config:
         case RlConfig():
-            plan = _rl_plan(config, facts, notes)
+            plan = _rl_plan(config, facts, rewards, notes)
         case RmConfig():
             plan = _rm_plan(config, facts, notes)
         case SftConfig():
             plan = _sft_plan(config, facts, notes)
         case _:
             raise TypeError(f"no plan for {type(config).__name__}")
-    return seated(plan, config, facts, this_machine())
+    return seated(plan, config, facts, this_machine(), rewards)
 
 
 def _emulation_notes(config: RunConfig) -> Iterator[str]:
@@ -147,7 +153,7 @@ def _emulation_notes(config: RunConfig) -> Iterator[str]:
         yield f"model.dtype is bfloat16: {note}"
 
 
-def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
+def _rl_plan(config: RlConfig, facts: ModelFacts | None, rewards: Sequence[RewardFacts], notes: list[str]) -> Plan:
     """The plan of `burnish rl`. Raises its errors, as far as they can be found without weights and downloads."""
     from burnish.planning.plan import plan_rl
     from burnish.trainers.rl.preflight import check_fit, preview
@@ -158,7 +164,7 @@ def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Pl
     if num_prompts is None:
         notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
     notes.extend(further)
-    return plan_rl(config, num_prompts=num_prompts, facts=facts)
+    return plan_rl(config, num_prompts=num_prompts, facts=facts, rewards=rewards)
 
 
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:

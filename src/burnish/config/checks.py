@@ -84,7 +84,7 @@ def shared_work(cluster: TrainersConfig) -> Iterator[Problem]:
         asked = f"cluster.trainers ({cluster.trainers})"
         if isinstance(cluster, ClusterConfig):
             asked += f", cluster.rollout_workers ({cluster.rollout_workers})"
-            asked += "".join(f", a process of its own for the {name}" for name in cluster.own_process)
+            asked += "".join(f", a process of its own for the {name}" for name in cluster.own_names)
         message = f"is inline, but the run asks for {cluster.num_processes} processes: {asked}"
         yield Problem("cluster.backend", message, "set it to auto, or ask for a single process")
     amounts = {"cpus_per_worker": cluster.cpus_per_worker, "gpus_per_worker": cluster.gpus_per_worker}

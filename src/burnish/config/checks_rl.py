@@ -235,18 +235,24 @@ def _full_sharding(config: RlFields) -> Iterator[Problem]:
 
 def _own_process(config: RlFields) -> Iterator[Problem]:
     """Models that are to have a process of their own, though the run does not have them, or only as a part of the
-    policy."""
+    policy; reward models that name a GPU, of which that process sees one only."""
     asked, absent = config.cluster.own_process, _absent(config)
     for index, name in enumerate(asked):
         if name in asked[:index]:
             yield Problem(f"cluster.own_process.{index}", f"{name} is named twice", "keep one of the two")
         elif name in absent:
             yield Problem(f"cluster.own_process.{index}", f"is {name}, but {absent[name]}", "remove it")
+    for index, reward in enumerate(config.rewards if "reward_model" in asked else ()):
+        device = reward.options.get("device")
+        if reward.is_model and str(device).startswith("cuda:"):
+            message = f"is {device}, but reward models have a process of their own, which sees one GPU"
+            yield Problem(f"rewards.{index}.options.device", message, "set it to cuda, or remove it")
 
 
 def _alone(config: RlFields) -> dict[str, str]:
     """The roles that have nothing to make room for."""
-    return {name: f"the {name} has a process of its own (own_process)" for name in config.cluster.own_process}
+    own = zip(config.cluster.own_process, config.cluster.own_names, strict=True)
+    return {model: f"the {name} has a process of its own (own_process)" for model, name in own}
 
 
 def _absent(config: RlFields) -> dict[str, str]:
@@ -260,7 +266,7 @@ def _absent(config: RlFields) -> dict[str, str]:
         absent["critic"] = f"the estimator {algorithm.estimator!r} has no critic"
     elif config.critic.kind == "shared":
         absent["critic"] = "critic.kind is shared: a head on the policy's own backbone"
-    if config.rewards and not any(reward.name.startswith(names.MODEL_REWARD) for reward in config.rewards):
+    if config.rewards and not any(reward.is_model for reward in config.rewards):
         absent["reward_model"] = "no reward is a reward model (model:PATH)"
     return absent
 
@@ -278,7 +284,7 @@ def _critic(config: RlFields) -> Iterator[Problem]:
     if critic.init != "policy" and critic.head_init_std != 0:
         message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} has its own head"
         yield Problem("critic.head_init_std", message, "set it to 0, or critic.init: policy")
-    models = [reward for reward in config.rewards if reward.name.startswith(names.MODEL_REWARD)]
+    models = [reward for reward in config.rewards if reward.is_model]
     if critic.init == "reward_model" and len(models) != 1 and config.rewards:
         message = f"is reward_model, but {len(models)} of the rewards are reward models (model:PATH), not exactly one"
         yield Problem(
@@ -374,7 +380,7 @@ def _judging_reward(config: RlFields) -> Iterator[Problem]:
         message = f"is {name!r}, which is not the label of a reward"
         yield Problem("evaluation.success", message, suggestion(name, rewards))
         return
-    is_model = name == label and rewards[label].name.startswith(names.MODEL_REWARD)
+    is_model = name == label and rewards[label].is_model
     if is_model and config.evaluation.success_score is None:
         message = f"is not set, but evaluation.success is {name!r}, a reward model, whose scores have no maximum"
         remedy = "set it to the score from which a response counts as solved"

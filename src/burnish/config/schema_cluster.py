@@ -11,12 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from burnish.config.section import Count, NonNegativeInt, NotHere, PositiveInt, Seconds, Section, as_list
 
 _NOTHING_SAMPLES = NotHere("only `burnish rl` samples while it trains", was=0)
-_ONE_MODEL = NotHere("only `burnish rl` has a reference or a critic", was=None)
+_ONE_MODEL = NotHere("only `burnish rl` has a reference, a critic or rewards", was=None)
 
 Offloaded = Literal["optimizer", "reference", "critic", "reward_model"]
 """A role whose state can rest while it does nothing; `critic` is its weights and its optimizer."""
 Backend = Literal["inline", "processes", "ray", "torchrun"]
-OwnProcess = Annotated[tuple[Literal["reference", "critic"], ...], BeforeValidator(as_list)]
+OwnProcess = Annotated[tuple[Literal["reference", "critic", "reward_model"], ...], BeforeValidator(as_list)]
 
 
 def under_torchrun() -> bool:
@@ -131,8 +131,9 @@ class ClusterConfig(TrainersConfig):
     rollout_workers: NonNegativeInt = 0
     """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""
     own_process: OwnProcess = ()
-    """Models that get a process of their own instead of being in every trainer: `reference`, `critic`. They work while
-    the policy does, with the same numbers."""
+    """Models that get a process of their own: `reference` and `critic`, which are in every trainer otherwise, and
+    `reward_model`, all `model:PATH` rewards together, which are in the command's process otherwise. They work while
+    others do, with the same numbers."""
     window: NonNegativeInt = 0
     """A step takes the groups that are finished first: fewer than this many may overtake an older one. Staleness is at
     most max_staleness + ceil((window - 1) / prompts_per_step), and the numbers of a run depend on how fast its
@@ -144,7 +145,12 @@ class ClusterConfig(TrainersConfig):
     rollout worker something to do."""
     restarts: NonNegativeInt = 3
     """How often lost trainers are started again from the newest checkpoint, and how often in an hour a lost rollout
-    worker is. Not under torchrun, which has `--max-restarts`."""
+    worker, or the process of the reward models, is. Not under torchrun, which has `--max-restarts`."""
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """What the processes of `own_process` are called, in its order."""
+        return tuple(model.replace("_", " ") for model in self.own_process)
 
     @property
     def num_processes(self) -> int:

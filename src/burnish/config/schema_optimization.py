@@ -11,6 +11,8 @@ from burnish.config.section import DecayRate, Fraction, NonNegativeInt, NotHere,
 
 TOKENS_PER_MICROBATCH = 2_048
 """The default, also for objects built from Python without a run file."""
+TOKENS_PER_SCORING = 16_384
+"""The default of a reward model that scores: more, because nothing is kept for a backward pass."""
 
 
 class OptimizationConfig(Section):

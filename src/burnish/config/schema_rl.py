@@ -53,7 +53,12 @@ class RewardConfig(Section):
         """The `label`. Without one: `model` for a reward model, else the name of the function or built-in."""
         if self.label:
             return self.label
-        return "model" if self.name.startswith(names.MODEL_REWARD) else self.name.rpartition(":")[2]
+        return "model" if self.is_model else self.name.rpartition(":")[2]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a reward model (`model:PATH`)."""
+        return self.name.startswith(names.MODEL_REWARD)
 
     def weighted(self, weight: float) -> RewardConfig:
         """The same reward with another weight."""

@@ -16,30 +16,33 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
 | key/value cache | 2 L K b x rows x tokens of a row; 4 for b with `model.device: cpu` | rows decoded in parallel |
 | sampling policy | P b, reward models with `normalization.on: policy` | it samples responses to measure scores on |
+| reward models | P b and N b A, of each reward that is one, with its own P, b, N and A | it scores, a layer at a time |
 
-A reward model has a score head instead of an output head: there are no log-probabilities, and P is a little too large.
+A reward model that is trained has a score head instead of an output head: there are no log-probabilities, and P is a
+little too large.
 
-Each line says in which phases of a step it is needed: the cache while sampling, log-probabilities before and in the
-update, gradients and activations in the update only, and what rests meanwhile (`cluster.offload`) only in the phases
-that it is brought back for. The table adds all of them up, which errs on the safe side; `peak_bytes` takes the phase
-that needs most. Not counted: PyTorch's own working memory, fragmentation, attention without a memory-saving kernel, and
-rewards that are models.
+Each line says in which phases of a step it is needed: the cache while sampling, passes of reward models while scoring
+(at any time, if rollout workers sample ahead), log-probabilities before and in the update, gradients and activations in
+the update only, and what rests meanwhile (`cluster.offload`) only in the phases that it is brought back for. The table
+adds all of them up, which errs on the safe side; `peak_bytes` takes the phase that needs most. Not counted: PyTorch's
+own working memory, fragmentation, and attention without a memory-saving kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from burnish.config import names
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_data import LoraConfig
-from burnish.planning.model_facts import ModelFacts
+from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 Trained = RlConfig | SftConfig | RmConfig
 Phase = Literal[
     "sampling",
+    "scoring",
     "log-probabilities",
     "reference",
     "values",
@@ -50,8 +53,8 @@ Phase = Literal[
     "checkpoint",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""In the order of a step. `update`: the forward and backward passes; `reference`, `values`: its log-probabilities and
-the critic's values."""
+"""In the order of a step. `scoring`: by reward models; `update`: the forward and backward passes; `reference`,
+`values`: its log-probabilities and the critic's values."""
 Sharding = Literal["whole", "optimizer", "full"]
 """What each of several trainers keeps of a trained model; see `ParameterBytes.kept`."""
 
@@ -138,9 +141,11 @@ def width_of(config: Trained) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
-def estimate_memory(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]:
-    """The lines of the table above for this run in one process, without those of zero bytes."""
-    return (*trainer_items(config, facts), *sampling_items(config, facts))
+def estimate_memory(config: Trained, facts: ModelFacts, rewards: Sequence[RewardFacts] = ()) -> tuple[MemoryItem, ...]:
+    """The lines of the table above for this run in one process, without those of zero bytes. `rewards`: its reward
+    models."""
+    scoring = [item for reward in rewards for item in reward_items(config, reward)]
+    return (*trainer_items(config, facts), *sampling_items(config, facts), *scoring)
 
 
 def trainer_items(
@@ -231,6 +236,35 @@ def sampling_items(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]
     )
 
 
+def reward_items(config: Trained, reward: RewardFacts) -> tuple[MemoryItem, ...]:
+    """What a reward model needs where it scores: its weights, and its passes without gradient, of which one layer's
+    numbers are there at a time."""
+    facts = reward.facts
+    if facts is None or not isinstance(config, RlConfig):
+        return ()
+    # Rollout workers sample ahead of training, and what they have sampled is scored while the policy learns.
+    ahead = config.max_staleness > 0 and config.cluster.rollout_workers > 0
+    phases: tuple[Phase, ...] = PHASES if ahead else ("scoring",)
+    weights = copy_of_weights(f"weights of reward {reward.label!r}", facts, reward.width)
+    tokens = _scored_tokens(config, reward.tokens_per_microbatch)
+    passes = MemoryItem(
+        f"passes of reward {reward.label!r}",
+        tokens * _layer_numbers(facts) * reward.width,
+        f"{tokens:,} tokens x {_layer_numbers(facts):,} numbers x {reward.width} bytes",
+        phases,
+        at_most=True,
+    )
+    return weights.needed_in(*phases, if_any="reward_model" in config.cluster.offload), passes
+
+
+def _scored_tokens(config: RlConfig, budget: int) -> int:
+    """Tokens in one pass of a reward model: its budget, or less if a step has less and nothing is evaluated."""
+    rollout = config.rollout
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    step = rollout.prompts_per_step * rollout.group_size * longest
+    return max(longest, budget if config.data.eval and config.evaluation.happens else min(budget, step))
+
+
 def copy_of_weights(
     name: str, facts: ModelFacts, width: int, phases: tuple[Phase, ...] = PHASES, *, at_most: bool = False
 ) -> MemoryItem:
@@ -274,7 +308,7 @@ def has_separate_critic(config: RlConfig) -> bool:
 
 def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
     tokens = microbatch_tokens(config)
-    layer = 8 * facts.hidden_size + 2 * facts.num_key_value_heads * facts.head_size + 3 * facts.intermediate_size
+    layer = _layer_numbers(facts)
     if config.model.gradient_checkpointing:
         numbers = facts.num_layers * facts.hidden_size + layer
         formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes (gradient checkpointing)"
@@ -284,6 +318,11 @@ def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
     critic = isinstance(config, RlConfig) and has_separate_critic(config)
     phases: tuple[Phase, ...] = ("update", "critic update") if critic else ("update",)
     return MemoryItem("activations", tokens * numbers * width, formula, phases, at_most=True)
+
+
+def _layer_numbers(facts: ModelFacts) -> int:
+    """Numbers that the backward pass of one layer needs, for each token: A in the table."""
+    return 8 * facts.hidden_size + 2 * facts.num_key_value_heads * facts.head_size + 3 * facts.intermediate_size
 
 
 def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> MemoryItem:

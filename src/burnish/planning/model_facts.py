@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnish.config.names import MODEL_REWARD
+from burnish.config.schema_optimization import TOKENS_PER_SCORING
+
+if TYPE_CHECKING:
+    from burnish.config.schema import RewardConfig
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -24,6 +31,38 @@ class ModelFacts:
     head_size: int
     vocabulary_size: int
     context_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFacts:
+    """What the memory of a reward model depends on. `facts` is None if it is not a local folder or has an unknown
+    layout. device: as the run file has it."""
+
+    label: str
+    facts: ModelFacts | None
+    width: int
+    """Bytes of one weight."""
+    device: str
+    tokens_per_microbatch: int
+
+
+def read_reward_facts(rewards: Iterable[RewardConfig]) -> tuple[RewardFacts, ...]:
+    """Those of the reward models among the rewards. Options that a run would refuse count as if they were not set."""
+    found = []
+    for reward in rewards:
+        if reward.is_model:
+            facts = read_model_facts(Path(reward.name.removeprefix(MODEL_REWARD)).expanduser())
+            budget = reward.options.get("tokens_per_microbatch")
+            found.append(
+                RewardFacts(
+                    reward.log_label,
+                    facts,
+                    2 if reward.options.get("dtype") == "bfloat16" else 4,
+                    str(reward.options.get("device", "auto")),
+                    budget if isinstance(budget, int) else TOKENS_PER_SCORING,
+                )
+            )
+    return tuple(found)
 
 
 def read_model_facts(folder: Path) -> ModelFacts | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from burnish.config import names
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
-from burnish.planning.model_facts import ModelFacts
-from burnish.planning.seats import Machine, Seat, refuse_impossible, seat_warnings, seats_of, sharding_of
+from burnish.planning.model_facts import ModelFacts, RewardFacts
+from burnish.planning.room import refuse_impossible, seat_warnings
+from burnish.planning.seats import Choice, Machine, Seat, seats_of, sharding_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,20 @@ class Plan:
         return sum(item.num_bytes for item in self.memory)
 
 
-def seated(plan: Plan, config: Trained, facts: ModelFacts | None, machine: Machine) -> Plan:
-    """The plan with the processes of the run on this machine. ConfigError if it cannot have them."""
-    seats = seats_of(config, facts, machine)
+def seated(
+    plan: Plan, config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
+) -> Plan:
+    """The plan with the processes of the run on this machine. ConfigError if it cannot have them. `rewards`: its reward
+    models."""
+    seats = seats_of(config, facts, machine, rewards)
     refuse_impossible(config, seats, machine)
     warnings = (*plan.warnings, *seat_warnings(config, seats, machine))
-    lines = (*plan.lines, *_process_lines(config, facts, seats, machine), *_phase_lines(seats))
+    sharding = sharding_of(config, facts, machine, rewards)
+    lines = (*plan.lines, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
     return replace(plan, seats=seats, lines=lines, warnings=warnings)
 
 
-def _process_lines(
-    config: Trained, facts: ModelFacts | None, seats: Sequence[Seat], machine: Machine
-) -> Iterator[PlanLine]:
+def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:
     cluster = config.cluster
     if not cluster.uses_processes:
         return
@@ -80,8 +83,7 @@ def _process_lines(
     because = "cluster.lanes" if cluster.lanes is not None else "as many as give every process something to do"
     yield PlanLine("processes", "lanes", str(cluster.num_lanes), f"{because}; the numbers follow from it")
     if cluster.trainers > 1:
-        choice = sharding_of(config, facts, machine)
-        yield PlanLine("processes", "sharding", choice.sharding, choice.because)
+        yield PlanLine("processes", "sharding", sharding.sharding, sharding.because)
     if all(len(seat.host) + len(seat.device) < 2 for seat in seats):
         return  # the model's sizes are unknown
     together = bytes_in_words(sum(seat.host_bytes for seat in seats))
@@ -102,8 +104,15 @@ def _phase_lines(seats: Sequence[Seat]) -> Iterator[PlanLine]:
             yield PlanLine(f"memory of {seat.name}", phase, memory, f"with {', '.join(there)}")
 
 
-def plan_rl(config: RlConfig, *, num_prompts: int | None = None, facts: ModelFacts | None = None) -> Plan:
-    """The plan of `burnish rl`. If known, `num_prompts` are those in data.train, `facts` the model's sizes."""
+def plan_rl(
+    config: RlConfig,
+    *,
+    num_prompts: int | None = None,
+    facts: ModelFacts | None = None,
+    rewards: Sequence[RewardFacts] = (),
+) -> Plan:
+    """The plan of `burnish rl`. If known, `num_prompts` are those in data.train, `facts` the model's sizes, and
+    `rewards` those of its reward models."""
     rollout, optimization = config.rollout, config.optimization
     responses = rollout.prompts_per_step * rollout.group_size
     per_step = optimization.epochs * optimization.minibatches
@@ -121,7 +130,7 @@ def plan_rl(config: RlConfig, *, num_prompts: int | None = None, facts: ModelFac
         passes_over_data=passes,
         evaluations=evaluations,
         models=tuple(_models(config)),
-        memory=estimate_memory(config, facts) if facts is not None else (),
+        memory=estimate_memory(config, facts, rewards) if facts is not None else (),
         lines=(
             *_sampling_lines(config, num_prompts, passes),
             *_update_lines(config),
@@ -194,7 +203,7 @@ def num_evaluations(config: RlConfig) -> int:
 def _models(config: RlConfig) -> Iterator[ModelRole]:
     algorithm = config.algorithm
     for reward in config.rewards:
-        if reward.name.startswith(names.MODEL_REWARD):
+        if reward.is_model:
             path = reward.name.removeprefix(names.MODEL_REWARD)
             yield ModelRole("reward_model", f"rewards names {path}; it scores with weight {reward.weight:g}")
     what = "its adapters are trained" if config.model.lora else "is trained"

@@ -1,4 +1,4 @@
-"""The processes of a run: what each holds, the memory it needs, and what this machine cannot do if all are to be on it.
+"""The processes of a run: what each holds, and the memory it needs.
 
 Numbers that the model's sizes do not say were measured on a 2-core machine with PyTorch for CPUs (proportional set
 sizes): `PROCESS_BYTES` and `REWARD_WORKER_BYTES`.
@@ -13,7 +13,6 @@ from typing import TypeVar
 from burnish.config import names
 from burnish.config.schema import RlConfig, RmConfig
 from burnish.config.torchrun import TorchrunRank
-from burnish.errors import ConfigError
 from burnish.planning.memory import (
     PHASES,
     MemoryItem,
@@ -25,11 +24,12 @@ from burnish.planning.memory import (
     num_trained,
     own_items,
     peak_bytes,
+    reward_items,
     sampling_items,
     trainer_items,
     width_of,
 )
-from burnish.planning.model_facts import ModelFacts
+from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 ConfigT = TypeVar("ConfigT", bound=Trained)
 
@@ -37,6 +37,7 @@ PROCESS_BYTES = 300 << 20
 """A process that has imported PyTorch and transformers and made a few passes, without its model."""
 REWARD_WORKER_BYTES = 16 << 20
 """A process that runs rewards that import nothing large."""
+_ON_GPU = " on GPU "
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Seat:
     """One process (or several equal small ones): what it holds, its threads, its GPU (None: it computes on the CPU),
-    and the memory that it needs of the host and of the GPU. Nothing is listed if the model's sizes are unknown."""
+    and the memory that it needs of the host and of the GPU. Nothing is listed if the model's sizes are unknown. What a
+    process has on a GPU other than its own is a seat too, without memory of the host."""
 
     name: str
     holds: tuple[str, ...]
@@ -81,25 +83,33 @@ class Seat:
         return peak_bytes(self.device)
 
 
-def seats_of(config: Trained, facts: ModelFacts | None, machine: Machine) -> tuple[Seat, ...]:
-    """The processes of the run, the command's own first."""
-    trainers, workers = config.cluster.trainers, _workers(config)
+def seats_of(
+    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
+) -> tuple[Seat, ...]:
+    """The processes of the run, the command's own first. `rewards`: its reward models."""
+    trainers, workers = config.cluster.trainers, num_rollout_workers(config)
     on_gpu = _on_gpu(config, machine)
     threads = threads_each(config, machine)
     shared = _shared_weights(config, facts)
+    rewards = () if facts is None else rewards  # what is not everything would look like it
+    sharding = sharding_of(config, facts, machine, rewards).sharding
     seats = []
     if config.cluster.trains_here:
         holds = ("the loop", "data", *_trained(config))
-        training = [*_training(config, facts, machine), *_normalizing(config, facts)]
-        seats.append(_seat("controller", holds, threads, 0 if on_gpu else None, shared, training))
+        training = [*_training(config, facts, on_gpu, sharding), *_normalizing(config, facts)]
+        controller = _seat("controller", holds, threads, 0 if on_gpu else None, shared, training)
     else:
         received = (*shared, *_normalizing(config, facts), *_state(config, facts, "optimizer state, to be saved", 2))
-        seats.append(_seat("controller", ("the loop", "data"), threads, None, received, ()))
+        controller = _seat("controller", ("the loop", "data"), threads, None, received, ())
         for rank in range(trainers):
             sent = _state(config, facts, "optimizer state, sent to the controller", 1) if rank == 0 else ()
-            items = _training(config, facts, machine, saves=rank == 0)
+            items = _training(config, facts, on_gpu, sharding, saves=rank == 0)
             seats.append(_seat(f"trainer {rank}", _trained(config), threads, rank if on_gpu else None, sent, items))
-    seats += _own_seats(config, facts, threads, trainers if on_gpu else None)
+    if isinstance(config, RlConfig) and "reward_model" not in config.cluster.own_process:
+        seats = [*_with_judges(controller, config, machine, rewards), *seats]
+    else:
+        seats = [controller, *seats]
+    seats += _own_seats(config, facts, machine, rewards)
     for number in range(workers):
         gpu = config.cluster.num_processes - workers + number if on_gpu else None
         items = _engine(config, facts, on_gpu, own_copy=True)
@@ -113,26 +123,74 @@ def seats_of(config: Trained, facts: ModelFacts | None, machine: Machine) -> tup
     return _as_ranks(placed) if config.cluster.runs_on == "torchrun" else tuple(placed)
 
 
-def _own_seats(config: Trained, facts: ModelFacts | None, threads: int, first_gpu: int | None) -> Iterator[Seat]:
-    """The models with a process of their own, on the GPUs from this one on."""
+def _own_seats(
+    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts]
+) -> Iterator[Seat]:
+    """The models with a process of their own, on the GPUs after those of the trainers."""
     if not isinstance(config, RlConfig):
         return
-    for number, model in enumerate(config.cluster.own_process):
-        items = () if facts is None else own_items(config, facts, model)
-        yield _seat(model, (model,), threads, None if first_gpu is None else first_gpu + number, (), items)
+    cluster, threads = config.cluster, threads_each(config, machine)
+    for number, (model, name) in enumerate(zip(cluster.own_process, cluster.own_names, strict=True), cluster.trainers):
+        gpu = number if _on_gpu(config, machine) else None
+        if model == "reward_model":
+            yield from _with_judges(_seat(name, (), threads, gpu, (), ()), config, machine, rewards)
+        else:
+            items = () if facts is None else own_items(config, facts, model)
+            yield _seat(name, (name,), threads, gpu, (), items)
+
+
+def _with_judges(seat: Seat, config: RlConfig, machine: Machine, rewards: Sequence[RewardFacts]) -> Iterator[Seat]:
+    """The seat with reward models, and one for each GPU other than its own on which it has some."""
+    count = sum(reward.is_model for reward in config.rewards)
+    words = ("reward model",) if count == 1 else (f"{count} reward models",) if count else ()
+    items: dict[int | None, list[MemoryItem]] = {}
+    for reward in rewards:
+        items.setdefault(_gpu_of(reward, seat, config, machine), []).extend(reward_items(config, reward))
+    for gpu in (None, seat.gpu):
+        seat = _joined(seat, items.pop(gpu, []), on_gpu=gpu is not None)
+    yield replace(seat, holds=(*seat.holds, *words))
+    for gpu, there in sorted(items.items(), key=str):
+        yield _joined(Seat(f"{seat.name}{_ON_GPU}{gpu}", words, seat.threads, gpu, ()), there, on_gpu=True)
+
+
+def _gpu_of(reward: RewardFacts, seat: Seat, config: RlConfig, machine: Machine) -> int | None:
+    """The GPU that a reward model of this process scores on; None for the CPU. The controller sees all of them."""
+    kind, _, number = reward.device.partition(":")
+    if kind not in ("auto", "cuda") or not machine.gpu_bytes:
+        return None
+    if seat.gpu is not None and "reward_model" in config.cluster.own_process:
+        return seat.gpu
+    gpu = int(number) if number.isdigit() else 0
+    return gpu if gpu < len(machine.gpu_bytes) else None  # loading it says that there is no such GPU
+
+
+def _joined(seat: Seat, items: Sequence[MemoryItem], *, on_gpu: bool) -> Seat:
+    """The seat with these items, too, where they compute."""
+    if not on_gpu:
+        return replace(seat, host=(*seat.host, *items))
+    return replace(seat, host=(*seat.host, *_rested(items)), device=(*seat.device, *items))
+
+
+def _rested(items: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
+    """What a GPU gives up while it rests is in pinned host memory, which is kept for the next time."""
+    return (replace(item, name=f"{item.name}, at rest", phases=PHASES, rests=False) for item in items if item.rests)
 
 
 def _is_started(seat: Seat) -> bool:
     """Whether it is the process of a trainer, a model or a rollout worker, and not the command's or of rewards."""
-    return seat.name != "controller" and "reward worker" not in seat.name
+    return _process_of(seat) != "controller" and "reward worker" not in seat.name
+
+
+def _process_of(seat: Seat) -> str:
+    return seat.name.partition(_ON_GPU)[0]
 
 
 def _as_ranks(seats: Sequence[Seat]) -> tuple[Seat, ...]:
     """The seats with the rank of torchrun's that has each. Trainer 0 is next to the controller, in rank 0, like the
     reward workers; every other process is a rank of its own."""
-    others = [seat.name for seat in seats if _is_started(seat) and seat.name != "trainer 0"]
+    others = dict.fromkeys(_process_of(seat) for seat in seats if _is_started(seat) and seat.name != "trainer 0")
     ranks = {name: rank for rank, name in enumerate(others, 1)}
-    return tuple(replace(seat, name=f"rank {ranks.get(seat.name, 0)}: {seat.name}") for seat in seats)
+    return tuple(replace(seat, name=f"rank {ranks.get(_process_of(seat), 0)}: {seat.name}") for seat in seats)
 
 
 def _placed(config: Trained, seat: Seat) -> Seat:
@@ -154,11 +212,7 @@ def _seat(
 ) -> Seat:
     """`model`: what is on the GPU if the process has one."""
     process = MemoryItem("Python and its libraries", PROCESS_BYTES, "measured")
-    if gpu is None:
-        return Seat(name, holds, threads, None, (process, *host, *model))
-    # What a GPU gives up while it rests is in pinned host memory, which is kept for the next time.
-    rested = (replace(item, name=f"{item.name}, at rest", phases=PHASES, rests=False) for item in model if item.rests)
-    return Seat(name, holds, threads, gpu, (process, *host, *rested), tuple(model))
+    return _joined(Seat(name, holds, threads, gpu, (process, *host)), model, on_gpu=gpu is not None)
 
 
 def threads_each(config: Trained, machine: Machine) -> int:
@@ -172,7 +226,7 @@ def threads_each(config: Trained, machine: Machine) -> int:
     return max(1, machine.cores // (config.cluster.num_processes if here is None else here.local_size))
 
 
-def _workers(config: Trained) -> int:
+def num_rollout_workers(config: Trained) -> int:
     return config.cluster.rollout_workers if isinstance(config, RlConfig) else 0
 
 
@@ -184,7 +238,9 @@ class Choice:
     because: str
 
 
-def sharding_of(config: Trained, facts: ModelFacts | None, machine: Machine) -> Choice:
+def sharding_of(
+    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
+) -> Choice:
     """What `cluster.sharding` means for this run on this machine. `auto` never changes a result: `whole` and
     `optimizer` give the same bits."""
     cluster, asked = config.cluster, config.cluster.sharding
@@ -196,9 +252,9 @@ def sharding_of(config: Trained, facts: ModelFacts | None, machine: Machine) -> 
         return Choice("whole", "auto, and the model's sizes are unknown")
     if cluster.joins_cluster or not on_this_machine(config):
         return Choice("whole", "auto, and it is unknown what the other machines have")
-    if _fits(config, "whole", facts, machine):
+    if _fits(config, "whole", facts, machine, rewards):
         return Choice("whole", "auto: the memory suffices for it")
-    if _fits(config, "optimizer", facts, machine):
+    if _fits(config, "optimizer", facts, machine, rewards):
         return Choice("optimizer", "auto: there is too little memory for whole")
     return Choice("optimizer", "auto: there may be too little memory even for it")
 
@@ -210,12 +266,26 @@ def with_sharding(config: ConfigT, sharding: Sharding) -> ConfigT:
     return copy
 
 
-def _fits(config: Trained, sharding: Sharding, facts: ModelFacts, machine: Machine) -> bool:
-    """Whether all processes together have what they may need, and each GPU what its process may."""
-    seats = seats_of(with_sharding(config, sharding), facts, machine)
-    on_gpus = max(seat.device_bytes for seat in seats)
+def _fits(
+    config: Trained, sharding: Sharding, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]
+) -> bool:
+    """Whether all processes together have what they may need, and each GPU what its processes may."""
+    seats = seats_of(with_sharding(config, sharding), facts, machine, rewards)
     together = sum(seat.host_bytes for seat in seats)
+    on_gpus = max((needed for _, needed in needs_of_gpus(seats).values()), default=0)
     return together <= machine.memory_bytes and on_gpus <= min(machine.gpu_bytes, default=0)
+
+
+def needs_of_gpus(seats: Sequence[Seat], *, certain: bool = False) -> dict[int, tuple[str, int]]:
+    """By the number of each GPU the names of its processes, and the bytes of it that they need; with `certain` only
+    what they need however short the texts are."""
+    found: dict[int, tuple[str, int]] = {}
+    for seat in seats:
+        if seat.gpu is not None:
+            before, num_bytes = found.get(seat.gpu, ("", 0))
+            names_there = f"{before} and {_process_of(seat)}" if before else _process_of(seat)
+            found[seat.gpu] = names_there, num_bytes + peak_bytes(seat.device, certain=certain)
+    return found
 
 
 def _engine_name(config: Trained) -> str:
@@ -232,21 +302,22 @@ def _trained(config: Trained) -> tuple[str, ...]:
         found.append("reference" if config.model.lora is None else "reference (adapters off)")
     if config.algorithm.estimator in names.CRITIC_ESTIMATORS and "critic" not in own:
         found.append(f"{config.critic.kind} critic")
-    if not _workers(config):
+    if not num_rollout_workers(config):
         found.append(f"{_engine_name(config)} with the policy's weights")
     return tuple(found)
 
 
-def _training(config: Trained, facts: ModelFacts | None, machine: Machine, *, saves: bool = True) -> list[MemoryItem]:
+def _training(
+    config: Trained, facts: ModelFacts | None, on_gpu: bool, sharding: Sharding, *, saves: bool = True
+) -> list[MemoryItem]:
     """What a trainer needs where it computes. `saves`: its state goes into checkpoints."""
     if facts is None:
         return []
-    sharding = sharding_of(config, facts, machine).sharding
     items = list(trainer_items(config, facts, config.cluster.trainers, sharding))
     if saves:
         items += _state(config, facts, "optimizer state, copied to be saved", 1)
-    if not _workers(config):
-        items += _engine(config, facts, _on_gpu(config, machine), own_copy=False)
+    if not num_rollout_workers(config):
+        items += _engine(config, facts, on_gpu, own_copy=False)
     return items
 
 
@@ -281,7 +352,7 @@ def _state(config: Trained, facts: ModelFacts | None, name: str, copies: int) ->
 def _shared_weights(config: Trained, facts: ModelFacts | None) -> tuple[MemoryItem, ...]:
     """The memory through which rollout workers get weights: this version, the next one while it is written, and those
     with which batches ahead of training are still to be sampled."""
-    if facts is None or not isinstance(config, RlConfig) or not _workers(config):
+    if facts is None or not isinstance(config, RlConfig) or not num_rollout_workers(config):
         return ()
     this = copy_of_weights("weights in shared memory", facts, width_of(config))
     ahead = config.max_staleness
@@ -291,39 +362,6 @@ def _shared_weights(config: Trained, facts: ModelFacts | None) -> tuple[MemoryIt
     return this, MemoryItem("later versions in shared memory", (ahead + 1) * this.num_bytes, formula, at_most=True)
 
 
-def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) -> None:
-    """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
-    short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
-    Ray cluster only what stays here is looked at."""
-    if not config.cluster.uses_processes:
-        return
-    _refuse_numbered_gpu(config)
-    if not on_this_machine(config):
-        return
-    seats = [seat for seat in seats if not seat.elsewhere]
-    # Ray knows what its nodes have, and what parts of a GPU are, and is asked before the start.
-    if not config.cluster.joins_cluster and config.cluster.gpus_per_worker is None:
-        _refuse_gpus(config, machine)
-    needed = sum(peak_bytes(seat.host, certain=True) for seat in seats)
-    if needed > machine.memory_bytes:
-        each = ", ".join(f"{seat.name} {bytes_in_words(peak_bytes(seat.host, certain=True))}" for seat in seats)
-        raise ConfigError(
-            f"{_asked(config)}: the processes of this run need at least {bytes_in_words(needed)} of memory, but this "
-            f"machine has {bytes_in_words(machine.memory_bytes)} ({each})",
-            remedy="lower them, take a smaller model, or set model.lora or model.dtype: bfloat16",
-        )
-    for seat in seats:
-        if seat.gpu is None:
-            continue
-        needed, there = peak_bytes(seat.device, certain=True), machine.gpu_bytes[seat.gpu]
-        if needed > there:
-            raise ConfigError(
-                f"{seat.name} needs at least {bytes_in_words(needed)} of GPU {seat.gpu}, which has "
-                f"{bytes_in_words(there)}",
-                remedy="take a smaller model, or set model.lora or model.dtype: bfloat16",
-            )
-
-
 def on_this_machine(config: Trained) -> bool:
     """Whether all processes of the run are on this machine, as far as it is known before they start: not those that
     torchrun starts on several nodes, or is yet to start."""
@@ -331,54 +369,3 @@ def on_this_machine(config: Trained) -> bool:
         return True
     here = TorchrunRank.here()
     return here is not None and here.on_one_machine
-
-
-def _refuse_numbered_gpu(config: Trained) -> None:
-    device = config.model.device
-    if device.startswith("cuda:") and config.cluster.num_processes > 1:
-        raise ConfigError(
-            f"model.device is {device}, but with several processes each of them has a GPU of its own",
-            remedy="set model.device: cuda (trainers get the first GPUs), and choose among GPUs with "
-            "CUDA_VISIBLE_DEVICES",
-        )
-
-
-def _refuse_gpus(config: Trained, machine: Machine) -> None:
-    count, there, device = config.cluster.num_processes, len(machine.gpu_bytes), config.model.device
-    wants = device.startswith("cuda") or (device == "auto" and there > 0)
-    if wants and count > there:
-        raise ConfigError(
-            f"{_asked(config)}: that is {count} GPUs, one for each process, but this machine has {there or 'none'}",
-            remedy="lower them, or set model.device: cpu",
-        )
-
-
-def _asked(config: Trained) -> str:
-    """The fields that ask for processes."""
-    asked = f"cluster.trainers is {config.cluster.trainers}"
-    if isinstance(config, RlConfig) and config.cluster.own_process:
-        asked += f", cluster.own_process is [{', '.join(config.cluster.own_process)}]"
-    return f"{asked}, cluster.rollout_workers is {_workers(config)}" if _workers(config) else asked
-
-
-def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
-    """What will be slow, or may not fit, on this machine."""
-    if not on_this_machine(config):
-        return
-    seats = [seat for seat in seats if not seat.elsewhere]
-    count = 0 if config.cluster.joins_cluster else config.cluster.num_processes
-    if config.cluster.uses_processes and count > machine.cores:
-        cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
-        yield f"{_asked(config)}: {count} processes share {cores}, so they wait for each other"
-    together = sum(seat.host_bytes for seat in seats)
-    if together > machine.memory_bytes:
-        yield (
-            f"the run may need {bytes_in_words(together)} of memory, and this machine has "
-            f"{bytes_in_words(machine.memory_bytes)}"
-        )
-    for seat in seats:
-        if seat.gpu is not None and seat.device_bytes > machine.gpu_bytes[seat.gpu]:
-            yield (
-                f"{seat.name} may need {bytes_in_words(seat.device_bytes)} of GPU {seat.gpu}, which has "
-                f"{bytes_in_words(machine.gpu_bytes[seat.gpu])}"
-            )

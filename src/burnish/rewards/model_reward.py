@@ -1,19 +1,22 @@
 """The reward `model:PATH`: a trained reward model that scores a whole step in micro-batches, on a chosen device.
 
-It runs in the training process, not in a worker: it holds weights, cannot hang like user code, and needs the policy's
-token ids. This module loads torch, so it is only imported if a run has such a reward.
+It runs in the training process, or in one of its own (`cluster.own_process`), not in a worker: it holds weights, cannot
+hang like user code, and needs the policy's token ids. This module loads torch, so it is only imported if a run has such
+a reward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_optimization import TOKENS_PER_SCORING
 from burnish.data.chat import encode_bare, encode_prompt
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError, DataError, RewardError
@@ -21,7 +24,8 @@ from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens
-from burnish.rewards.inputs import Item, Signature
+from burnish.plugins import describe_failure
+from burnish.rewards.inputs import Item
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_result
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
@@ -30,8 +34,6 @@ from burnish.words import nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TOKENS_PER_MICROBATCH = 16_384
-"""More than in training (`optimization.tokens_per_microbatch`): scoring keeps nothing for a backward pass."""
 OPTIONS = ("device", "dtype", "tokens_per_microbatch", "chat", "template_options")
 CHATS = ("auto", "always", "never")
 
@@ -56,11 +58,6 @@ class ModelReward:
         place = resting_place(model.device, folder)
         self.resting = Resting(f"reward model of {self.spec.label!r}", place, model.parameters, changes=False)
 
-    @property
-    def signature(self) -> Signature:
-        """Its signature in the form of other rewards: the response, which every rollout has."""
-        return Signature(self.spec.label, ("response",), (), (), takes_columns=False, batched=False, asynchronous=False)
-
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """Score the policy's own tokens if both tokenizers give the same ids, else the text.
 
@@ -80,7 +77,7 @@ class ModelReward:
         """One outcome per response, in order.
 
         A response is an ERROR if it is empty or does not fit into the reward model's context, or if its score is not
-        finite.
+        finite. Raises RewardError for what PyTorch raises, which says nothing of whose model it was.
         """
         found: dict[int, Outcome] = {}
         pairs: dict[int, PromptResponse] = {}
@@ -92,10 +89,21 @@ class ModelReward:
         scores: list[float] = []
         if pairs:
             with nullcontext() if self.resting is None else self.resting.awake():
-                scores = self.model.score(list(pairs.values()), self.tokens_per_microbatch)
+                scores = self._scores(list(pairs.values()))
         for position, score in zip(pairs, scores, strict=True):
             found[position] = read_result(score, self.spec.label)
         return [found[position] for position in range(len(items))]
+
+    def _scores(self, pairs: Sequence[PromptResponse]) -> list[float]:
+        try:
+            return self.model.score(pairs, self.tokens_per_microbatch)
+        except RuntimeError as error:
+            raise RewardError(
+                f"reward {self.spec.label!r}: its reward model could not score {len(pairs)} responses: "
+                f"{describe_failure(error)}",
+                remedy="if memory ran out, lower its option tokens_per_microbatch, or give it another device or a "
+                "process of its own (cluster.own_process: [reward_model])",
+            ) from error
 
     def _tokens(self, prompt: Prompt, rollout: Rollout) -> PromptResponse:
         if self.shares_tokens:
@@ -126,6 +134,36 @@ class ModelReward:
         return pair
 
 
+@dataclass(frozen=True, slots=True)
+class RewardModels:
+    """The reward models of a run by the labels of their rewards, loaded in this process."""
+
+    models: Mapping[str, ModelReward]
+
+    @staticmethod
+    def load(specs: Iterable[RewardSpec]) -> RewardModels:
+        """Those of these rewards. Raises as `load_model_reward` does."""
+        return RewardModels({spec.label: load_model_reward(spec) for spec in specs})
+
+    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """See `ModelReward.attach_policy`: a sentence for each."""
+        return [model.attach_policy(tokenizer) for model in self.models.values()]
+
+    def rest(self, folder: Path) -> None:
+        """See `ModelReward.rest`."""
+        for model in self.models.values():
+            model.rest(folder)
+
+    def outcomes(self, label: str, items: Sequence[Item]) -> list[Outcome]:
+        """See `ModelReward.outcomes`."""
+        return self.models[label].outcomes(items)
+
+    def begin(self, label: str, items: Sequence[Item]) -> Callable[[], list[Outcome]]:
+        """See `burnish.rewards.protocol.ScoringModels`. Nothing is scored before the outcomes are asked for, because it
+        would be in the way of what this process does until then."""
+        return partial(self.outcomes, label, items)
+
+
 def load_model_reward(spec: RewardSpec) -> ModelReward:
     """The reward model that `model:PATH` names.
 
@@ -135,7 +173,7 @@ def load_model_reward(spec: RewardSpec) -> ModelReward:
     options, path = spec.options, spec.name.removeprefix(MODEL_REWARD)
     config = ModelConfig(path=path, device=options.get("device", "auto"), dtype=options.get("dtype", "float32"))
     model = load_reward_model(config, field=_field(spec))
-    budget = int(options.get("tokens_per_microbatch", _TOKENS_PER_MICROBATCH))
+    budget = int(options.get("tokens_per_microbatch", TOKENS_PER_SCORING))
     return ModelReward(
         spec, model, budget, ChatFormat(options.get("chat", "auto"), options.get("template_options", {}))
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from burnish.rewards.outcome import Outcome
 from burnish.types import Metric, Prompt, Rollout
 
 
@@ -35,4 +36,13 @@ class RewardScorer(Protocol):
 
     def close(self) -> None:
         """End the worker processes."""
+        ...
+
+
+class ScoringModels(Protocol):
+    """The reward models of a run (`model:PATH`), in this process or in one of their own."""
+
+    def begin(self, label: str, items: Sequence[tuple[Prompt, Rollout]]) -> Callable[[], list[Outcome]]:
+        """Let the model of the reward with this label score the responses. What is returned waits for the outcomes, one
+        per response, in order, and raises what scoring raises."""
         ...

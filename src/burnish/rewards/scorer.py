@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.calling import Caller, TracebackInWorkerError
 from burnish.rewards.combining import Weighted, combine
 from burnish.rewards.endings import Ending
-from burnish.rewards.environment import check_environment
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.pool import Outcomes, Task, WorkerPool
+from burnish.rewards.specs import specs_of
 from burnish.types import Metric, Reduction, RewardStatus, Rollout
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from burnish.config.schema import RewardConfig, ScoringConfig
-    from burnish.rewards.model_reward import ModelReward
+    from burnish.rewards.model_reward import RewardModels
+    from burnish.rewards.outcome import Outcome
+    from burnish.rewards.protocol import ScoringModels
 
 MAX_CHUNK = 32  # responses per message to a worker
 MAX_REASON = 1000  # characters of the first failure in the message
@@ -37,18 +38,24 @@ class ProcessRewardScorer:
     """Scores rollouts with the rewards of a run file (the `RewardScorer` protocol).
 
     User code and built-ins that could hang run in killable worker processes. Cheap built-ins and reward models
-    (`model:PATH`) run in this process. Rewards are loaded in the constructor, so a wrong name or option raises
-    RewardError or ConfigError before anything is sampled, and so does a parameter that `columns` does not provide.
+    (`model:PATH`) run in this process, except with `models_elsewhere`: then `ask_models` says where the models are,
+    before anything is scored. Rewards are loaded in the constructor, so a wrong name or option raises RewardError or
+    ConfigError before anything is sampled, and so does a parameter that `columns` does not provide.
     """
 
     def __init__(
-        self, rewards: Sequence[RewardConfig], scoring: ScoringConfig, *, columns: Collection[str] | None = None
+        self,
+        rewards: Sequence[RewardConfig],
+        scoring: ScoringConfig,
+        *,
+        columns: Collection[str] | None = None,
+        models_elsewhere: bool = False,
     ) -> None:
         if not rewards:
             raise ConfigError("rewards is empty, so nothing scores responses", remedy="set rewards, for example: math")
         self._scoring = scoring
         self._weights = [reward.weight for reward in rewards]
-        self._specs = _specs(rewards)
+        self._specs = specs_of(rewards)
         self._inline: dict[int, LoadedReward] = {}
         here = [index for index, spec in enumerate(self._specs) if spec.runs_inline or spec.is_model]
         self._remote = [index for index in range(len(self._specs)) if index not in here]
@@ -57,7 +64,8 @@ class ProcessRewardScorer:
                 self._inline[index] = load_reward(spec)
             if spec.is_in_memory:
                 function_named(spec.name)  # refused here, before a process is forked to find out
-        self._models = _load_models(self._specs)
+        self._models_here = _load_models(self._specs, elsewhere=models_elsewhere)
+        self._models: ScoringModels | None = self._models_here
         self._pool = WorkerPool(
             [self._specs[index] for index in self._remote],
             scoring.workers,
@@ -98,12 +106,16 @@ class ProcessRewardScorer:
         Raises ConfigError if `scoring.truncate_token` is not a single token.
         """
         self._ending = Ending.of(self._scoring, tokenizer)
-        return [model.attach_policy(tokenizer) for model in self._models.values()]
+        return [] if self._models_here is None else self._models_here.attach_policy(tokenizer)
+
+    def ask_models(self, models: ScoringModels) -> None:
+        """From now on ask these reward models, which are in another process."""
+        self._models = models
 
     def rest_models(self, folder: Path) -> None:
-        """Let reward models rest while they score nothing; see `ModelReward.rest`."""
-        for model in self._models.values():
-            model.rest(folder)
+        """Let the reward models of this process rest while they score nothing; see `ModelReward.rest`."""
+        if self._models_here is not None:
+            self._models_here.rest(folder)
 
     def check_columns(self, columns: Collection[str]) -> None:
         """RewardError if a reward has a parameter that neither a rollout nor these columns provide."""
@@ -182,7 +194,7 @@ class ProcessRewardScorer:
         remote = self._pool.signatures() if self._remote else []
         found = {**dict(zip(self._remote, remote, strict=True))}
         found.update({index: reward.signature for index, reward in self._inline.items()})
-        found.update({index: reward.signature for index, reward in self._models.items()})
+        found.update({index: _signature_of_model(spec.label) for index, spec in self._of_models()})
         return [found[index] for index in range(len(self._specs))]
 
     def _seen(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -191,16 +203,25 @@ class ProcessRewardScorer:
         return items if ending is None else [(prompt, ending.seen(rollout)) for prompt, rollout in items]
 
     def _outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
-        """The outcome of every (reward, position). `seen` are the items as rewards see them."""
+        """The outcome of every (reward, position). `seen` are the items as rewards see them. Reward models of another
+        process score while the rewards here do."""
         outcomes: Outcomes = {}
+        begun = {index: self._begin_model(spec.label, seen) for index, spec in self._of_models()}
         for index, reward in self._inline.items():
             for position, item in enumerate(seen):
                 outcomes[index, position] = self._caller.one(reward, reward.signature.arguments(item))
         for (index, position), outcome in self._remote_outcomes(items, seen).items():
             outcomes[index, position] = outcome
-        for index, model in self._models.items():
-            outcomes.update({(index, position): found for position, found in enumerate(model.outcomes(seen))})
+        for index, scored in begun.items():
+            outcomes.update({(index, position): found for position, found in enumerate(scored())})
         return outcomes
+
+    def _of_models(self) -> list[tuple[int, RewardSpec]]:
+        return [(index, spec) for index, spec in enumerate(self._specs) if spec.is_model]
+
+    def _begin_model(self, label: str, seen: Sequence[Item]) -> Callable[[], list[Outcome]]:
+        assert self._models is not None, "`ask_models` says where models that are elsewhere can be asked"
+        return self._models.begin(label, seen)
 
     def _remote_outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
         """The outcomes of the rewards that run in workers.
@@ -279,13 +300,24 @@ class ProcessRewardScorer:
         ) from (TracebackInWorkerError(traceback) if traceback else None)
 
 
-def _load_models(specs: Sequence[RewardSpec]) -> dict[int, ModelReward]:
-    """The reward models among the rewards. Torch is imported only if there is one."""
-    if not any(spec.is_model for spec in specs):
-        return {}
-    from burnish.rewards.model_reward import load_model_reward
+def _signature_of_model(label: str) -> Signature:
+    """The signature of a reward model in the form of other rewards: the response, which every rollout has."""
+    return Signature(label, ("response",), (), (), takes_columns=False, batched=False, asynchronous=False)
 
-    return {index: load_model_reward(spec) for index, spec in enumerate(specs) if spec.is_model}
+
+def _load_models(specs: Sequence[RewardSpec], *, elsewhere: bool) -> RewardModels | None:
+    """The reward models among the rewards, None without any. Torch is imported only if there is one. Those that are
+    `elsewhere` are checked as far as that can be done without loading them."""
+    of_models = [spec for spec in specs if spec.is_model]
+    if not of_models:
+        return None
+    from burnish.rewards.model_reward import RewardModels, check_model_reward
+
+    if not elsewhere:
+        return RewardModels.load(of_models)
+    for spec in of_models:
+        check_model_reward(spec)
+    return None
 
 
 class _Counts:
@@ -332,30 +364,3 @@ def _sample(rollout: Rollout) -> tuple[int, int]:
 
 def _failed(rollout: Rollout) -> bool:
     return rollout.status is not RewardStatus.OK
-
-
-def _specs(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
-    """A specification per reward. Its label is the given one, else the name of the built-in or function, or `model`."""
-    labels = [reward.log_label for reward in rewards]
-    for label, count in Counter(labels).items():
-        if count > 1:
-            raise ConfigError(
-                f"two rewards have the label {label!r}", remedy="give each its own label: under rewards, label: ..."
-            )
-    specs = [
-        RewardSpec(reward.name, label, dict(reward.options), reward.timeout_seconds, reward.environment)
-        for reward, label in zip(rewards, labels, strict=True)
-    ]
-    for spec in specs:
-        _check_environment(spec)
-    return specs
-
-
-def _check_environment(spec: RewardSpec) -> None:
-    """ConfigError if `environment` would have no effect, or names a variable that is not set."""
-    if spec.environment and (spec.is_model or spec.runs_inline):
-        raise ConfigError(
-            f"reward {spec.label!r} sets `environment`, but it runs in the training process and sees all variables",
-            remedy="remove `environment` from it",
-        )
-    check_environment(spec.environment, spec.label, os.environ)

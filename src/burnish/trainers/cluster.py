@@ -1,15 +1,14 @@
 """A run of `burnish rl` on several processes: who is started, and who asks whom.
 
-The command's own process is the controller: it holds the loop, the data, the rewards and the run's folder. Trainers and
-rollout workers are processes of this machine or actors of a Ray cluster, which it starts, asks, and ends, or processes
-that torchrun has started.
+The command's own process is the controller: it holds the loop, the data, the rewards and the run's folder. The others
+(trainers, models with a process of their own, rollout workers) are processes of this machine or actors of a Ray
+cluster, which it starts, asks, and ends, or processes that torchrun has started.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -39,12 +38,12 @@ from burnish.observability.console import say
 from burnish.planning.seats import threads_each
 from burnish.plugins import is_outside
 from burnish.rollouts.engine import RolloutEngine
+from burnish.trainers.own_processes import own_processes
 from burnish.trainers.path_record import record_paths, recorded_ways
 from burnish.trainers.placement import check_placement, placed, this_machine
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.beside import Beside
 from burnish.trainers.rl.cast import Inline, Players
-from burnish.trainers.rl.elsewhere import Ways, engine_role, own_role, trained_roles
+from burnish.trainers.rl.elsewhere import Ways, engine_role, trained_roles
 from burnish.trainers.rl.objective_setup import ObjectiveElsewhere
 from burnish.trainers.rl.opening import open_model
 from burnish.trainers.rl.preflight import check_fit
@@ -151,7 +150,7 @@ class Processes:
         """See `Cast`."""
         here, crew = config.cluster.trains_here, _crew(config)
         workers: list[Worker] = []
-        models: list[Peer] = []
+        team: tuple[Peer, ...] = ()
         with ExitStack() as stack:
             launcher = stack.enter_context(self.site.reserved(crew))
             if here:
@@ -162,15 +161,12 @@ class Processes:
                 roles_of_all = partial(trained_roles, samples=not crew.workers)
                 team = stack.enter_context(open_team(config, crew, roles_of_all, launcher, console))
                 roles = _remote_roles(config, team)
-                models.extend(team)
                 workers = [
                     Worker(process.role("engine", seconds=config.cluster.stall_seconds), policy="policy")
                     for process in team
                     if "engine" in process.roles
                 ]
-            own = stack.enter_context(_own_processes(config, crew, launcher, console))
-            roles = _with_own(roles, own, config.cluster.stall_seconds)
-            models.extend(own)
+            own = stack.enter_context(own_processes(config, crew, launcher, console))
             if crew.workers:
                 workers = stack.enter_context(_rollout_workers(config, crew, launcher, console))
             pool = RolloutPool(
@@ -183,14 +179,18 @@ class Processes:
             )
             stack.enter_context(pool)
             objective = None if here else ObjectiveElsewhere.of(config)
-            threads = stack.enter_context(ThreadPoolExecutor(len(crew.models))) if crew.models else None
             yield Players(
-                roles,
+                own.added_to(roles),
                 pool,
                 objective,
                 aside=pool if crew.workers else None,
-                beside=Beside(crew.models, threads),
-                standing=lambda: [*((process.name, process.standing) for process in models), *pool.standing()],
+                beside=own.beside,
+                reward_models=own.reward_models,
+                standing=lambda: [
+                    *((process.name, process.standing) for process in team),
+                    *own.standing(),
+                    *pool.standing(),
+                ],
             )
 
 
@@ -199,7 +199,7 @@ def _crew(config: RlConfig) -> Crew:
     named = (config.algorithm.estimator, config.algorithm.loss, config.rollout.engine)
     return crew_of(
         config,
-        models=config.cluster.own_process,
+        models=config.cluster.own_names,
         workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
         plugins=tuple(name for name in named if is_outside(name)),
         workers_log=config.rollout.engine == "vllm",
@@ -291,39 +291,6 @@ def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
         RemotePolicy(there["policy"]),
         RemoteReference(there["reference"]) if "reference" in there else None,
         RemoteCritic(there["critic"]) if "critic" in there else None,
-    )
-
-
-@contextmanager
-def own_seat(config: RlConfig, ways: Mapping[str, str], model: str) -> Iterator[Mapping[str, object]]:
-    """The only role of its process, which takes these fast paths."""
-    with own_role(config, FastPaths(ways), model) as roles:
-        yield roles
-
-
-@contextmanager
-def _own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Console) -> Iterator[list[Peer]]:
-    """The processes of one model each. They start one after the other, because each takes the fast paths that the ones
-    before it have recorded."""
-    there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
-    with ExitStack() as stack:
-        begun: list[Peer] = []
-        for model in crew.models:
-            begun += start_all(launcher, [Seat(model, own_seat, (there, recorded_ways(crew.output), model))])
-            stack.callback(begun[-1].close)
-            ways = begun[-1].role("ways", seconds=START_SECONDS)
-            record_paths(crew.output, FastPaths(ways.ask("record")))
-            say(console, ways.ask("lines"))
-        yield begun
-
-
-def _with_own(roles: Roles, own: Sequence[Peer], seconds: float) -> Roles:
-    """The roles, with handles to those that have a process of their own."""
-    there = {process.name: process.role(process.name, seconds=seconds) for process in own}
-    return Roles(
-        roles.policy,
-        RemoteReference(there["reference"]) if "reference" in there else roles.reference,
-        RemoteCritic(there["critic"]) if "critic" in there else roles.critic,
     )
 
 

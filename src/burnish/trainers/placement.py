@@ -8,17 +8,11 @@ from pathlib import Path
 
 import torch
 
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.planning.memory import Trained
-from burnish.planning.model_facts import ModelFacts, read_model_facts
-from burnish.planning.seats import (
-    ConfigT,
-    Machine,
-    refuse_impossible,
-    seat_warnings,
-    seats_of,
-    sharding_of,
-    with_sharding,
-)
+from burnish.planning.model_facts import ModelFacts, RewardFacts, read_model_facts, read_reward_facts
+from burnish.planning.room import refuse_impossible, seat_warnings
+from burnish.planning.seats import ConfigT, Machine, seats_of, sharding_of, with_sharding
 from burnish.trainers.chaining import pinned
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -41,13 +35,13 @@ def _limits() -> list[int]:
 def check_placement(config: Trained, machine: Machine | None = None) -> list[str]:
     """Warnings about the processes of the run on this machine, and what `cluster.sharding: auto` is if not `whole`.
     ConfigError if this machine cannot have them; CheckpointError for a model path that names a run without a
-    checkpoint. Reads the model's config.json and nothing larger."""
+    checkpoint. Reads no weights: of each model its config.json, and the sizes in its files."""
     machine = machine or this_machine()
     config, _ = pinned(config)
-    facts = _facts(config)
-    seats = seats_of(config, facts, machine)
+    facts, rewards = _facts(config), reward_facts(config)
+    seats = seats_of(config, facts, machine, rewards)
     refuse_impossible(config, seats, machine)
-    choice = sharding_of(config, facts, machine)
+    choice = sharding_of(config, facts, machine, rewards)
     is_news = config.cluster.sharding == "auto" and choice.sharding != "whole"
     said = [f"cluster.sharding: {choice.sharding} ({choice.because})"] if is_news else []
     return [*said, *seat_warnings(config, seats, machine)]
@@ -55,8 +49,14 @@ def check_placement(config: Trained, machine: Machine | None = None) -> list[str
 
 def placed(config: ConfigT) -> ConfigT:
     """The run file as its trainers get it: with the `cluster.sharding` that `auto` stands for on this machine."""
-    return with_sharding(config, sharding_of(config, _facts(config), this_machine()).sharding)
+    choice = sharding_of(config, _facts(config), this_machine(), reward_facts(config))
+    return with_sharding(config, choice.sharding)
 
 
 def _facts(config: Trained) -> ModelFacts | None:
     return read_model_facts(Path(config.model.path).expanduser())
+
+
+def reward_facts(config: RunConfig) -> tuple[RewardFacts, ...]:
+    """The sizes of the run's reward models; see `read_reward_facts`."""
+    return read_reward_facts(config.rewards) if isinstance(config, RlConfig) else ()

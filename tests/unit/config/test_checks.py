@@ -36,6 +36,11 @@ def refusal(kind: Kind, *words: str) -> str:
         ("rl", ("algorithm=grpo", "cluster.offload=[critic]"), "the estimator 'grpo' has no critic"),
         ("rl", ("algorithm=ppo", "critic.kind=shared", "cluster.offload=[critic]"), "a head on the policy's own"),
         ("rl", ("cluster.offload=[reward_model]",), "no reward is a reward model"),
+        (
+            "rl",
+            ("rewards=model:rm", "cluster.own_process=reward_model", "cluster.offload=[reward_model]"),
+            "names reward_model, but the reward model has a process of its own (own_process)",
+        ),
         ("sft", ("cluster.offload=[critic]",), "names critic, but only runs of `burnish rl`"),
         ("rm", ("cluster.offload=[optimizer,reference]",), "names reference, but only runs of `burnish rl`"),
         (
@@ -71,3 +76,33 @@ def test_a_role_that_is_not_known_is_refused() -> None:
 def test_what_a_run_has_can_rest(kind: Kind, words: tuple[str, ...], roles: tuple[str, ...]) -> None:
     loaded = load_run_data(RUNS[kind], words, kind)
     assert loaded.config.cluster.offload == roles  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "reason"),
+    [
+        ("rl", ("cluster.own_process=reward_model",), "is reward_model, but no reward is a reward model (model:PATH)"),
+        (
+            "rl",
+            ("rewards=model:rm", "cluster.own_process=[reward_model,reward_model]"),
+            "reward_model is named twice",
+        ),
+        (
+            "rl",
+            ("rewards=model:rm", "cluster.own_process=reward_model", "cluster.backend=inline"),
+            "a process of its own for the reward model",
+        ),
+        ("rm", ("cluster.own_process=reward_model",), "only `burnish rl` has a reference, a critic or rewards"),
+    ],
+)
+def test_what_has_no_process_of_its_own_is_refused_with_the_reason(
+    kind: Kind, words: tuple[str, ...], reason: str
+) -> None:
+    assert reason in refusal(kind, *words)
+
+
+def test_a_reward_model_of_its_own_process_cannot_choose_among_gpus() -> None:
+    data = {**RUNS["rl"], "rewards": [{"name": "model:rm", "options": {"device": "cuda:1"}}]}
+    with pytest.raises(ConfigError, match=r"rewards\.0\.options\.device.*cuda:1.*which sees one GPU"):
+        load_run_data(data, ("cluster.own_process=reward_model",), "rl")
+    assert load_run_data(data, (), "rl").rl.cluster.own_process == ()

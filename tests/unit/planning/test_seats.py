@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +11,14 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.errors import ConfigError
 from burnish.planning.memory import PHASES, ParameterBytes, bytes_in, gradients_at_once, peak_bytes, trainer_items
-from burnish.planning.model_facts import ModelFacts
+from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.plan import plan_rl, seated
+from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import (
     PROCESS_BYTES,
     REWARD_WORKER_BYTES,
     Machine,
     Seat,
-    refuse_impossible,
-    seat_warnings,
     seats_of,
     sharding_of,
 )
@@ -296,6 +296,7 @@ def test_what_rests_counts_in_the_phases_that_need_it() -> None:
     assert in_phases() == {phase: awake + 4 * (phase in passes) for phase in PHASES} | {"checkpoint": awake + copied}
     assert in_phases("optimizer", "reference", "critic") == {
         "sampling": 4,
+        "scoring": 4,
         "log-probabilities": 4,
         "reference": 4 + 4,
         "values": 4 + 4,
@@ -385,3 +386,118 @@ def test_a_single_trainer_of_ray_is_not_the_controller(monkeypatch: pytest.Monke
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     names = [seat.name for seat in seats_of(rl(cluster={"rollout_workers": 1, "backend": "ray"}), FACTS, MACHINE)]
     assert names == ["controller", "trainer 0", "rollout worker 0", "2 reward workers"]
+
+
+JUDGE = RewardFacts(
+    label="learned",
+    facts=ModelFacts(
+        num_parameters=3 * M,
+        num_layers=3,
+        hidden_size=8,
+        intermediate_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_size=4,
+        vocabulary_size=100,
+        context_tokens=None,
+    ),
+    width=2,
+    device="auto",
+    tokens_per_microbatch=100,
+)
+KL: dict[str, Any] = {"algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.1}}
+WEIGHTS, PASSES = "weights of reward 'learned'", "passes of reward 'learned'"
+PASS_BYTES = 100 * (8 * 8 + 2 * 4 + 3 * 16) * 2
+"""A hundred of a step's 160 tokens at a time, one layer's numbers of each."""
+
+
+def judged(**sections: Any) -> RlConfig:
+    rollout = {"prompts_per_step": 4, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 10}
+    return rl(**{"rewards": {"name": "model:rm", "label": "learned"}, "rollout": rollout, **sections})
+
+
+def test_reward_models_are_in_the_process_of_the_command() -> None:
+    for config in (judged(), judged(cluster={"trainers": 2})):
+        without, seat = (seats_of(config, FACTS, MACHINE, rewards)[0] for rewards in ((), (JUDGE,)))
+        assert seat.holds[-1] == "reward model"
+        added = {name: size for name, size in named(seat).items() if name not in named(without)}
+        assert added == {WEIGHTS: 6 * M, PASSES: PASS_BYTES}
+        scoring = bytes_in("scoring", seat.host) - bytes_in("scoring", without.host)
+        assert (scoring, bytes_in("update", seat.host) - bytes_in("update", without.host)) == (
+            6 * M + PASS_BYTES,
+            6 * M,
+        )
+    two = judged(rewards=[{"name": "model:a", "label": "a"}, {"name": "model:b", "label": "b"}, "length"])
+    assert seats_of(two, None, MACHINE)[0].holds[-1] == "2 reward models"
+
+
+def test_reward_models_with_a_process_of_their_own() -> None:
+    alone = judged(cluster={"trainers": 2, "rollout_workers": 1, "own_process": ["reward_model", "reference"]}, **KL)
+    seats = seats_of(alone, FACTS, MACHINE, (JUDGE,))
+    names = ["controller", "trainer 0", "trainer 1", "reward model", "reference", "rollout worker 0"]
+    assert [seat.name for seat in seats[:-1]] == names
+    assert seats[0].holds == ("the loop", "data")
+    assert seats[3].holds == ("reward model",)
+    assert named(seats[3]) == {"Python and its libraries": PROCESS_BYTES, WEIGHTS: 6 * M, PASSES: PASS_BYTES}
+    assert seats[3].host_bytes == PROCESS_BYTES + 6 * M + PASS_BYTES
+    assert WEIGHTS not in named(seats[0])
+    assert alone.cluster.num_processes == 5
+    plan = seated(plan_rl(alone, facts=FACTS, rewards=(JUDGE,)), alone, FACTS, MACHINE, (JUDGE,))
+    assert {WEIGHTS, PASSES} <= {item.name for item in plan.memory}
+    ranks = judged(cluster={"backend": "torchrun", "own_process": ["reward_model"]})
+    assert [seat.name for seat in seats_of(ranks, FACTS, MACHINE, (JUDGE,))[:3]] == [
+        "rank 0: controller",
+        "rank 0: trainer 0",
+        "rank 1: reward model",
+    ]
+
+
+def test_reward_models_that_rest_count_while_they_score() -> None:
+    def needed(**sections: Any) -> list[int]:
+        config = judged(**sections)
+        before, after = (seats_of(config, FACTS, MACHINE, rewards)[0].host for rewards in ((), (JUDGE,)))
+        return [bytes_in(phase, after) - bytes_in(phase, before) for phase in ("sampling", "scoring", "update")]
+
+    assert needed() == [6 * M, 6 * M + PASS_BYTES, 6 * M]
+    assert needed(cluster={"offload": ["reward_model"]}) == [0, 6 * M + PASS_BYTES, 0]
+    ahead = {"cluster": {"offload": ["reward_model"], "rollout_workers": 1}}
+    assert needed(**ahead) == [0, 6 * M + PASS_BYTES, 0]
+    assert needed(**ahead, max_staleness=1) == [6 * M + PASS_BYTES] * 3  # it scores while the policy learns
+
+
+def test_reward_models_on_gpus() -> None:
+    """With a process of their own they have the GPU of that process; in the controller, the one that they name."""
+    machine = Machine(8, 8, 64 << 30, (80 << 30,) * 4)
+    own = judged(model="m", cluster={"trainers": 2, "rollout_workers": 1, "own_process": ["reward_model"]})
+    seats = {seat.name: seat for seat in seats_of(own, FACTS, machine, (JUDGE,))}
+    assert [seats[name].gpu for name in ("trainer 1", "reward model", "rollout worker 0")] == [1, 2, 3]
+    assert {item.name for item in seats["reward model"].device} == {WEIGHTS, PASSES}
+    on_cpu = {seat.name: seat for seat in seats_of(own, FACTS, machine, (replace(JUDGE, device="cpu"),))}
+    assert on_cpu["reward model"].device == ()
+    assert WEIGHTS in named(on_cpu["reward model"])
+    inline = judged(model="m")
+    first, second, _ = seats_of(inline, FACTS, machine, (replace(JUDGE, device="cuda:1"),))
+    assert (second.name, second.gpu, second.holds) == ("controller on GPU 1", 1, ("reward model",))
+    assert named(second) == {WEIGHTS: 6 * M, PASSES: PASS_BYTES}
+    assert WEIGHTS not in named(first)
+    same = seats_of(inline, FACTS, machine, (JUDGE,))
+    assert (len(same), WEIGHTS in {item.name for item in same[0].device}) == (2, True)
+
+
+def test_a_gpu_that_two_processes_share_has_to_have_room_for_both() -> None:
+    config = judged(model="m", cluster={"trainers": 2})
+    enough = Machine(8, 8, 64 << 30, (80 << 30,) * 2)
+    seats = seats_of(config, FACTS, enough, (JUDGE,))
+    (alone,) = [seat.device_bytes for seat in seats if seat.name == "trainer 0"]
+    machine = replace(enough, gpu_bytes=(alone + M, 80 << 30))
+    (warning,) = seat_warnings(config, seats, machine)
+    assert warning.startswith("controller and trainer 0 may need")
+
+
+def test_memory_of_reward_models_is_unknown_with_that_of_the_policy() -> None:
+    config = judged(cluster={"own_process": ["reward_model"]})
+    plan = seated(plan_rl(config, rewards=(JUDGE,)), config, None, MACHINE, (JUDGE,))
+    assert plan.memory == ()
+    assert "host memory, at most" not in {line.name for line in plan.lines}
+    unknown = replace(JUDGE, facts=None)
+    assert WEIGHTS not in named(seats_of(judged(), FACTS, MACHINE, (unknown,))[0])

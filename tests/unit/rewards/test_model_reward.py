@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ConfigError, ModelError, RewardError
 from burnish.models.characters import character_tokenizer
 from burnish.models.reward_layout import Readout
 from burnish.models.reward_model import RewardModel, new_reward_model
+from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.inputs import Item
+from burnish.rewards.outcome import Outcome, read_result
+from burnish.rewards.pool import WorkerPool
 from burnish.types import FinishReason, Prompt, RewardStatus
 
 
@@ -92,6 +96,72 @@ def test_what_it_cannot_read_is_an_error_and_no_zero(
     assert "its context holds 16" in scored[0].status_detail
     unknown = scorer_through_text(scorer, good)
     assert unknown.status is RewardStatus.ERROR
+
+
+def test_an_error_of_its_passes_names_the_reward(
+    trained: tuple[Path, RewardModel],
+    make_scorer: Callable[..., Any],
+    make_items: Callable[..., list[Item]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, model = trained
+
+    def fails(*arguments: object) -> list[float]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    scorer = make_scorer({"name": f"model:{folder}", "label": "learned"})
+    scorer.attach_policy(model.loaded.tokenizer)
+    monkeypatch.setattr(RewardModel, "score", fails)
+    with pytest.raises(RewardError, match="reward 'learned': its reward model could not score 1 responses: .*CUDA"):
+        scorer.score(items_of(model, ["a"], make_items))
+
+
+def test_models_elsewhere_are_asked_before_other_rewards_score(
+    trained: tuple[Path, RewardModel], make_items: Callable[..., list[Item]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = trained
+    happened: list[str] = []
+
+    class Elsewhere:
+        def begin(self, label: str, items: Sequence[Item]) -> Callable[[], list[Outcome]]:
+            def outcomes() -> list[Outcome]:
+                happened.append(f"{label} is awaited")
+                return [read_result(2.5, label) for _ in items]
+
+            happened.append(f"{label} begins")
+            return outcomes
+
+    run = WorkerPool.run
+
+    def others(pool: WorkerPool, tasks: Any) -> Any:
+        happened.append("others score")
+        return run(pool, tasks)
+
+    monkeypatch.setattr(WorkerPool, "run", others)
+    rewards = [
+        RewardConfig(name=f"model:{folder}", label="learned"),
+        RewardConfig(name="length", options={"maximum": 3}),
+    ]
+    with ProcessRewardScorer(rewards, ScoringConfig(workers=1), models_elsewhere=True) as scorer:
+        assert scorer.attach_policy(model.loaded.tokenizer) == []
+        scorer.ask_models(Elsewhere())
+        (scored,) = scorer.score(items_of(model, ["a"], make_items))
+    assert scored.reward_parts["learned"] == 2.5
+    assert happened == ["learned begins", "others score", "learned is awaited"]
+
+
+def test_models_elsewhere_are_checked_without_being_loaded(
+    policy: Path, trained: tuple[Path, RewardModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scorer_of(**reward: Any) -> None:
+        ProcessRewardScorer([RewardConfig(**reward)], ScoringConfig(workers=1), models_elsewhere=True).close()
+
+    monkeypatch.setattr("burnish.rewards.model_reward.load_reward_model", None)
+    scorer_of(name=f"model:{trained[0]}")
+    with pytest.raises(ModelError, match="is not a reward model"):
+        scorer_of(name=f"model:{policy}")
+    with pytest.raises(ConfigError, match="no option 'devise'"):
+        scorer_of(name=f"model:{trained[0]}", options={"devise": "cpu"})
 
 
 def scorer_through_text(scorer: Any, item: Item) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from burnish.planning.model_facts import read_model_facts
 from burnish.planning.seats import Machine, seats_of, with_sharding
 from burnish.trainers import placement
 from burnish.trainers.learning_cluster import train_sft
-from burnish.trainers.placement import check_placement, placed, this_machine
+from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine
 
 
 @pytest.fixture
@@ -57,3 +58,21 @@ def test_an_impossible_run_leaves_nothing_behind(model: Path, tmp_path: Path, mo
     with pytest.raises(ConfigError, match=r"need at least 9\d\d\.\d MiB of memory, but this machine has 1\.0 MiB"):
         train_sft(config, console=Console(quiet=True))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_sizes_of_reward_models_are_read_without_their_weights(model: Path, tmp_path: Path) -> None:
+    """Their files may have a header only; what is not a folder of this machine has no sizes."""
+    folder = tmp_path / "rm"
+    folder.mkdir()
+    (folder / "config.json").write_text((model / "config.json").read_text())
+    header = json.dumps({"a": {"dtype": "F32", "shape": [30, 10], "data_offsets": [0, 1200]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    options = {"dtype": "bfloat16", "device": "cuda:1", "tokens_per_microbatch": 64}
+    rewards = [{"name": f"model:{folder}", "label": "a", "options": options}, "math", {"name": "model:hub/name"}]
+    data = {"model": {"path": str(model), "device": "cpu"}, "data": {"train": "a"}, "rewards": rewards}
+    first, second = reward_facts(load_run_data(data, (), "rl").rl)
+    assert first.facts is not None
+    assert first.facts.num_parameters == 300
+    assert (first.label, first.width, first.device, first.tokens_per_microbatch) == ("a", 2, "cuda:1", 64)
+    assert (second.label, second.facts, second.width, second.device) == ("model", None, 4, "auto")
+    assert second.tokens_per_microbatch == 16_384

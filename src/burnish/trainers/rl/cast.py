@@ -16,6 +16,7 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Objective
 from burnish.observability.console import Standing, nobody, say
+from burnish.rewards.protocol import ScoringModels
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.portions import PortionedEngine
 from burnish.trainers.path_record import record_paths
@@ -37,6 +38,8 @@ class Players:
     """The engine, if it can sample while the policy learns."""
     beside: Beside = ALONE
     """The models that work while others do."""
+    reward_models: ScoringModels | None = None
+    """Those that have a process of their own; None where the scorer has them."""
     standing: Standing = nobody
     """Other processes, and what they are doing."""
 

@@ -1,7 +1,7 @@
-"""What a separate process holds of a run: the models that are trained, or the engine. `RoleProcess` builds these.
+"""What a separate process holds of a run: the models that are trained, the engine, or reward models. `RoleProcess`
+builds these.
 
-Both load the model of the run file and take the fast paths recorded in the run's folder, so that they compute exactly
-what a single process would.
+All take the fast paths recorded in the run's folder, so that they compute exactly what a single process would.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from pathlib import Path
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
+from burnish.distributed.reward_models import ROLE
 from burnish.forward.fast_paths import FastPaths
+from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.models.loading import load_outline
+from burnish.rewards.model_reward import RewardModels
+from burnish.rewards.specs import spec_of
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.opening import open_model, open_rl_engine
@@ -64,6 +69,17 @@ def own_role(config: RlConfig, paths: FastPaths, model: str) -> Iterator[dict[st
     with open_model(config, paths, console) as loaded:
         role = build_alone(config, loaded, Lanes(config.cluster.num_lanes), model)
         yield {model: role, "ways": Ways(paths.record(), (*loaded.notes, *paths.lines()))}
+
+
+@contextmanager
+def reward_role(config: RlConfig, paths: FastPaths) -> Iterator[dict[str, object]]:
+    """`reward_model`: those of all rewards, which have the process for themselves; `ways`. Of the policy only what its
+    folder says without weights is read: how it cuts text into tokens, and which float32 products a run has."""
+    without_progress_bars()
+    policy = load_outline(config.model, plain=config.debug.plain)
+    with fast_float32(policy.model, plain=config.debug.plain, paths=paths):
+        models = RewardModels.load(spec_of(reward) for reward in config.rewards if reward.is_model)
+        yield {ROLE: models, "ways": Ways(paths.record(), tuple(models.attach_policy(policy.tokenizer)))}
 
 
 @contextmanager

@@ -58,7 +58,8 @@ def open_rl_run(
     say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
-        scorer = stack.enter_context(open_scorer(config))
+        models_elsewhere = "reward_model" in config.cluster.own_process
+        scorer = stack.enter_context(open_scorer(config, models_elsewhere=models_elsewhere))
         paths = recorded_paths(workplace.path)
         loaded = stack.enter_context(cast.open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
@@ -70,6 +71,8 @@ def open_rl_run(
         scorer.check_columns(shared_columns(train.prompts))
         players = stack.enter_context(cast.open_players(config, loaded, paths, console))
         roles, engine = players.roles, players.engine
+        if players.reward_models is not None:
+            scorer.ask_models(players.reward_models)
         collector = Collector(
             config=config,
             feed=SampledPrompts(train, train.sampler(seed=config.seed, shuffle=config.data.shuffle)),
@@ -205,9 +208,9 @@ def _by_text(rollout: Rollout) -> str:
 
 
 @contextmanager
-def open_scorer(config: RlConfig) -> Iterator[ProcessRewardScorer]:
+def open_scorer(config: RlConfig, *, models_elsewhere: bool = False) -> Iterator[ProcessRewardScorer]:
     """The rewards of the run file, loaded first, so that a wrong name or option stops the run before a model loads."""
-    scorer = ProcessRewardScorer(config.rewards, config.scoring)
+    scorer = ProcessRewardScorer(config.rewards, config.scoring, models_elsewhere=models_elsewhere)
     try:
         success_of(config.rewards, scorer.answer_labels, config.evaluation)  # refuses a threshold out of reach
         yield scorer

@@ -1,0 +1,94 @@
+"""What this machine cannot do, or may not, of what the processes of a run need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError
+from burnish.planning.memory import Trained, bytes_in_words, peak_bytes
+from burnish.planning.seats import Machine, Seat, needs_of_gpus, num_rollout_workers, on_this_machine
+
+
+def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) -> None:
+    """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
+    short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
+    Ray cluster only what stays here is looked at."""
+    if not config.cluster.uses_processes:
+        return
+    _refuse_numbered_gpu(config)
+    if not on_this_machine(config):
+        return
+    seats = [seat for seat in seats if not seat.elsewhere]
+    # Ray knows what its nodes have, and what parts of a GPU are, and is asked before the start.
+    if not config.cluster.joins_cluster and config.cluster.gpus_per_worker is None:
+        _refuse_gpus(config, machine)
+    needed = sum(peak_bytes(seat.host, certain=True) for seat in seats)
+    if needed > machine.memory_bytes:
+        each = ", ".join(f"{seat.name} {bytes_in_words(peak_bytes(seat.host, certain=True))}" for seat in seats)
+        raise ConfigError(
+            f"{_asked(config)}: the processes of this run need at least {bytes_in_words(needed)} of memory, but this "
+            f"machine has {bytes_in_words(machine.memory_bytes)} ({each})",
+            remedy="lower them, take a smaller model, or set model.lora or model.dtype: bfloat16",
+        )
+    for gpu, names, needed, there in _crowded(seats, machine, certain=True):
+        raise ConfigError(
+            f"{names} needs at least {bytes_in_words(needed)} of GPU {gpu}, which has {bytes_in_words(there)}",
+            remedy="take a smaller model, or set model.lora or model.dtype: bfloat16",
+        )
+
+
+def _refuse_numbered_gpu(config: Trained) -> None:
+    device = config.model.device
+    if device.startswith("cuda:") and config.cluster.num_processes > 1:
+        raise ConfigError(
+            f"model.device is {device}, but with several processes each of them has a GPU of its own",
+            remedy="set model.device: cuda (trainers get the first GPUs), and choose among GPUs with "
+            "CUDA_VISIBLE_DEVICES",
+        )
+
+
+def _refuse_gpus(config: Trained, machine: Machine) -> None:
+    count, there, device = config.cluster.num_processes, len(machine.gpu_bytes), config.model.device
+    wants = device.startswith("cuda") or (device == "auto" and there > 0)
+    if wants and count > there:
+        raise ConfigError(
+            f"{_asked(config)}: that is {count} GPUs, one for each process, but this machine has {there or 'none'}",
+            remedy="lower them, or set model.device: cpu",
+        )
+
+
+def _asked(config: Trained) -> str:
+    """The fields that ask for processes."""
+    asked = f"cluster.trainers is {config.cluster.trainers}"
+    if isinstance(config, RlConfig) and config.cluster.own_process:
+        asked += f", cluster.own_process is [{', '.join(config.cluster.own_process)}]"
+    return (
+        f"{asked}, cluster.rollout_workers is {num_rollout_workers(config)}" if num_rollout_workers(config) else asked
+    )
+
+
+def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
+    """What will be slow, or may not fit, on this machine."""
+    if not on_this_machine(config):
+        return
+    seats = [seat for seat in seats if not seat.elsewhere]
+    count = 0 if config.cluster.joins_cluster else config.cluster.num_processes
+    if config.cluster.uses_processes and count > machine.cores:
+        cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
+        yield f"{_asked(config)}: {count} processes share {cores}, so they wait for each other"
+    together = sum(seat.host_bytes for seat in seats)
+    if together > machine.memory_bytes:
+        yield (
+            f"the run may need {bytes_in_words(together)} of memory, and this machine has "
+            f"{bytes_in_words(machine.memory_bytes)}"
+        )
+    for gpu, names, needed, there in _crowded(seats, machine, certain=False):
+        yield f"{names} may need {bytes_in_words(needed)} of GPU {gpu}, which has {bytes_in_words(there)}"
+
+
+def _crowded(seats: Sequence[Seat], machine: Machine, *, certain: bool) -> Iterator[tuple[int, str, int, int]]:
+    """The GPUs that have too little for their processes: number, the processes' names, needed bytes, bytes there."""
+    for gpu, (names, needed) in needs_of_gpus(seats, certain=certain).items():
+        if gpu < len(machine.gpu_bytes) and needed > machine.gpu_bytes[gpu]:
+            yield gpu, names, needed, machine.gpu_bytes[gpu]
