@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -23,11 +24,13 @@ from burnish.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled."""
+    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled.
+    given_up: set when another process that it may be waiting for cannot be started."""
 
     name: str
     build: BuildRoles
     arguments: tuple[object, ...]
+    given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class LocalLauncher:
             threads=self.threads,
             environment=self._environment(seat.name),
             stacks=self.stacks,
+            given_up=seat.given_up,
         )
 
     @contextmanager
@@ -135,17 +139,21 @@ class ThisMachine:
 def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
     """Start the processes side by side (those of a team wait for each other).
 
-    When one cannot be started, the others are killed and its error is raised.
+    When one cannot be started, the others are killed, also those that are still starting, and its error is raised.
     """
     if not seats:
         return []
+    failed: list[BaseException] = []
     with ThreadPoolExecutor(len(seats)) as starting:
         futures = [starting.submit(launcher.start, seat) for seat in seats]
-        errors = [future.exception() for future in futures]
-    failed = [error for error in errors if error is not None]
+        for future in as_completed(futures):
+            if (error := future.exception()) is not None:
+                failed.append(error)
+                for seat in seats:
+                    seat.given_up.set()
     if failed:
-        for future, error in zip(futures, errors, strict=True):
-            if error is None:
+        for future in futures:
+            if future.exception() is None:
                 future.result().kill()
         raise failed[0]
     return [future.result() for future in futures]

@@ -99,6 +99,8 @@ class Peer(ABC):
     _lost: str | None = None
     _asked: tuple[str, float] | None = None
     """What it has been asked for and has not answered, and since when."""
+    _given_up: threading.Event | None = None
+    """While it starts: set when that is in vain."""
 
     @property
     def standing(self) -> str:
@@ -158,9 +160,19 @@ class Peer(ABC):
         """
         return ask_all((self,), message, what=what, seconds=seconds, giving=giving, descriptor=descriptor, stop=stop)[0]
 
-    def _build(self, build: BuildRoles, arguments: tuple[object, ...], threads: int, *, seconds: float) -> None:
-        """Have the roles built: the first request to a process."""
+    def _build(
+        self,
+        build: BuildRoles,
+        arguments: tuple[object, ...],
+        threads: int,
+        *,
+        seconds: float,
+        given_up: threading.Event | None,
+    ) -> None:
+        """Have the roles built: the first request to a process. RoleLostError, too, when it is given up meanwhile."""
+        self._given_up = given_up
         self.roles = tuple(self.ask((build, arguments, threads), what="start", seconds=seconds))
+        self._given_up = None
 
     @property
     def turn(self) -> AbstractContextManager[object]:
@@ -204,6 +216,9 @@ class Peer(ABC):
 
     def check_alive(self, *, what: str, seconds: float) -> None:
         """RoleLostError, with the process killed, when it gives no sign of life, or has done nothing for `seconds`."""
+        if self._given_up is not None and self._given_up.is_set():
+            self.kill()
+            raise self._error(what, "was ended, because another process could not be started")
         self._watch.look()
         if self._watch.silent_seconds > SILENT_SECONDS:
             raise self.lose(what, f"has given no sign of life for {SILENT_SECONDS:g} seconds")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,12 +56,13 @@ class RoleProcess(MemoryPeer):
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
         stacks: Path | None = None,
+        given_up: threading.Event | None = None,
     ) -> None:
         """Returns when the roles are built: `build(*arguments)`, both pickled by reference.
 
         `name` is for messages. threads: of PyTorch there, as many as here where None. environment: variables that it
-        has in addition. stacks: the folder in which a process that stalls says where its threads are. Raises what
-        `build` raises, and RoleLostError when it takes longer than `seconds`.
+        has in addition. stacks: the folder in which a process that stalls says where its threads are. given_up: see
+        `Seat`. Raises what `build` raises, and RoleLostError when it takes longer than `seconds` or is given up.
         """
         self.name = name
         self._stacks = stacks
@@ -83,7 +85,8 @@ class RoleProcess(MemoryPeer):
         self._channel = Channel(ours)
         try:
             self._channel.send(pickled((sys.path,)), seconds=seconds)
-            self._build(build, arguments, threads or torch.get_num_threads(), seconds=seconds)
+            count = threads or torch.get_num_threads()
+            self._build(build, arguments, count, seconds=seconds, given_up=given_up)
         except BaseException:
             self.kill()
             raise

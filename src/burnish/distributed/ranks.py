@@ -83,7 +83,7 @@ class RankPeer(MemoryPeer):
         """Build the roles of the seat there. Raises what their `build` raises, and RoleLostError."""
         self.name, self._stacks = seat.name, stacks
         self._title = f"{self._rank} ({seat.name})"
-        self._build(seat.build, seat.arguments, threads, seconds=START_SECONDS)
+        self._build(seat.build, seat.arguments, threads, seconds=START_SECONDS, given_up=seat.given_up)
 
     def problems(self, expected: Expected) -> list[str]:
         """What its node lacks, a line each (`nodes.problems_here`). To be asked before `sit`."""

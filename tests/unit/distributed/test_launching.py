@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import burnish
 from burnish.config.schema_cluster import ClusterConfig
-from burnish.distributed.launching import Crew, ThisMachine, gpu_number
+from burnish.distributed.launching import Crew, LocalLauncher, Seat, ThisMachine, gpu_number, start_all
+from burnish.distributed.peers import RoleLostError
 from burnish.errors import ConfigError
 from burnish.trainers import cluster
 
@@ -84,3 +87,21 @@ def test_a_controller_that_trains_has_the_first_gpu(monkeypatch: pytest.MonkeyPa
 def test_a_gpu_is_named_as_this_process_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert [gpu_number(index) for index in range(3)] == ["4", "6", ""]
+
+
+def waits_for_ever() -> None:
+    time.sleep(10_000)
+
+
+def ends_at_once() -> None:
+    os._exit(7)
+
+
+def test_those_that_wait_for_one_that_cannot_be_started_are_ended(tmp_path: Path) -> None:
+    """As when a trainer is killed while the others wait to meet it."""
+    launcher = LocalLauncher(1, tmp_path)
+    seats = [Seat("trainer 0", waits_for_ever, ()), Seat("trainer 1", ends_at_once, ())]
+    with pytest.raises(RoleLostError, match="process 'trainer 1'") as raised:
+        start_all(launcher, seats)
+    assert raised.value.process == "trainer 1"
+    assert all(seat.given_up.is_set() for seat in seats)

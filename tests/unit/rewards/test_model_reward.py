@@ -112,7 +112,7 @@ def test_an_error_of_its_passes_names_the_reward(
     scorer = make_scorer({"name": f"model:{folder}", "label": "learned"})
     scorer.attach_policy(model.loaded.tokenizer)
     monkeypatch.setattr(RewardModel, "score", fails)
-    with pytest.raises(RewardError, match="reward 'learned': its reward model could not score 1 responses: .*CUDA"):
+    with pytest.raises(RewardError, match=r"reward 'learned': its reward model could not score 1 responses: .*CUDA"):
         scorer.score(items_of(model, ["a"], make_items))
 
 
