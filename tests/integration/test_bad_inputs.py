@@ -203,8 +203,6 @@ CONFIG = [
          words="cluster.trainers=2 cluster.lanes=3"),
     case("sharded weights that trainers sample with", "cluster.sharding is full", "need whole weights", "at least 1",
          words="cluster.trainers=2 cluster.sharding=full"),
-    case("sharded weights with adapters", "cluster.sharding is full", "does not work with model.lora", "optimizer",
-         words="cluster.trainers=2 cluster.rollout_workers=1 cluster.sharding=full model.lora.rank=4"),
     case("a process for no reference", "cluster.own_process.0 is reference", "algorithm.kl_in is none", "remove it",
          words="cluster.own_process=reference algorithm.kl_in=none algorithm.kl_coef=0"),
     case("a process for adapters that are off", "cluster.own_process.0 is reference", "with its adapters off",

@@ -368,7 +368,8 @@ def test_full_sharding_of_a_supervised_run(learn: Callable[..., Path]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "words", "own"), [("grpo", (), ()), ("ppo", ("critic.warmup_steps=0",), ("cluster.own_process=critic",))]
+    ("case", "words", "own"),
+    [("grpo", (), ()), ("lora", (), ()), ("ppo", ("critic.warmup_steps=0",), ("cluster.own_process=critic",))],
 )
 def test_full_sharding_is_one_process_up_to_rounding(
     case: str, words: tuple[str, ...], own: tuple[str, ...], run: Callable[..., Path]

@@ -107,7 +107,6 @@ def full_sharding(
     if cluster.sharding != "full" or cluster.trainers == 1:
         return
     not_yet = {
-        "model.lora": model.lora is not None,
         "model.gradient_checkpointing": model.gradient_checkpointing,
         "model.dtype: bfloat16": model.dtype == "bfloat16",
         **others,

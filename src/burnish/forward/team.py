@@ -236,14 +236,10 @@ class WeightSlices(Slices):
         each, numbers = -(-shape[0] // self.team.size), shape[1:].numel()
         return min(shape[0], rank * each) * numbers, min(shape[0], (rank + 1) * each) * numbers
 
-    def copy(self, parameter: nn.Parameter, whole: Tensor) -> None:
-        """Take this process' slice of a whole weight."""
-        self[parameter].copy_(self.part(whole))
-
     @torch.no_grad()
-    def whole(self, parameter: nn.Parameter) -> Tensor:
+    def whole(self, parameter: Tensor) -> Tensor:
         """All of a weight, on its device. Every process makes this call."""
-        own = self[parameter].detach()
+        own = self._kept(parameter.detach())
         whole = torch.empty(parameter.shape, dtype=own.dtype, device=own.device)
         fill(self.team, [whole], [own], self.spans([parameter]))
         return whole
