@@ -356,14 +356,26 @@ def weights_of(run: Path) -> dict[str, Tensor]:
     return load_file(sorted((run / "checkpoints").iterdir())[-1] / "policy" / "model.safetensors")
 
 
+def furthest(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The largest difference of two models' weights."""
+    assert left.keys() == right.keys()
+    return max(float((left[name].float() - right[name].float()).abs().max()) for name in left)
+
+
 @pytest.mark.slow
-def test_full_sharding_of_a_supervised_run(learn: Callable[..., Path]) -> None:
-    words = ("cluster.lanes=2", "optimization.schedule=constant")
-    before, wanted = (weights_of(learn("one", "sft", *words, steps=steps)) for steps in (3, 4))
-    found = weights_of(learn("full", "sft", *words, "cluster.trainers=2", "cluster.sharding=full"))
-    assert found.keys() == wanted.keys()
-    move = max(float((wanted[name] - before[name]).abs().max()) for name in wanted)
-    assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 0.05 * move
+@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize("case", most_by_hand(["sft", "sft lora", "rm", "rm lora", "rm trainable"], "sft", "rm lora"))
+def test_full_sharding_of_given_data(case: str, trainers: int, learn: Callable[..., Path]) -> None:
+    """Three steps, one more on another number of processes, and one more with `whole`: always close to one process."""
+    words = ("cluster.lanes=6", "optimization.schedule=constant")
+    three, four, five = (weights_of(learn("one", case, *words, steps=steps)) for steps in (3, 4, 5))
+    cut = (*words, "cluster.sharding=full")
+    found = weights_of(learn("full", case, *cut, f"cluster.trainers={trainers}", steps=3))
+    assert furthest(found, three) < 0.05 * furthest(three, four)
+    found = weights_of(learn("full", case, *cut, f"cluster.trainers={5 - trainers}", steps=4))
+    assert furthest(found, four) < 0.05 * furthest(three, four)
+    found = weights_of(learn("full", case, *words, steps=5))
+    assert furthest(found, five) < 0.05 * furthest(four, five)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def check_rm(config: RmFields) -> list[Problem]:
         *_pairs_only(config),
         *_score_place(config),
         *shared_work(config.cluster),
-        *full_sharding(config.cluster, config.model, {"a reward model": True}),
+        *full_sharding(config.cluster, config.model),
         *only_optimizer_rests(config.cluster),
         *known_sinks(config),
     ]

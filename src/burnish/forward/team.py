@@ -226,13 +226,17 @@ class Slices:
 
 class WeightSlices(Slices):
     """`cluster.sharding: full`. This process' slices of parameters that PyTorch's `fully_shard` has cut along their
-    first dimension: a slice is a view of what the process has of a weight, which is all it has of it."""
+    first dimension: a slice is a view of what the process has of a weight, which is all it has of it.
+
+    A single number cannot be cut. All processes have it; the slice of the first one is the number, the others' empty.
+    """
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        assert isinstance(tensor, DTensor)
-        return tensor.to_local().view(-1)
+        return tensor.to_local().view(-1) if isinstance(tensor, DTensor) else self.part(tensor)
 
     def _span(self, shape: torch.Size, rank: int) -> Span:
+        if not shape:
+            return (0, 1) if rank == 0 else (1, 1)
         each, numbers = -(-shape[0] // self.team.size), shape[1:].numel()
         return min(shape[0], rank * each) * numbers, min(shape[0], (rank + 1) * each) * numbers
 

@@ -155,7 +155,10 @@ class SeparateCritic:
             return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
-        """Write the backbone in the layout of `AutoModel.from_pretrained`, and the head next to it."""
+        """Write the backbone in the layout of `AutoModel.from_pretrained`, and the head next to it. Of a team every
+        process makes this call, and the first one writes."""
+        if not self._lanes.keeps_state:
+            return
         self.trunk.save_pretrained(folder, safe_serialization=True)
         self.head.save(folder)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from burnish.forward.lanes import Lanes
 from burnish.forward.lanes_in_step import LanesInStep
@@ -58,7 +59,10 @@ class CutModel:
 
     def copy(self, parameter: nn.Parameter, whole: Tensor) -> None:
         """Take this process' slice of a whole weight."""
-        self._slices[parameter].copy_(self._slices.part(whole))
+        if isinstance(parameter, DTensor):
+            self._slices[parameter].copy_(self._slices.part(whole))
+        else:
+            parameter.copy_(whole)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole weights of the ordinary model, adapters merged in, one after the other; of tied ones the

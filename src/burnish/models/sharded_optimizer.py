@@ -185,13 +185,17 @@ class FullyShardedOptimizer(ShardedOptimizer):
 
     def _move_gradients(self) -> None:
         for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                assert isinstance(parameter.grad, DTensor)
-                self._masters[name].grad = parameter.grad.to_local().view(-1)
-                parameter.grad = None
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                own = gradient.to_local().view(-1) if isinstance(gradient, DTensor) else self._slices.part(gradient)
+                self._masters[name].grad = own
 
+    @torch.no_grad()
     def _publish(self) -> None:
-        """Nothing to do: every process has moved all that it has."""
+        """Give every process the numbers that the first one has moved; each has moved all that it has of the rest."""
+        uncut = {name: weight for name, weight in self._parameters.items() if not isinstance(weight, DTensor)}
+        weights, own = list(uncut.values()), [self._masters[name].detach() for name in uncut]
+        fill(self._slices.team, weights, own, self._slices.spans(weights))
 
 
 def _num_norms(numel: int) -> int:

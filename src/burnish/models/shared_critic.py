@@ -66,8 +66,9 @@ class SharedCritic:
         return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
-        """Write the head. The policy writes the backbone."""
-        self.head.save(folder)
+        """Write the head, in the first process of a team. The policy writes the backbone."""
+        if self._lanes.keeps_state:
+            self.head.save(folder)
 
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote."""

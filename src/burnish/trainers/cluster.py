@@ -36,6 +36,7 @@ from burnish.forward.team import Slices
 from burnish.models.loading import LoadedModel, load_outline, num_embeddings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
+from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
 from burnish.planning.seats import threads_each
 from burnish.plugins import is_outside
@@ -237,7 +238,7 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
         with open_roles(config, chosen, lanes) as roles:
             if config.cluster.sharding == "full":
                 for role in roles.values():
-                    if isinstance(role, (LocalPolicy, FrozenReference)):
+                    if isinstance(role, (LocalPolicy, RewardLearner, FrozenReference)):
                         role.share_weights(fully_sharded)  # last: fast paths are tried on whole weights
             if team.rank == 0:
                 paths = FastPaths(roles["ways"].record)  # type: ignore[attr-defined]
