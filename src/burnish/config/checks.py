@@ -107,8 +107,6 @@ def full_sharding(
     if cluster.sharding != "full" or cluster.trainers == 1:
         return
     not_yet = {
-        "model.gradient_checkpointing": model.gradient_checkpointing,
-        "model.dtype: bfloat16": model.dtype == "bfloat16",
         **others,
     }
     for what in (name for name, is_there in not_yet.items() if is_there):

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
@@ -133,9 +132,7 @@ class LocalPolicy:
         """
         obstacles = {
             "a critic on the policy's backbone": self._value_head is not None,
-            "model.gradient_checkpointing": self.loaded.gradient_checkpointing,
             "a router's load-balancing loss": self.loaded.router_aux_coef > 0,
-            f"weights of {self.model.dtype}": self.model.dtype is not torch.float32,
         }
         if any(obstacles.values()):
             found = ", ".join(name for name, is_there in obstacles.items() if is_there)

@@ -104,8 +104,8 @@ class RewardModel:
         for part in parts:
             if len(self._companies(part)) > 1:
                 raise ModelError(
-                    f"rows of different lengths change each other's numbers in this {self.loaded.model.config.model_type}"
-                    " model, so they need passes of their own, which cluster.sharding: full cannot make",
+                    f"rows of different lengths change each other's numbers in a {type(self.loaded.model).__name__}, "
+                    "so they need passes of their own, which cluster.sharding: full cannot make",
                     remedy="set cluster.sharding: optimizer",
                 )
 
