@@ -42,6 +42,8 @@ class CutModel:
         self._types: dict[Tensor, torch.dtype] = {
             parameter: own_types[name] for name, parameter in model.named_parameters()
         }
+        for head in heads:
+            self._types |= {parameter: parameter.dtype for parameter in head.parameters()}
         self._slices = WeightSlices(lanes.team)
         self.lanes = LanesInStep(lanes.count, lanes.team, self._slices)
 
@@ -73,6 +75,10 @@ class CutModel:
         return merged_weights(
             self.model, {name: value for name, value in state.items() if name not in tied}, self.whole
         )
+
+    def whole_ones(self, head: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """The same of a head."""
+        return ((name, self.whole(parameter)) for name, parameter in head.named_parameters())
 
     def collected(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """The tensors in the host's memory of the first process; nothing in the others, which make them with it."""

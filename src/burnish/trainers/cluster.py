@@ -33,6 +33,7 @@ from burnish.errors import ConfigError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Slices
+from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel, load_outline, num_embeddings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
@@ -56,6 +57,8 @@ from burnish.trainers.rl.run import train_rl as train_rl_with
 RunOfSeveral = RlConfig | SftConfig | RmConfig
 """Run files with a `cluster` section."""
 
+CUT = (LocalPolicy, FrozenReference, SeparateCritic, RewardLearner)
+"""Roles that keep slices of their weights with `cluster.sharding: full`."""
 OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
 """(config, paths, lanes) to the roles of a trainer, in its process; `ways` is one of them. `paths`: None chooses."""
 
@@ -238,7 +241,7 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
         with open_roles(config, chosen, lanes) as roles:
             if config.cluster.sharding == "full":
                 for role in roles.values():
-                    if isinstance(role, (LocalPolicy, RewardLearner, FrozenReference)):
+                    if isinstance(role, CUT):
                         role.share_weights(fully_sharded)  # last: fast paths are tried on whole weights
             if team.rank == 0:
                 paths = FastPaths(roles["ways"].record)  # type: ignore[attr-defined]
