@@ -217,8 +217,6 @@ CONFIG = [
          words="cluster.own_process=policy"),
     case("a critic beside one process", "cluster.backend is inline", "a process of its own for the critic",
          words="cluster.backend=inline cluster.own_process=critic algorithm.preset=ppo"),
-    case("a critic beside cut weights", "cluster.sharding is full", "a critic that has no process of its own",
-         words="cluster.trainers=2 cluster.rollout_workers=1 cluster.sharding=full algorithm.preset=ppo"),
     case("rest for a process of its own", "cluster.offload names critic", "the critic has a process of its own",
          words="cluster.own_process=critic cluster.offload=critic algorithm.preset=ppo"),
     case("no rewards", "rewards is empty", "rewards: math", words="rewards=[]"),

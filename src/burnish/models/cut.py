@@ -25,6 +25,16 @@ Cut = Callable[..., nn.Module]
 module that brings the weights together for what it is called with."""
 
 
+def go_back(outputs: Sequence[Tensor], loss: Tensor | None = None) -> None:
+    """A backward pass from the loss, which goes through all outputs of the forward pass, whatever the loss has used of
+    them, and for another process' sake without a loss: all processes have to exchange gradients of the same weights."""
+    gradients = [torch.zeros_like(output) for output in outputs]
+    if loss is None or not loss.requires_grad:
+        torch.autograd.backward(outputs, gradients)
+    else:
+        torch.autograd.backward([*outputs, loss], [*gradients, torch.ones_like(loss)])
+
+
 class CutModel:
     """A model that has been cut, and what each process has to do to use it. Every process makes every call.
 

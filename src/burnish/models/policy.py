@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
-from burnish.errors import CheckpointError, ConfigError, DivergenceError, RolloutError
+from burnish.errors import CheckpointError, DivergenceError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.recomputing import recomputing
@@ -21,7 +21,7 @@ from burnish.forward.scoring import ResponseScorer
 from burnish.forward.sharded_scoring import ShardedScorer
 from burnish.forward.token_scores import TokenScores
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
-from burnish.models.cut import Cut, CutModel
+from burnish.models.cut import Cut, CutModel, go_back
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
@@ -71,6 +71,7 @@ class LocalPolicy:
         self._summed = [parameter for _, parameter in parameters]
         self._value_head: ValueHead | None = None
         self._head_optimizer: CriticOptimizer | None = None
+        self._head_critic: SharedCritic | None = None
         self._accumulation: Accumulation | None = None
         self._version = 0
         self._cut: CutModel | None = None
@@ -115,9 +116,10 @@ class LocalPolicy:
         self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings, self._lanes)
         self._summed += head.parameters()
         scorer = ValueScorer(trunk, head, plain=self.loaded.plain)
-        return SharedCritic(
+        self._head_critic = SharedCritic(
             scorer, self._head_optimizer, tokens_per_microbatch=self._tokens_per_microbatch, lanes=self._lanes
         )
+        return self._head_critic
 
     def rest_optimizer(self, folder: Path) -> None:
         """From now on moments and masters rest between optimizer steps: in pinned host memory, or, for a model on the
@@ -126,26 +128,18 @@ class LocalPolicy:
         self._optimizer = RestingOptimizer(self._optimizer, "policy's optimizer", folder)
 
     def share_weights(self, cut: Cut) -> None:
-        """Keep a slice of every weight only.
-
-        For a team, before the first step, after `reference`. ConfigError for what cannot be cut yet.
-        """
-        obstacles = {
-            "a critic on the policy's backbone": self._value_head is not None,
-            "a router's load-balancing loss": self.loaded.router_aux_coef > 0,
-        }
-        if any(obstacles.values()):
-            found = ", ".join(name for name, is_there in obstacles.items() if is_there)
-            raise ConfigError(
-                f"cluster.sharding: full does not work with {found} in this version",
-                remedy="set cluster.sharding: optimizer",
-            )
-        self._cut = CutModel(self.model, self._lanes, cut)
+        """Keep a slice of every weight only, and of those of a value head. For a team, before the first step, after
+        `reference`."""
+        heads = [] if self._head_critic is None else [self._head_critic.head]
+        self._cut = CutModel(self.model, self._lanes, cut, heads)
         self._scorer = ShardedScorer(self._scorer, self._cut.root)
         self._lanes = self._cut.lanes
         parameters = self.trainable_parameters()
         self._optimizer = self._cut.optimizer(parameters, self.settings)
         self._summed = [parameter for _, parameter in parameters]
+        if self._head_critic is not None:
+            self._head_critic.share(self._cut)
+            self._summed += self._head_critic.head.parameters()
 
     def publish(self) -> Weights:
         """This version's weights, for engines. Engines in this process share the live module, others read copies."""
@@ -226,12 +220,13 @@ class LocalPolicy:
                         loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
                         aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
                         value = replace(value, metrics={**value.metrics, "policy/router_aux_loss": aux})
-                    if loss.requires_grad:
+                    if self._cut is not None:
+                        go_back(_outputs(scores), loss)
+                    elif loss.requires_grad:
                         loss.backward()
                     accumulation.values.append(replace(value, loss=loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
-                    scores = self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy)
-                    (scores.logprobs_BT.sum() * 0.0).backward()
+                    go_back(_outputs(self._scorer.score(part, only_trained=True, value_head=self._value_head)))
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise
@@ -327,3 +322,8 @@ class LocalPolicy:
         """The inverse of `training_state`. Load the weights first."""
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])
+
+
+def _outputs(scores: TokenScores) -> list[Tensor]:
+    """Scores that all weights have a part in."""
+    return [scores.logprobs_BT] if scores.values_BT is None else [scores.logprobs_BT, scores.values_BT]

@@ -16,7 +16,7 @@ from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.recomputing import recomputing
 from burnish.models.accumulation import Accumulation
-from burnish.models.cut import Cut
+from burnish.models.cut import Cut, go_back
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.resting import RestingOptimizer
 from burnish.models.reward_layout import PromptResponse
@@ -148,7 +148,7 @@ class RewardLearner:
                     value.loss.backward()
                     accumulation.values.append(replace(value, loss=value.loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
-                    (self.model.scores(_pairs(part)).sum() * 0.0).backward()
+                    go_back([self.model.scores(_pairs(part))])
         except BaseException:
             self._optimizer.clear()  # half a gradient must not become a step
             raise

@@ -8,7 +8,7 @@ from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
-from burnish.models.cut import CutModel
+from burnish.models.cut import CutModel, go_back
 from burnish.models.roles import Denominators, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueScorer
 
@@ -64,8 +64,7 @@ class ValueSteps:
                     value.loss.backward()
                     accumulation.values.append(replace(value, loss=value.loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
-                    values_BT = self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)
-                    (values_BT.sum() * 0.0).backward()
+                    go_back([self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)])
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise
