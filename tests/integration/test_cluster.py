@@ -16,12 +16,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
+from burnish.checkpointing.encoding import read_state
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.distributed.processes import RoleProcess
 from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.learning_cluster import train_reward_model, train_sft
+from burnish.trainers.outer_loop import STATE_NAME
 from burnish.trainers.telemetry.journal import Journal
 
 WRITE = Journal.write
@@ -378,10 +380,16 @@ def test_full_sharding_of_given_data(case: str, trainers: int, learn: Callable[.
     assert furthest(found, five) < 0.05 * furthest(four, five)
 
 
-def masters_of(run: Path) -> dict[str, Tensor]:
-    """What the policy's optimizer moves, in the newest checkpoint: the weights, or their float32 masters."""
-    state = load_file(sorted((run / "checkpoints").iterdir())[-1] / "training_state.safetensors")
-    return {name: tensor for name, tensor in state.items() if "/masters/" in name} or weights_of(run)
+def trained_of(run: Path) -> dict[str, Tensor]:
+    """What the optimizers of policy and critic move, in the newest checkpoint: weights, or their float32 masters."""
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    found: dict[str, Tensor] = {}
+    for role, state in read_state(newest, STATE_NAME).items():
+        if role in ("policy", "critic"):
+            weights = [load_file(file) for file in sorted((newest / role).glob("*.safetensors"))]
+            for moved in [masters] if (masters := state["optimizer"]["masters"]) else weights:
+                found |= {f"{role}.{name}": tensor for name, tensor in moved.items()}
+    return found
 
 
 @pytest.mark.slow
@@ -402,8 +410,8 @@ def test_full_sharding_is_one_process_up_to_rounding(
 ) -> None:
     """Two steps, and then one more with `whole`."""
     two = run("two", case, *words, steps=2)
-    before, middle = masters_of(run("begun", case, *words, steps=1)), masters_of(two)
+    before, middle = trained_of(run("begun", case, *words, steps=1)), trained_of(two)
     full = run("full", case, *words, *own, steps=2, trainers=2, workers=1, sharding="full")
-    assert furthest(masters_of(full), middle) < 0.05 * furthest(middle, before)
-    after, last = (masters_of(run(name, case, *words, steps=3)) for name in ("two", "full"))
+    assert furthest(trained_of(full), middle) < 0.05 * furthest(middle, before)
+    after, last = (trained_of(run(name, case, *words, steps=3)) for name in ("two", "full"))
     assert furthest(last, after) < 0.05 * furthest(middle, before)

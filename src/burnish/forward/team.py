@@ -203,6 +203,10 @@ class Slices:
             self._own[parameter] = nn.Parameter(wide)
         return self._own[parameter]
 
+    def forget(self) -> None:
+        """Let go of all parameters and their slices."""
+        self._own.clear()
+
     def _kept(self, tensor: Tensor) -> Tensor:
         return self.part(tensor)
 

@@ -134,6 +134,7 @@ class SeparateCritic:
 
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
+        self._optimizer.let_go()
         self._shared = shared = CutModel(self.trunk, self._lanes, cut, [self.head])
         self._lanes = shared.lanes
         self._optimizer.share(shared, _named(self.trunk, self.head))

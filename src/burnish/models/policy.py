@@ -130,6 +130,7 @@ class LocalPolicy:
     def share_weights(self, cut: Cut) -> None:
         """Keep a slice of every weight only, and of those of a value head. For a team, before the first step, after
         `reference`."""
+        del self._optimizer, self._summed  # or the whole weights would stay
         heads = [] if self._head_critic is None else [self._head_critic.head]
         self._cut = CutModel(self.model, self._lanes, cut, heads)
         self._scorer = ShardedScorer(self._scorer, self._cut.root)

@@ -123,6 +123,7 @@ class RewardLearner:
 
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
+        del self._optimizer  # or the whole weights would stay
         shared = self.model.share_weights(self._lanes, cut)
         self._lanes = shared.lanes
         self._optimizer = shared.optimizer(self.model.named_parameters(), self._settings)

@@ -160,6 +160,10 @@ class CriticOptimizer:
         self.parameters = [parameter for _, parameter in parameters]
         self.version = 0
 
+    def let_go(self) -> None:
+        """Forget the parameters, or they would stay while they are cut. To be followed by `share`."""
+        del self._optimizer, self.parameters
+
     def share(self, shared: CutModel, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Go on with these parameters, which are slices now."""
         self._optimizer = shared.optimizer(parameters, self._settings)

@@ -235,11 +235,13 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
     """The roles of one trainer. The first one chooses the fast paths, and the others take the same."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
     with joined(meeting, on_gpu=on_gpu) as team:
-        slices = Slices(team) if config.cluster.sharding == "optimizer" else None
+        # With `full`, too: before weights are cut, none has more masters than it will have.
+        slices = None if config.cluster.sharding == "whole" else Slices(team)
         lanes = Lanes(config.cluster.num_lanes, team, slices)
         chosen = None if team.rank == 0 else FastPaths(team.exchange(None)[0])
         with open_roles(config, chosen, lanes) as roles:
-            if config.cluster.sharding == "full":
+            if slices is not None and config.cluster.sharding == "full":
+                slices.forget()
                 for role in roles.values():
                     if isinstance(role, CUT):
                         role.share_weights(fully_sharded)  # last: fast paths are tried on whole weights
