@@ -16,12 +16,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
+from burnish.checkpointing.encoding import read_state
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.distributed.processes import RoleProcess
 from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.learning_cluster import train_reward_model, train_sft
+from burnish.trainers.outer_loop import STATE_NAME
 from burnish.trainers.telemetry.journal import Journal
 
 WRITE = Journal.write
@@ -356,30 +358,60 @@ def weights_of(run: Path) -> dict[str, Tensor]:
     return load_file(sorted((run / "checkpoints").iterdir())[-1] / "policy" / "model.safetensors")
 
 
+def furthest(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The largest difference of two models' weights."""
+    assert left.keys() == right.keys()
+    return max(float((left[name].float() - right[name].float()).abs().max()) for name in left)
+
+
 @pytest.mark.slow
-def test_full_sharding_of_a_supervised_run(learn: Callable[..., Path]) -> None:
-    words = ("cluster.lanes=2", "optimization.schedule=constant")
-    before, wanted = (weights_of(learn("one", "sft", *words, steps=steps)) for steps in (3, 4))
-    found = weights_of(learn("full", "sft", *words, "cluster.trainers=2", "cluster.sharding=full"))
-    assert found.keys() == wanted.keys()
-    move = max(float((wanted[name] - before[name]).abs().max()) for name in wanted)
-    assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 0.05 * move
+@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize("case", most_by_hand(["sft", "sft lora", "rm", "rm lora", "rm trainable"], "sft", "rm lora"))
+def test_full_sharding_of_given_data(case: str, trainers: int, learn: Callable[..., Path]) -> None:
+    """Three steps, one more on another number of processes, and one more with `whole`: always close to one process."""
+    words = ("cluster.lanes=6", "optimization.schedule=constant")
+    three, four, five = (weights_of(learn("one", case, *words, steps=steps)) for steps in (3, 4, 5))
+    cut = (*words, "cluster.sharding=full")
+    found = weights_of(learn("full", case, *cut, f"cluster.trainers={trainers}", steps=3))
+    assert furthest(found, three) < 0.05 * furthest(three, four)
+    found = weights_of(learn("full", case, *cut, f"cluster.trainers={5 - trainers}", steps=4))
+    assert furthest(found, four) < 0.05 * furthest(three, four)
+    found = weights_of(learn("full", case, *words, steps=5))
+    assert furthest(found, five) < 0.05 * furthest(four, five)
+
+
+def trained_of(run: Path) -> dict[str, Tensor]:
+    """What the optimizers of policy and critic move, in the newest checkpoint: weights, or their float32 masters."""
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    found: dict[str, Tensor] = {}
+    for role, state in read_state(newest, STATE_NAME).items():
+        if role in ("policy", "critic"):
+            weights = [load_file(file) for file in sorted((newest / role).glob("*.safetensors"))]
+            for moved in [masters] if (masters := state["optimizer"]["masters"]) else weights:
+                found |= {f"{role}.{name}": tensor for name, tensor in moved.items()}
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "words", "own"), [("grpo", (), ()), ("ppo", ("critic.warmup_steps=0",), ("cluster.own_process=critic",))]
+    ("case", "words", "own"),
+    [
+        ("grpo", (), ()),
+        ("grpo", ("model.gradient_checkpointing=true",), ()),
+        ("lora", (), ()),
+        ("bfloat16", (), ()),
+        ("ppo", ("critic.warmup_steps=0",), ()),
+        ("ppo", ("critic.warmup_steps=0",), ("cluster.own_process=critic",)),
+        ("ppo shared", (), ()),
+    ],
 )
 def test_full_sharding_is_one_process_up_to_rounding(
     case: str, words: tuple[str, ...], own: tuple[str, ...], run: Callable[..., Path]
 ) -> None:
-    """Two steps, and then one more with `whole`. A critic has to have a process of its own."""
+    """Two steps, and then one more with `whole`."""
     two = run("two", case, *words, steps=2)
-    before, middle = weights_of(run("begun", case, *words, steps=1)), weights_of(two)
+    before, middle = trained_of(run("begun", case, *words, steps=1)), trained_of(two)
     full = run("full", case, *words, *own, steps=2, trainers=2, workers=1, sharding="full")
-    found = weights_of(full)
-    assert found.keys() == middle.keys()
-    move = max(float((middle[name] - before[name]).abs().max()) for name in middle)
-    assert max(float((found[name] - middle[name]).abs().max()) for name in middle) < 0.05 * move
-    after, last = (weights_of(run(name, case, *words, steps=3)) for name in ("two", "full"))
-    assert max(float((last[name] - after[name]).abs().max()) for name in after) < 0.05 * move
+    assert furthest(trained_of(full), middle) < 0.05 * furthest(middle, before)
+    after, last = (trained_of(run(name, case, *words, steps=3)) for name in ("two", "full"))
+    assert furthest(last, after) < 0.05 * furthest(middle, before)

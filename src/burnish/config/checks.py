@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from burnish.config import names
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
-from burnish.config.schema_data import DataConfig, ModelConfig
+from burnish.config.schema_data import DataConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_run import RunConfig
@@ -22,7 +21,6 @@ def check_sft(config: SftFields) -> list[Problem]:
     problems = [
         *held_out(config.data),
         *shared_work(config.cluster),
-        *full_sharding(config.cluster, config.model),
         *only_optimizer_rests(config.cluster),
         *known_sinks(config),
     ]
@@ -98,23 +96,6 @@ def shared_work(cluster: TrainersConfig) -> Iterator[Problem]:
     if cluster.num_lanes % cluster.trainers:
         message = f"is {cluster.lanes}, which {cluster.trainers} trainers cannot share equally"
         yield Problem("cluster.lanes", message, f"set it to a multiple of {cluster.trainers}")
-
-
-def full_sharding(
-    cluster: TrainersConfig, model: ModelConfig, others: Mapping[str, bool] = MappingProxyType({})
-) -> Iterator[Problem]:
-    """What does not work with cut weights. `others`: more of it, and whether the run file asks for it."""
-    if cluster.sharding != "full" or cluster.trainers == 1:
-        return
-    not_yet = {
-        "model.lora": model.lora is not None,
-        "model.gradient_checkpointing": model.gradient_checkpointing,
-        "model.dtype: bfloat16": model.dtype == "bfloat16",
-        **others,
-    }
-    for what in (name for name, is_there in not_yet.items() if is_there):
-        message = f"is full, which does not work with {what} in this version"
-        yield Problem("cluster.sharding", message, "set it to optimizer")
 
 
 def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Problem]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from burnish.config import names
 from burnish.config.checks import (
-    full_sharding,
     held_out,
     is_function_name,
     known_sinks,
@@ -229,8 +228,6 @@ def _full_sharding(config: RlFields) -> Iterator[Problem]:
     if cluster.sharding == "full" and cluster.trainers > 1 and cluster.rollout_workers == 0:
         message = "is full, but without rollout workers the trainers sample, and they need whole weights for that"
         yield Problem("cluster.sharding", message, "set cluster.rollout_workers to at least 1")
-    with_policy = config.algorithm.may_use_critic and "critic" not in cluster.own_process
-    yield from full_sharding(cluster, config.model, {"a critic that has no process of its own": with_policy})
 
 
 def _own_process(config: RlFields) -> Iterator[Problem]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from burnish.config.checks import (
-    full_sharding,
     held_out,
     known_sinks,
     only_optimizer_rests,
@@ -26,7 +25,6 @@ def check_rm(config: RmFields) -> list[Problem]:
         *_pairs_only(config),
         *_score_place(config),
         *shared_work(config.cluster),
-        *full_sharding(config.cluster, config.model, {"a reward model": True}),
         *only_optimizer_rests(config.cluster),
         *known_sinks(config),
     ]

@@ -53,8 +53,8 @@ class TrainersConfig(Section):
     sharding: Literal["auto", "whole", "optimizer", "full"] = "auto"
     """What each trainer keeps between steps. `whole`: the whole model, gradients and optimizer. `optimizer`: the whole
     model, and a slice of the summed gradients, of Adam's moments and of float32 masters; the same numbers.
-    `full`: a slice of everything (FSDP2), with the same numbers up to rounding; for float32 weights, and not for every
-    run (docs/cluster.md). `auto`: `optimizer` where this machine lacks the memory for `whole`, else `whole`."""
+    `full`: a slice of everything (FSDP2), with the same numbers up to rounding; `burnish rl` needs rollout workers for
+    it (docs/cluster.md). `auto`: `optimizer` where this machine lacks the memory for `whole`, else `whole`."""
     backend: Literal["auto", "inline", "processes", "ray", "torchrun"] = "auto"
     """`inline`: everything in one process. `processes`: processes on this machine. `ray`: actors of the Ray cluster at
     `RAY_ADDRESS`, or of one that is started here. `torchrun`: the processes that torchrun has started, on one or

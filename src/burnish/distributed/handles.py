@@ -55,7 +55,7 @@ class _RemoteLearner:
         return version
 
     def save_weights(self, folder: Path) -> None:
-        self._role.ask_one("save_weights", folder.absolute())
+        self._role.ask("save_weights", folder.absolute())  # the first process writes; others may have slices for it
 
     def load_weights(self, folder: Path) -> None:
         self._role.ask("load_weights", folder.absolute())
@@ -103,10 +103,6 @@ class RemotePolicy(_RemoteAccumulator):
         """The weights of this version. Whoever reads them fetches a few tensors at a time."""
         version = self.version
         return Weights(version, PublishedElsewhere(self._role, version))
-
-    def save_weights(self, folder: Path) -> None:
-        """See `roles.Policy`. The first process writes; others may have to give it their slices."""
-        self._role.ask("save_weights", folder.absolute())
 
 
 @dataclass(frozen=True, slots=True)

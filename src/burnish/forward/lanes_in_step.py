@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from burnish.forward.lanes import Lanes, Part, Result, deal, lanes_of
+from burnish.forward.lanes import Lanes, Part, Result, add_gradients, deal, lanes_of, take_gradients
 from burnish.forward.team import Team
 
 
@@ -39,8 +40,16 @@ class LanesInStep(Lanes):
         """See `Lanes.adding`."""
         assert self.team is not None
         entries = len(values)
+        uncut = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        total = take_gradients(uncut)
         yield [parts[index] for index in self.indices(costs)]
-        values[entries:] = [value for given in self.team.exchange(values[entries:]) for value in given]
+        own = [None if parameter.grad is None else parameter.grad.cpu() for parameter in uncut]
+        everyones = self.team.exchange((values[entries:], own))
+        values[entries:] = [value for given, _ in everyones for value in given]
+        for _, theirs in everyones:  # backward passes add up the gradients of cut parameters only
+            total = add_gradients(total, [None if g is None else g.to(uncut[0].device) for g in theirs])
+        for parameter, gradient in zip(uncut, total, strict=True):
+            parameter.grad = gradient
 
     def fillers(self, parts: Sequence[Part], costs: Sequence[int]) -> list[Part]:
         """As many as bring this process to the number of passes of the one that has most."""

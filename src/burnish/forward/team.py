@@ -203,6 +203,10 @@ class Slices:
             self._own[parameter] = nn.Parameter(wide)
         return self._own[parameter]
 
+    def forget(self) -> None:
+        """Let go of all parameters and their slices."""
+        self._own.clear()
+
     def _kept(self, tensor: Tensor) -> Tensor:
         return self.part(tensor)
 
@@ -226,24 +230,24 @@ class Slices:
 
 class WeightSlices(Slices):
     """`cluster.sharding: full`. This process' slices of parameters that PyTorch's `fully_shard` has cut along their
-    first dimension: a slice is a view of what the process has of a weight, which is all it has of it."""
+    first dimension: a slice is a view of what the process has of a weight, which is all it has of it.
+
+    A single number cannot be cut. All processes have it; the slice of the first one is the number, the others' empty.
+    """
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        assert isinstance(tensor, DTensor)
-        return tensor.to_local().view(-1)
+        return tensor.to_local().view(-1) if isinstance(tensor, DTensor) else self.part(tensor)
 
     def _span(self, shape: torch.Size, rank: int) -> Span:
+        if not shape:
+            return (0, 1) if rank == 0 else (1, 1)
         each, numbers = -(-shape[0] // self.team.size), shape[1:].numel()
         return min(shape[0], rank * each) * numbers, min(shape[0], (rank + 1) * each) * numbers
 
-    def copy(self, parameter: nn.Parameter, whole: Tensor) -> None:
-        """Take this process' slice of a whole weight."""
-        self[parameter].copy_(self.part(whole))
-
     @torch.no_grad()
-    def whole(self, parameter: nn.Parameter) -> Tensor:
+    def whole(self, parameter: Tensor) -> Tensor:
         """All of a weight, on its device. Every process makes this call."""
-        own = self[parameter].detach()
+        own = self._kept(parameter.detach())
         whole = torch.empty(parameter.shape, dtype=own.dtype, device=own.device)
         fill(self.team, [whole], [own], self.spans([parameter]))
         return whole

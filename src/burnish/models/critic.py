@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
@@ -18,6 +18,7 @@ from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
+from burnish.models.cut import Cut, CutModel
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.resting import own_memory
@@ -29,7 +30,6 @@ from burnish.models.value_steps import ValueSteps
 from burnish.models.weights import load_folder
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -56,6 +56,7 @@ class SeparateCritic:
         self._tokens_per_microbatch = tokens_per_microbatch
         self._lanes = lanes
         self._scorer = ValueScorer(trunk, head, plain=plain)
+        self._shared: CutModel | None = None
         self._optimizer = CriticOptimizer(_named(trunk, head), settings, lanes)
         self._steps = ValueSteps(
             self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=True, lanes=lanes
@@ -131,6 +132,14 @@ class SeparateCritic:
         """See `LocalPolicy.rest_optimizer`."""
         self._optimizer.rest(folder)
 
+    def share_weights(self, cut: Cut) -> None:
+        """See `LocalPolicy.share_weights`."""
+        self._optimizer.let_go()
+        self._shared = shared = CutModel(self.trunk, self._lanes, cut, [self.head])
+        self._lanes = shared.lanes
+        self._optimizer.share(shared, _named(self.trunk, self.head))
+        self._steps.share(shared)
+
     @property
     def version(self) -> int:
         """Optimizer steps begun so far."""
@@ -155,14 +164,24 @@ class SeparateCritic:
             return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
-        """Write the backbone in the layout of `AutoModel.from_pretrained`, and the head next to it."""
-        self.trunk.save_pretrained(folder, safe_serialization=True)
-        self.head.save(folder)
+        """Write the backbone in the layout of `AutoModel.from_pretrained`, and the head next to it. Of a team every
+        process makes this call, and the first one writes."""
+        shared = self._shared
+        trunk = None if shared is None else shared.collected(shared.tensors())
+        head = None if shared is None else shared.collected(shared.whole_ones(self.head))
+        if not self._lanes.keeps_state:
+            return
+        if shared is None or trunk is None:
+            self.trunk.save_pretrained(folder, safe_serialization=True)
+        else:
+            shared.save(folder, trunk)
+        self.head.save(folder, head)
 
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
-        load_folder(folder, self.trunk)
-        self.head.load(folder)
+        copy = Tensor.copy_ if self._shared is None else self._shared.copy
+        load_folder(folder, self.trunk, copy)
+        self.head.load(folder, copy)
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:

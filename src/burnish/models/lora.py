@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
-from burnish.errors import ModelError
+from burnish.errors import CheckpointError, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
+_MARK = ".lora_"
+"""In the names of the adapter's parameters, and of no others."""
+_NAME_OF_ADAPTER = re.compile(rf"\.{ADAPTER}(?=\.|$)")
+"""Part of the names in memory, but not of those on disk."""
 
 
 class Adapter:
@@ -60,15 +65,36 @@ class Adapter:
         """Inside this context the model computes what the unadapted base computes."""
         return self._peft_model.disable_adapter()
 
-    def save(self, folder: Path) -> None:
-        """Write only the adapter, in the layout of `PeftModel.from_pretrained`."""
-        self._peft_model.save_pretrained(folder, safe_serialization=True, save_embedding_layers=False)
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The adapter's own parameters, by their names in the adapted model."""
+        return {name: parameter for name, parameter in self._peft_model.named_parameters() if _MARK in name}
 
-    def load(self, folder: Path) -> None:
-        """Load the adapter's weights from a folder that `save` wrote, bit for bit."""
-        from peft import load_peft_weights, set_peft_model_state_dict
+    def save(self, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+        """Write only the adapter, in the layout of `PeftModel.from_pretrained`. `state`: its weights by the names of
+        `parameters`, if the live ones are not whole."""
+        self._peft_model.save_pretrained(
+            folder,
+            safe_serialization=True,
+            save_embedding_layers=False,
+            state_dict=None if state is None else {**state},
+        )
 
-        set_peft_model_state_dict(self._peft_model, load_peft_weights(str(folder), device="cpu"), ADAPTER)
+    @torch.no_grad()
+    def load(self, folder: Path, copy: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
+        """Load the adapter's weights from a folder that `save` wrote, bit for bit: `copy(own, found)` for each.
+
+        Raises CheckpointError if they do not fit."""
+        from peft import load_peft_weights
+
+        saved = load_peft_weights(str(folder), device="cpu")
+        for name, parameter in self.parameters().items():
+            found = saved.get(_NAME_OF_ADAPTER.sub("", name))
+            if found is None or found.shape != parameter.shape:
+                raise CheckpointError(
+                    f"the adapter in {folder} does not fit the model: {name}",
+                    remedy="resume with the LoRA settings it was made with",
+                )
+            copy(parameter, found)
 
     def merged_state(self) -> dict[str, Tensor]:
         """Weights of an ordinary model with the adapter merged in. The live weights are not touched, because adding and
@@ -77,20 +103,46 @@ class Adapter:
 
 
 @torch.no_grad()
-def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(
+    model: PreTrainedModel,
+    state: Mapping[str, Tensor] | None = None,
+    whole: Callable[[Tensor], Tensor] = Tensor.detach,
+) -> Iterator[tuple[str, Tensor]]:
     """Names and weights of the ordinary model equivalent to `model`. Adapters, if any, are merged in lazily, one tensor
-    at a time. Without adapters this is the model's own state."""
+    at a time. Without adapters this is the model's own state.
+
+    state: which of the model's tensors; all of them without it. whole: makes a tensor of what the model has of it."""
     from peft.tuners.lora import LoraLayer
 
     adapted = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    for name, value in model.state_dict().items():
-        if ".lora_" in name:
+    for name, value in (model.state_dict() if state is None else state).items():
+        if _MARK in name:
             continue
         plain = name.replace(".base_layer.", ".")
-        weight = value.detach()
+        weight = whole(value)
         if plain in adapted:
-            weight = weight + adapted[plain].get_delta_weight(ADAPTER).to(weight)
+            weight = weight + _delta(adapted[plain], whole).to(weight)
         yield plain, weight
+
+
+class _Delta(nn.Module):
+    """What an adapter adds to the weight of its layer, as a module, so that it can be computed from other tensors than
+    the layer's own."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self) -> Tensor:
+        delta: Tensor = self.layer.get_delta_weight(ADAPTER)  # type: ignore[operator]
+        return delta
+
+
+def _delta(layer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Tensor:
+    module = _Delta(layer)
+    own = {name: whole(parameter) for name, parameter in module.named_parameters() if _MARK in name}
+    delta: Tensor = torch.func.functional_call(module, own, ())
+    return delta
 
 
 def _linear_names(model: PreTrainedModel) -> list[str]:

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
-from burnish.errors import CheckpointError, ConfigError, DivergenceError, RolloutError
+from burnish.errors import CheckpointError, DivergenceError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.lanes_in_step import LanesInStep
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.forward.sharded_scoring import ShardedScorer
-from burnish.forward.team import WeightSlices
 from burnish.forward.token_scores import TokenScores
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
+from burnish.models.cut import Cut, CutModel, go_back
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.reference import AdapterOffReference, FrozenReference
 from burnish.models.resting import RestingOptimizer
 from burnish.models.roles import Denominators, Objective, Reference, TrainingState, Update
-from burnish.models.sharded_optimizer import FullyShardedOptimizer, optimizer_for
+from burnish.models.sharded_optimizer import optimizer_for
 from burnish.models.shared_critic import SharedCritic
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import Weights, load_folder, named_tensors
@@ -73,9 +71,10 @@ class LocalPolicy:
         self._summed = [parameter for _, parameter in parameters]
         self._value_head: ValueHead | None = None
         self._head_optimizer: CriticOptimizer | None = None
+        self._head_critic: SharedCritic | None = None
         self._accumulation: Accumulation | None = None
         self._version = 0
-        self._weights: WeightSlices | None = None
+        self._cut: CutModel | None = None
 
     @property
     def model(self) -> PreTrainedModel:
@@ -95,11 +94,13 @@ class LocalPolicy:
 
         Call this before `load_weights` loads a checkpoint.
         """
-        budget = self._tokens_per_microbatch
         if self._adapter is not None:
-            return AdapterOffReference(self._adapter, self._scorer, tokens_per_microbatch=budget, lanes=self._lanes)
+            return AdapterOffReference(self._adapter, self.logprobs)
         return FrozenReference.copy_of(
-            self.loaded, temperature=self._scorer.temperature, tokens_per_microbatch=budget, lanes=self._lanes
+            self.loaded,
+            temperature=self._scorer.temperature,
+            tokens_per_microbatch=self._tokens_per_microbatch,
+            lanes=self._lanes,
         )
 
     def add_value_head(self, settings: OptimizerSettings) -> SharedCritic:
@@ -115,9 +116,10 @@ class LocalPolicy:
         self._head_optimizer = CriticOptimizer(list(head.named_parameters()), settings, self._lanes)
         self._summed += head.parameters()
         scorer = ValueScorer(trunk, head, plain=self.loaded.plain)
-        return SharedCritic(
+        self._head_critic = SharedCritic(
             scorer, self._head_optimizer, tokens_per_microbatch=self._tokens_per_microbatch, lanes=self._lanes
         )
+        return self._head_critic
 
     def rest_optimizer(self, folder: Path) -> None:
         """From now on moments and masters rest between optimizer steps: in pinned host memory, or, for a model on the
@@ -125,31 +127,20 @@ class LocalPolicy:
         assert isinstance(self._optimizer, WeightOptimizer)
         self._optimizer = RestingOptimizer(self._optimizer, "policy's optimizer", folder)
 
-    def share_weights(self, shard: Callable[[PreTrainedModel], nn.Module]) -> None:
-        """Keep a slice of every weight only. `shard` cuts the model and returns the module that brings it together.
-
-        For a team, before the first step, after `reference`. ConfigError for what cannot be cut yet.
-        """
-        assert self._lanes.team is not None
-        obstacles = {
-            "model.lora": self._adapter is not None,
-            "a critic on the policy's backbone": self._value_head is not None,
-            "model.gradient_checkpointing": self.loaded.gradient_checkpointing,
-            "a router's load-balancing loss": self.loaded.router_aux_coef > 0,
-            f"weights of {self.model.dtype}": self.model.dtype is not torch.float32,
-        }
-        if any(obstacles.values()):
-            found = ", ".join(name for name, is_there in obstacles.items() if is_there)
-            raise ConfigError(
-                f"cluster.sharding: full does not work with {found} in this version",
-                remedy="set cluster.sharding: optimizer",
-            )
-        self._scorer = ShardedScorer(self._scorer, shard(self.model))
-        self._weights = WeightSlices(self._lanes.team)
-        self._lanes = LanesInStep(self._lanes.count, self._lanes.team, self._weights)
+    def share_weights(self, cut: Cut) -> None:
+        """Keep a slice of every weight only, and of those of a value head. For a team, before the first step, after
+        `reference`."""
+        del self._optimizer, self._summed  # or the whole weights would stay
+        heads = [] if self._head_critic is None else [self._head_critic.head]
+        self._cut = CutModel(self.model, self._lanes, cut, heads)
+        self._scorer = ShardedScorer(self._scorer, self._cut.root)
+        self._lanes = self._cut.lanes
         parameters = self.trainable_parameters()
-        self._optimizer = FullyShardedOptimizer(parameters, self.settings, self._lanes, self._weights)
+        self._optimizer = self._cut.optimizer(parameters, self.settings)
         self._summed = [parameter for _, parameter in parameters]
+        if self._head_critic is not None:
+            self._head_critic.share(self._cut)
+            self._summed += self._head_critic.head.parameters()
 
     def publish(self) -> Weights:
         """This version's weights, for engines. Engines in this process share the live module, others read copies."""
@@ -162,16 +153,7 @@ class LocalPolicy:
                 f"{self._version}",
                 remedy="after every update, call sync() with the weights that publish() returns",
             )
-        return named_tensors(self.model) if self._weights is None else self._gathered(self._weights)
-
-    def _gathered(self, weights: WeightSlices) -> Iterator[tuple[str, Tensor]]:
-        parameters = dict(self.model.named_parameters())
-        tied = dict(self.model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
-        for name, parameter in parameters.items():
-            yield name, weights.whole(parameter)
-        for name, value in self.model.state_dict().items():
-            if name not in parameters and name not in tied:
-                yield name, value
+        return named_tensors(self.model) if self._cut is None else self._cut.tensors()
 
     def give_weights(self, version: int) -> None:
         """Take part while the first process of a team reads the weights of `publish`, with `share_weights`."""
@@ -239,12 +221,13 @@ class LocalPolicy:
                         loss = loss + self.loaded.router_aux_coef * share * scores.router_loss
                         aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
                         value = replace(value, metrics={**value.metrics, "policy/router_aux_loss": aux})
-                    if loss.requires_grad:
+                    if self._cut is not None:
+                        go_back(_outputs(scores), loss)
+                    elif loss.requires_grad:
                         loss.backward()
                     accumulation.values.append(replace(value, loss=loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
-                    scores = self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy)
-                    (scores.logprobs_BT.sum() * 0.0).backward()
+                    go_back(_outputs(self._scorer.score(part, only_trained=True, value_head=self._value_head)))
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise
@@ -303,26 +286,31 @@ class LocalPolicy:
         Of a team with `share_weights` every process makes this call, and the first one writes. Its host's memory then
         holds the whole model.
         """
-        state = None if self._adapter is None else self._adapter.merged_state()
-        if self._weights is not None:
-            state = {name: tensor.cpu() for name, tensor in self._gathered(self._weights) if self._lanes.keeps_state}
+        cut = self._cut
+        shared = None if cut is None else cut.collected(cut.tensors())
+        adapter = None if cut is None else cut.adapter_state(self._adapter)
         if not self._lanes.keeps_state:
             return
-        self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        if cut is None or shared is None:
+            state = None if self._adapter is None else self._adapter.merged_state()
+            self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        else:
+            cut.save(folder, shared)
         self.loaded.tokenizer.save_pretrained(folder)
         if self._adapter is not None:
-            self._adapter.save(folder / "adapter")
+            self._adapter.save(folder / "adapter", adapter)
 
     def load_weights(self, folder: Path) -> None:
         """Load the weights that `save_weights` wrote, bit for bit. Raises CheckpointError if they do not fit."""
+        copy = Tensor.copy_ if self._cut is None else self._cut.copy
         if self._adapter is not None:
             if not (folder / "adapter").is_dir():
                 raise CheckpointError(
                     f"checkpoint {folder} has no adapter", remedy="resume with the LoRA settings it was made with"
                 )
-            self._adapter.load(folder / "adapter")
+            self._adapter.load(folder / "adapter", copy)
         else:
-            load_folder(folder, self.model, Tensor.copy_ if self._weights is None else self._weights.copy)
+            load_folder(folder, self.model, copy)
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:
@@ -335,3 +323,8 @@ class LocalPolicy:
         """The inverse of `training_state`. Load the weights first."""
         self._optimizer.load_state(state["optimizer"])
         self._version = int(state["version"])
+
+
+def _outputs(scores: TokenScores) -> list[Tensor]:
+    """Scores that all weights have a part in."""
+    return [scores.logprobs_BT] if scores.values_BT is None else [scores.logprobs_BT, scores.values_BT]

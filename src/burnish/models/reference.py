@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponseScorer
+from burnish.forward.sharded_scoring import ShardedScorer
+from burnish.forward.token_scores import TokenScores
+from burnish.models.cut import Cut, CutModel
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 
@@ -35,23 +39,25 @@ class FrozenReference:
         twin = replace(loaded, model=copy.deepcopy(loaded.model))
         return FrozenReference(twin, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
+    def share_weights(self, cut: Cut) -> None:
+        """See `LocalPolicy.share_weights`."""
+        shared = CutModel(self.model, self._lanes, cut)
+        self._scorer = ShardedScorer(self._scorer, shared.root)
+        self._lanes = shared.lanes
+
     def logprobs(self, batch: Batch) -> Tensor:
         """(B, T) log-probabilities of the response tokens, without gradient. 0 past the end of a response."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT
 
 
 class AdapterOffReference:
-    """The base model of a LoRA policy, which needs no second copy of the weights."""
+    """The base model of a LoRA policy, which needs no second copy of the weights. `scores`: the policy's own."""
 
-    def __init__(
-        self, adapter: Adapter, scorer: ResponseScorer, *, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
-    ) -> None:
+    def __init__(self, adapter: Adapter, scores: Callable[[Batch], TokenScores]) -> None:
         self._adapter = adapter
-        self._scorer = scorer
-        self._tokens_per_microbatch = tokens_per_microbatch
-        self._lanes = lanes
+        self._scores = scores
 
     def logprobs(self, batch: Batch) -> Tensor:
         """(B, T) log-probabilities of the response tokens, without gradient. 0 past the end of a response."""
         with self._adapter.off():
-            return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT
+            return self._scores(batch).logprobs_BT

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.errors import CheckpointError, DivergenceError
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.recomputing import recomputing
 from burnish.models.accumulation import Accumulation
+from burnish.models.cut import Cut, go_back
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.resting import RestingOptimizer
 from burnish.models.reward_layout import PromptResponse
@@ -109,6 +110,7 @@ class RewardLearner:
     ) -> None:
         self.model = model
         self._tokens_per_microbatch = tokens_per_microbatch
+        self._settings = settings
         self._lanes = lanes
         self._gradient_checkpointing = gradient_checkpointing
         self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(model.named_parameters(), settings, lanes)
@@ -118,6 +120,13 @@ class RewardLearner:
         """See `LocalPolicy.rest_optimizer`."""
         assert isinstance(self._optimizer, WeightOptimizer)
         self._optimizer = RestingOptimizer(self._optimizer, "reward model's optimizer", folder)
+
+    def share_weights(self, cut: Cut) -> None:
+        """See `LocalPolicy.share_weights`."""
+        del self._optimizer  # or the whole weights would stay
+        shared = self.model.share_weights(self._lanes, cut)
+        self._lanes = shared.lanes
+        self._optimizer = shared.optimizer(self.model.named_parameters(), self._settings)
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
         """One optimizer step on the comparisons, the same however they are split into micro-batches.
@@ -129,6 +138,7 @@ class RewardLearner:
         parts = self._parts(comparisons)
         costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]
         parameters = [parameter for _, parameter in self.model.named_parameters()]
+        self.model.check_common(_pairs(part) for part in parts)
         try:
             with (
                 recomputing(self.model.loaded.model, on=self._gradient_checkpointing),
@@ -138,6 +148,8 @@ class RewardLearner:
                     value = objective(self._compared(part), len(comparisons))
                     value.loss.backward()
                     accumulation.values.append(replace(value, loss=value.loss.detach()))
+                for part in self._lanes.fillers(parts, costs):
+                    go_back([self.model.scores(_pairs(part))])
         except BaseException:
             self._optimizer.clear()  # half a gradient must not become a step
             raise
@@ -162,7 +174,7 @@ class RewardLearner:
     @torch.no_grad()
     def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
         """Scores of every candidate of every comparison, without gradient."""
-        flat = self.score([pair for comparison in comparisons for pair in comparison.pairs()])
+        flat = self.score(_pairs(comparisons))
         numbers = iter(flat)
         return [[next(numbers) for _ in comparison.responses] for comparison in comparisons]
 
@@ -176,8 +188,10 @@ class RewardLearner:
         self._optimizer.refresh()
 
     def save_weights(self, folder: Path) -> None:
-        """Write a folder that `from_pretrained` loads as a sequence classifier, with read-out and normalisation."""
-        self.model.save(folder)
+        """Write a folder that `from_pretrained` loads as a sequence classifier, with read-out and normalisation. Of a
+        team every process makes this call, and the first one writes."""
+        if self._lanes.keeps_state or self.model.shared is not None:
+            self.model.save(folder)
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
@@ -185,12 +199,13 @@ class RewardLearner:
         model = self.model.loaded.model
         saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
         found = dict(saved.named_parameters())
+        copy = Tensor.copy_ if self.model.shared is None else self.model.shared.copy
         if self.model.adapter is not None:
             if not (folder / "adapter").is_dir():
                 raise CheckpointError(
                     f"checkpoint {folder} has no adapter", remedy="resume with the LoRA settings it was made with"
                 )
-            self.model.adapter.load(folder / "adapter")
+            self.model.adapter.load(folder / "adapter", copy)
             own = {f"{self.model.head_name}.{name}": value for name, value in self.model.head.named_parameters()}
         else:
             own = dict(model.named_parameters())
@@ -199,7 +214,7 @@ class RewardLearner:
                 raise CheckpointError(
                     f"weights in {folder} do not fit the model: {name}", remedy="resume with the model it was made with"
                 )
-            parameter.copy_(found[name])
+            copy(parameter, found[name])
         self.model.normalization, self.model.readout = read_reward_file(folder)
         self._optimizer.refresh()
 
@@ -208,13 +223,16 @@ class RewardLearner:
         these and the head, because on disk they are folded into it."""
         state: TrainingState = {"version": self._version, "optimizer": self._optimizer.state()}
         if self.model.gain_bias is not None:
-            state["apart"] = {name: value.detach().clone() for name, value in self._apart().items()}
+            whole = Tensor.detach if self.model.shared is None else self.model.shared.whole
+            state["apart"] = {name: whole(parameter).clone() for name, parameter in self._apart().items()}
             state["earlier_gain"] = self.model.normalization.gain
         return state
 
-    def _apart(self) -> dict[str, Tensor]:
+    def _apart(self) -> dict[str, nn.Parameter]:
         gain_bias = self.model.gain_bias
-        return {} if gain_bias is None else {**self.model.head.state_dict(prefix="head."), **gain_bias.state_dict()}
+        if gain_bias is None:
+            return {}
+        return {**dict(self.model.head.named_parameters(prefix="head")), **dict(gain_bias.named_parameters())}
 
     def load_training_state(self, state: TrainingState) -> None:
         """The inverse of `training_state`. Load the weights first."""
@@ -225,9 +243,10 @@ class RewardLearner:
                 remedy="resume with the run file that it was made with",
             )
         if apart:
+            copy = Tensor.copy_ if self.model.shared is None else self.model.shared.copy
             with torch.no_grad():
-                for name, value in apart.items():
-                    value.copy_(state["apart"][name])
+                for name, parameter in apart.items():
+                    copy(parameter, state["apart"][name])
             self.model.normalization = replace(self.model.normalization, gain=float(state["earlier_gain"]), bias=0.0)
             self._optimizer.refresh()
         self._optimizer.load_state(state["optimizer"])
@@ -239,7 +258,7 @@ class RewardLearner:
         return [[comparisons[index] for index in part] for part in parts]
 
     def _compared(self, comparisons: Sequence[Comparison]) -> ComparedScores:
-        flat = self.model.scores([pair for comparison in comparisons for pair in comparison.pairs()])
+        flat = self.model.scores(_pairs(comparisons))
         counts = [len(comparison.responses) for comparison in comparisons]
         mask_BK = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
         rows, columns = mask_BK.nonzero(as_tuple=True)
@@ -260,3 +279,7 @@ class RewardLearner:
             f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
             remedy="lower optimization.learning_rate, or use model.dtype: float32",
         )
+
+
+def _pairs(comparisons: Sequence[Comparison]) -> list[PromptResponse]:
+    return [pair for comparison in comparisons for pair in comparison.pairs()]

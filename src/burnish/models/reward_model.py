@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from burnish.errors import ModelError
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.row_rules import padded_inputs, plain_inputs, row_rules
+from burnish.models.cut import Cut, CutModel
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.loading import NEW_HEAD, LoadedModel, load_model
 from burnish.models.lora import Adapter
@@ -79,12 +80,40 @@ class RewardModel:
         self.head_name, self.head = score_head(loaded.model)
         self.adapter: Adapter | None = None
         self.gain_bias: GainBias | None = None
+        self.shared: CutModel | None = None
         self._rules = row_rules(loaded.model)
+
+    def share_weights(self, lanes: Lanes, cut: Cut) -> CutModel:
+        """Keep a slice of every weight only, as one of a team. Gain and bias, a number each, stay whole."""
+        self.shared = CutModel(self.loaded.model, lanes, cut)
+        return self.shared
 
     def scores(self, pairs: Sequence[PromptResponse]) -> Tensor:
         """Rewards of the responses, `[B]` float32, differentiable, including normalisation. Takes one forward pass
         unless rows would change each other's numbers (`burnish.forward.row_rules`)."""
-        companies = self._rules.groups([len(prompt) + len(response) for prompt, response in pairs])
+        if self.shared is None:
+            return self._scores(pairs)
+        scores_B: Tensor = self.shared.root(lambda: self._scores(pairs))
+        return scores_B
+
+    def check_common(self, parts: Iterable[Sequence[PromptResponse]]) -> None:
+        """Raise ModelError where one of the parts needs several passes, with slices of the weights: processes that have
+        them make equally many passes, side by side."""
+        if self.shared is None:
+            return
+        for part in parts:
+            if len(self._companies(part)) > 1:
+                raise ModelError(
+                    f"rows of different lengths change each other's numbers in a {type(self.loaded.model).__name__}, "
+                    "so they need passes of their own, which cluster.sharding: full cannot make",
+                    remedy="set cluster.sharding: optimizer",
+                )
+
+    def _companies(self, pairs: Sequence[PromptResponse]) -> list[list[int]]:
+        return self._rules.groups([len(prompt) + len(response) for prompt, response in pairs])
+
+    def _scores(self, pairs: Sequence[PromptResponse]) -> Tensor:
+        companies = self._companies(pairs)
         hidden = [self._read([pairs[row] for row in company]) for company in companies]
         order = torch.tensor([row for company in companies for row in company]).argsort()
         hidden_BH = torch.cat(hidden)[order.to(hidden[0].device)] if len(hidden) > 1 else hidden[0]
@@ -129,6 +158,7 @@ class RewardModel:
         lengths = [len(prompt) + self.readout.width(response) for prompt, response in pairs]
         parts = microbatches_by_tokens(lengths, lanes.budget(sum(lengths), tokens_per_microbatch))
         costs = [sum(lengths[row] for row in rows) for rows in parts]
+        self.check_common([pairs[row] for row in rows] for rows in parts)
         scored: list[list[float]] = lanes.map(
             parts, costs, lambda rows: self.scores([pairs[row] for row in rows]).tolist()
         )
@@ -156,26 +186,39 @@ class RewardModel:
         self.normalization = Normalization(old.gain * gain, (old.bias - mean) * gain, measured_on)
 
     def save(self, folder: Path) -> None:
-        """Write the classifier (adapter merged in), tokenizer and normalisation, and with LoRA also the adapter."""
-        model = self.loaded.model
+        """Write the classifier (adapter merged in), tokenizer and normalisation, and with LoRA also the adapter.
+
+        With slices of the weights every process of the team makes this call, and the first one writes."""
+        model, shared = self.loaded.model, self.shared
         model.config.pad_token_id = self.loaded.pad_token_id  # transformers uses it to find the last token
-        model.save_pretrained(folder, state_dict=self._saved_state(), safe_serialization=True)
+        state = self._saved_state()
+        adapter = None if shared is None else shared.adapter_state(self.adapter)
+        if shared is None or state is None:
+            model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        elif shared.lanes.keeps_state:
+            shared.save(folder, state)
+        else:
+            return
         self.loaded.tokenizer.save_pretrained(folder)
         normalization = self.normalization if self.gain_bias is None else self.gain_bias.folded(self.normalization)
         content = {"reward": "logit + bias", **asdict(normalization), **asdict(self.readout)}
         (folder / REWARD_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if self.adapter is not None:
-            self.adapter.save(folder / "adapter")
+            self.adapter.save(folder / "adapter", adapter)
 
     def _saved_state(self) -> dict[str, Tensor] | None:
-        """The state to save if it differs from the model's own: adapter merged in, trained gain folded in."""
-        if self.adapter is None and self.gain_bias is None:
+        """The state to save if it differs from the model's own: adapter merged in, trained gain folded in. Of slices
+        the whole, in the first process."""
+        if self.shared is not None:
+            state = self.shared.collected(self.shared.tensors())
+        elif self.adapter is None and self.gain_bias is None:
             return None
-        state = dict(self.loaded.model.state_dict()) if self.adapter is None else self._merged_state(self.adapter)
-        if self.gain_bias is not None:
+        else:
+            state = dict(self.loaded.model.state_dict()) if self.adapter is None else self._merged_state(self.adapter)
+        if self.gain_bias is not None and state:
             gain = self.gain_bias.gain.detach()
-            for name, value in self.head.state_dict().items():
-                state[f"{self.head_name}.{name}"] = (value.detach() * gain).to(value.dtype)
+            for name, _ in self.head.named_parameters(prefix=self.head_name):
+                state[name] = (state[name] * gain.to(state[name].device)).to(state[name].dtype)
         return state
 
     def _merged_state(self, adapter: Adapter) -> dict[str, Tensor]:

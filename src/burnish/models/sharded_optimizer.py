@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -117,9 +117,12 @@ class ShardedOptimizer(WeightOptimizer):
             whole = {name: value.clone() for name, value in values.items()} if key == "step" else self._whole(values)
             for name, value in whole.items():
                 moments[name][key] = value
-        copied = [name for name, parameter in self._parameters.items() if parameter.dtype not in WIDE_TYPES]
-        masters = self._whole({name: self._masters[name].detach() for name in copied})
+        masters = self._whole({name: self._masters[name].detach() for name in self._copied()})
         return {"moments": moments, "masters": masters} if self._lanes.keeps_state else {}
+
+    def _copied(self) -> list[str]:
+        """The weights that have masters of another type."""
+        return [name for name, parameter in self._parameters.items() if parameter.dtype not in WIDE_TYPES]
 
     def _whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the parameters' shapes, in host memory, from the slices; nothing but in the first process."""
@@ -152,10 +155,25 @@ class ShardedOptimizer(WeightOptimizer):
 
 
 class FullyShardedOptimizer(ShardedOptimizer):
-    """The same for weights of which each process has a slice only (`WeightSlices`). float32 weights only.
+    """The same for weights of which each process has a slice only (`WeightSlices`), in float32: of `narrow` ones, which
+    passes see rounded to a smaller type, these slices are the masters.
 
     Gradients are added over the processes by PyTorch, so they are those of one process up to rounding.
     """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        settings: OptimizerSettings,
+        lanes: Lanes,
+        slices: Slices,
+        narrow: Collection[str] = (),
+    ) -> None:
+        super().__init__(parameters, settings, lanes, slices)
+        self._narrow = narrow
+
+    def _copied(self) -> list[str]:
+        return [name for name in self._parameters if name in self._narrow]
 
     @torch.no_grad()
     def grad_norm(self) -> Tensor:
@@ -167,13 +185,17 @@ class FullyShardedOptimizer(ShardedOptimizer):
 
     def _move_gradients(self) -> None:
         for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                assert isinstance(parameter.grad, DTensor)
-                self._masters[name].grad = parameter.grad.to_local().view(-1)
-                parameter.grad = None
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                own = gradient.to_local().view(-1) if isinstance(gradient, DTensor) else self._slices.part(gradient)
+                self._masters[name].grad = own
 
+    @torch.no_grad()
     def _publish(self) -> None:
-        """Nothing to do: every process has moved all that it has."""
+        """Give every process the numbers that the first one has moved; each has moved all that it has of the rest."""
+        uncut = {name: weight for name, weight in self._parameters.items() if not isinstance(weight, DTensor)}
+        weights, own = list(uncut.values()), [self._masters[name].detach() for name in uncut]
+        fill(self._slices.team, weights, own, self._slices.spans(weights))
 
 
 def _num_norms(numel: int) -> int:

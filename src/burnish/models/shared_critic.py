@@ -8,6 +8,7 @@ from torch import Tensor
 
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.models.cut import CutModel
 from burnish.models.roles import Denominators, TrainingState, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer
 from burnish.models.value_steps import ValueSteps
@@ -35,9 +36,17 @@ class SharedCritic:
         self._lanes = lanes
         self._scorer = scorer
         self._optimizer = optimizer
+        self._shared: CutModel | None = None
         self._steps = ValueSteps(
             scorer, optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=False, lanes=lanes
         )
+
+    def share(self, shared: CutModel) -> None:
+        """From now on every process of a team has slices of backbone and head, which the policy has cut together."""
+        self._shared = shared
+        self._lanes = shared.lanes
+        self._optimizer.share(shared, list(self.head.named_parameters()))
+        self._steps.share(shared)
 
     @property
     def head(self) -> ValueHead:
@@ -66,12 +75,15 @@ class SharedCritic:
         return self._steps.update(batch, objective, planned_step)
 
     def save_weights(self, folder: Path) -> None:
-        """Write the head. The policy writes the backbone."""
-        self.head.save(folder)
+        """Write the head, in the first process of a team. The policy writes the backbone."""
+        shared = self._shared
+        state = None if shared is None else shared.collected(shared.whole_ones(self.head))
+        if self._lanes.keeps_state:
+            self.head.save(folder, state)
 
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote."""
-        self.head.load(folder)
+        self.head.load(folder, Tensor.copy_ if self._shared is None else self._shared.copy)
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:

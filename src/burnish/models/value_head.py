@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from burnish.errors import CheckpointError, DivergenceError, ModelError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, put_back
+from burnish.models.cut import CutModel
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.resting import RestingOptimizer
 from burnish.models.roles import TrainingState
@@ -48,14 +49,16 @@ class ValueHead(nn.Module):
         self.weight.copy_(weight)
         self.bias.copy_(bias)
 
-    def save(self, folder: Path) -> None:
-        """Write the head next to the backbone's weights."""
+    def save(self, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+        """Write the head next to the backbone's weights. `state`: its weights, if the live ones are not whole."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(state, folder / HEAD_FILE)
+        own = self.state_dict() if state is None else state
+        save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, folder / HEAD_FILE)
 
-    def load(self, folder: Path) -> None:
-        """Load what `save` wrote. Raises CheckpointError if it is missing or has another width."""
+    @torch.no_grad()
+    def load(self, folder: Path, copy: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
+        """Load what `save` wrote: `copy(own, found)` for weight and bias. Raises CheckpointError if it is missing or
+        has another width."""
         file = folder / HEAD_FILE
         if not file.is_file():
             raise CheckpointError(
@@ -68,7 +71,8 @@ class ValueHead(nn.Module):
                 f"{self.weight.shape[1]}",
                 remedy="resume with the model that the checkpoint was made with",
             )
-        self.take(saved["weight"], saved["bias"])
+        copy(self.weight, saved["weight"])
+        copy(self.bias, saved["bias"])
 
 
 @torch.no_grad()
@@ -85,6 +89,8 @@ class ValueScorer:
 
     def __init__(self, trunk: PreTrainedModel, head: ValueHead, *, plain: bool = False) -> None:
         self.head = head
+        self.root: nn.Module | None = None
+        """What brings weights together for a pass, where each process of a team has slices of them."""
         self._runner = TrunkRunner(trunk, plain=plain)
 
     @property
@@ -97,6 +103,12 @@ class ValueScorer:
 
         Differentiable. Without `train_trunk` only the head gets a gradient.
         """
+        if self.root is None:
+            return self._score(batch, only_trained, train_trunk)
+        values_BT: Tensor = self.root(lambda: self._score(batch, only_trained, train_trunk))
+        return values_BT
+
+    def _score(self, batch: Batch, only_trained: bool, train_trunk: bool) -> Tensor:
         batch = batch.to(self.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
@@ -143,9 +155,19 @@ class CriticOptimizer:
     def __init__(
         self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes = ONE_LANE
     ) -> None:
+        self._settings = settings
         self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(parameters, settings, lanes)
         self.parameters = [parameter for _, parameter in parameters]
         self.version = 0
+
+    def let_go(self) -> None:
+        """Forget the parameters, or they would stay while they are cut. To be followed by `share`."""
+        del self._optimizer, self.parameters
+
+    def share(self, shared: CutModel, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Go on with these parameters, which are slices now."""
+        self._optimizer = shared.optimizer(parameters, self._settings)
+        self.parameters = [parameter for _, parameter in parameters]
 
     def rest(self, folder: Path) -> None:
         """See `LocalPolicy.rest_optimizer`."""

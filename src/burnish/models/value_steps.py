@@ -8,6 +8,7 @@ from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
+from burnish.models.cut import CutModel, go_back
 from burnish.models.roles import Denominators, Update, ValueObjective
 from burnish.models.value_head import CriticOptimizer, ValueScorer
 
@@ -30,6 +31,11 @@ class ValueSteps:
         self._lanes = lanes
         self._train_trunk = train_trunk
         self._accumulation: Accumulation | None = None
+
+    def share(self, shared: CutModel) -> None:
+        """From now on every process of a team has slices of the weights. Their optimizer is the caller's."""
+        self._scorer.root = shared.root
+        self._lanes = shared.lanes
 
     def update(self, batch: Batch, objective: ValueObjective, planned_step: int | None) -> Update:
         """`accumulate` and `settle`, with the denominators of the batch."""
@@ -57,6 +63,8 @@ class ValueSteps:
                     value = objective(values_BT, part, denominators)
                     value.loss.backward()
                     accumulation.values.append(replace(value, loss=value.loss.detach()))
+                for part in self._lanes.fillers(parts, costs):
+                    go_back([self._scorer.score(part, only_trained=True, train_trunk=self._train_trunk)])
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise

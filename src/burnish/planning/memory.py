@@ -107,11 +107,12 @@ class ParameterBytes:
         return ParameterBytes(4, 4, 0, 8) if dtype == "float32" else ParameterBytes(2, 4, 4, 8)
 
     def kept(self, sharding: Sharding, trainers: int) -> ParameterBytes:
-        """What each of several trainers keeps: everything, a slice of the optimizer only, or slices of everything."""
+        """What each of several trainers keeps: everything, a slice of the optimizer only, or slices of everything; the
+        weights that train are then the masters."""
         whole = 1 if sharding == "full" else trainers
         optimizer = trainers if sharding == "whole" else 1
         return ParameterBytes(
-            self.weight * whole / trainers,
+            0 if sharding == "full" and self.master > 0 else self.weight * whole / trainers,
             self.gradient * whole / trainers,
             self.master * optimizer / trainers,
             self.moments * optimizer / trainers,
@@ -155,6 +156,7 @@ def trainer_items(
     width, trained = width_of(config), num_trained(config.model.lora, facts)
     per = ParameterBytes.of(config.model.dtype).kept(sharding, trainers)
     held = gradients_at_once(config.cluster.num_lanes, trainers, sharding)
+    frozen = width / (trainers if sharding == "full" else 1)
     shared = "" if trainers == 1 or sharding == "whole" else f", in slices of {trainers} trainers"
     times = "" if held == 1 else f" x {held:g} at once (cluster.lanes)"
     trains = "reward model" if isinstance(config, RmConfig) else "policy"
@@ -162,13 +164,13 @@ def trainer_items(
     items = [
         MemoryItem(
             f"{trains} weights",
-            round(facts.num_parameters * per.weight),
+            round(facts.num_parameters * (per.weight if config.model.lora is None else frozen)),
             f"{facts.num_parameters:,} parameters x {width} bytes",
         ),
         MemoryItem("gradients", round(trained * per.gradient * held), words + times, _UPDATE),
         _between_steps(config, "master weights", trained * per.master, f"{trained:,} x 4 bytes (float32){shared}"),
         _between_steps(config, "Adam moments", trained * per.moments, f"{trained:,} x 2 x 4 bytes (float32){shared}"),
-        *_other_models(config, facts, per, held),
+        *_other_models(config, facts, per, held, frozen),
         _activations(config, facts, width),
         *([] if isinstance(config, RmConfig) else [_logprobs(config, facts, width)]),
     ]
@@ -193,16 +195,19 @@ def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     return facts.num_layers * lora.rank * ends
 
 
-def _other_models(config: Trained, facts: ModelFacts, per: ParameterBytes, held: float) -> list[MemoryItem]:
-    """Models on a trainer other than the policy."""
+def _other_models(
+    config: Trained, facts: ModelFacts, per: ParameterBytes, held: float, frozen: float
+) -> list[MemoryItem]:
+    """Models on a trainer other than the policy. `frozen`: bytes that it keeps of a weight that does not train."""
     if not isinstance(config, RlConfig):
         return []
     items = []
-    own = config.cluster.own_process
-    if config.algorithm.kl_in != "none" and config.model.lora is None and "reference" not in own:
+    elsewhere = config.cluster.own_process
+    if config.algorithm.kl_in != "none" and config.model.lora is None and "reference" not in elsewhere:
         weights = copy_of_weights("reference weights", facts, width_of(config))
-        items.append(weights.needed_in("reference", if_any="reference" in config.cluster.offload))
-    return items if "critic" in own else [*items, *_critic_items(config, facts, per, held)]
+        own = replace(weights, num_bytes=round(facts.num_parameters * frozen))
+        items.append(own.needed_in("reference", if_any="reference" in config.cluster.offload))
+    return items if "critic" in elsewhere else [*items, *_critic_items(config, facts, per, held)]
 
 
 def own_items(config: RlConfig, facts: ModelFacts, model: str) -> tuple[MemoryItem, ...]:

@@ -32,8 +32,11 @@ from burnish.errors import ConfigError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Slices
+from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel, load_outline, num_embeddings
 from burnish.models.policy import LocalPolicy
+from burnish.models.reference import FrozenReference
+from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
 from burnish.planning.seats import threads_each
 from burnish.plugins import is_outside
@@ -53,6 +56,8 @@ from burnish.trainers.rl.run import train_rl as train_rl_with
 RunOfSeveral = RlConfig | SftConfig | RmConfig
 """Run files with a `cluster` section."""
 
+CUT = (LocalPolicy, FrozenReference, SeparateCritic, RewardLearner)
+"""Roles that keep slices of their weights with `cluster.sharding: full`."""
 OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
 """(config, paths, lanes) to the roles of a trainer, in its process; `ways` is one of them. `paths`: None chooses."""
 
@@ -230,13 +235,15 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
     """The roles of one trainer. The first one chooses the fast paths, and the others take the same."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
     with joined(meeting, on_gpu=on_gpu) as team:
-        slices = Slices(team) if config.cluster.sharding == "optimizer" else None
+        # With `full`, too: before weights are cut, none has more masters than it will have.
+        slices = None if config.cluster.sharding == "whole" else Slices(team)
         lanes = Lanes(config.cluster.num_lanes, team, slices)
         chosen = None if team.rank == 0 else FastPaths(team.exchange(None)[0])
         with open_roles(config, chosen, lanes) as roles:
-            if config.cluster.sharding == "full":
+            if slices is not None and config.cluster.sharding == "full":
+                slices.forget()
                 for role in roles.values():
-                    if isinstance(role, LocalPolicy):
+                    if isinstance(role, CUT):
                         role.share_weights(fully_sharded)  # last: fast paths are tried on whole weights
             if team.rank == 0:
                 paths = FastPaths(roles["ways"].record)  # type: ignore[attr-defined]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from burnish.forward.team import ROW, Piece, pieces, slice_of, slices_of
+from burnish.forward.team import ROW, Piece, WeightSlices, pieces, slice_of, slices_of
 
 
 def test_slices_by_hand() -> None:
@@ -32,3 +35,22 @@ def test_pieces_by_hand() -> None:
     assert list(pieces(spans, 4)) == [[Piece(0, 10, 13), Piece(2, 4, 5)], [Piece(2, 5, 9)]]
     assert list(pieces(spans, 100)) == [[Piece(0, 10, 13), Piece(2, 4, 9)]]
     assert list(pieces([(3, 3)], 4)) == []
+
+
+@dataclass
+class First:
+    """The first of two processes, as far as slices need to know."""
+
+    rank: int = 0
+    size: int = 2
+
+
+def test_slices_along_the_first_dimension_by_hand() -> None:
+    slices = WeightSlices(First())  # type: ignore[arg-type]
+    weight, single = torch.arange(15.0).view(5, 3), torch.tensor(7.0)
+    assert slices.spans([weight, single]) == [[(0, 9), (0, 1)], [(9, 15), (1, 1)]]  # three rows of five; the number
+    assert slices.part(weight).tolist() == [*range(9)]
+    assert WeightSlices(First(rank=1)).part(single).tolist() == []  # type: ignore[arg-type]
+    parameter = nn.Parameter(single)
+    slices[parameter].data.fill_(8.0)
+    assert float(parameter) == 8.0  # a view

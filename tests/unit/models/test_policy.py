@@ -263,3 +263,6 @@ def test_loading_weights_that_do_not_fit(load, tmp_path):
     _policy(load()).save_weights(tmp_path)
     with pytest.raises(CheckpointError, match="no adapter"):
         _policy(load(), lora=LoraConfig(rank=2)).load_weights(tmp_path)
+    _policy(load(), lora=LoraConfig(rank=4)).save_weights(tmp_path)
+    with pytest.raises(CheckpointError, match=r"does not fit the model: .*lora_"):
+        _policy(load(), lora=LoraConfig(rank=2)).load_weights(tmp_path)

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMH
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import DivergenceError, ModelError
 from burnish.forward.microbatches import position_ids
+from burnish.forward.row_rules import RowRules
 from burnish.models.characters import character_tokenizer
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_layout import Readout, lay_out_pairs
@@ -204,3 +205,15 @@ def test_training_goes_on_from_an_earlier_reward_model(llama: Path, tmp_path: Pa
     model.normalise(model.score(PAIRS), scale=True, measured_on="x")
     model.save(tmp_path)
     assert new(tmp_path).score(PAIRS) == model.score(PAIRS)
+
+
+def test_batches_that_need_several_passes_are_refused_with_slices(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes refuse them alike, before any has begun a pass."""
+    model = new(llama)
+    pairs = [((3, 4), (5,)), ((3, 4), (5, 6))]
+    monkeypatch.setattr(model, "_rules", RowRules("equal"))
+    model.check_common([pairs])  # one process makes two passes
+    monkeypatch.setattr(model, "shared", object())
+    model.check_common([pairs[:1], pairs[1:]])
+    with pytest.raises(ModelError, match=r"a LlamaForSequenceClassification, .* cluster\.sharding: full cannot make"):
+        model.check_common([pairs])

@@ -172,12 +172,28 @@ def test_bytes_of_a_parameter_are_divided_by_what_is_sharded() -> None:
     assert (bfloat16.weight, bfloat16.gradient, bfloat16.optimizer) == (2, 4, 12)
     assert bfloat16.kept("whole", 4) == bfloat16
     assert bfloat16.kept("optimizer", 4) == ParameterBytes(2, 4, 1, 2)
-    assert bfloat16.kept("full", 4) == ParameterBytes(0.5, 1, 1, 2)
+    assert float32.kept("full", 4) == ParameterBytes(1, 1, 0, 2)
+    assert bfloat16.kept("full", 4) == ParameterBytes(0, 1, 1, 2)  # the masters are the weights
     with_slices = seats_of(sft(trainers=4, sharding="optimizer"), FACTS, MACHINE)[1]
     assert named(with_slices)["Adam moments"] == 2 * M
     sliced = {item.name: item.num_bytes for item in trainer_items(sft(trainers=4), FACTS, 4, "optimizer")}
     assert (sliced["policy weights"], sliced["Adam moments"]) == (4 * M, 2 * M)
     assert sliced["gradients"] == 5 * M  # the own sum, and a quarter of the total
+
+
+def test_what_a_trainer_keeps_of_cut_weights() -> None:
+    def sizes(**model: Any) -> dict[str, int]:
+        fields = {"model": {"path": "m", "device": "cpu", **model}, "cluster": {"trainers": 4, "rollout_workers": 1}}
+        config = rl(**fields, algorithm={"preset": "grpo", "kl_in": "loss", "kl_coef": 0.1})
+        return {item.name: item.num_bytes for item in trainer_items(config, FACTS, 4, "full")}
+
+    whole = sizes()
+    assert (whole["policy weights"], whole["reference weights"], whole["Adam moments"]) == (M, M, 2 * M)
+    narrow = sizes(dtype="bfloat16")
+    assert "policy weights" not in narrow
+    assert (narrow["master weights"], narrow["reference weights"]) == (M, M // 2)
+    adapted = sizes(dtype="bfloat16", lora={"rank": 2})
+    assert adapted["policy weights"] == M // 2  # a quarter of the frozen base, of two bytes each
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""A model of whose weights each process of a team has a slice only (`cluster.sharding: full`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from burnish.forward.lanes import Lanes
+from burnish.forward.lanes_in_step import LanesInStep
+from burnish.forward.team import WeightSlices
+from burnish.models.lora import Adapter, merged_weights
+from burnish.models.optimizers import WIDE_TYPES, OptimizerSettings
+from burnish.models.sharded_optimizer import FullyShardedOptimizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Cut = Callable[..., nn.Module]
+"""Cuts a model, and heads that are no part of it, in place (`burnish.distributed.fully.fully_sharded`). Returns the
+module that brings the weights together for what it is called with."""
+
+
+def go_back(outputs: Sequence[Tensor], loss: Tensor | None = None) -> None:
+    """A backward pass from the loss, which goes through all outputs of the forward pass, whatever the loss has used of
+    them, and for another process' sake without a loss: all processes have to exchange gradients of the same weights."""
+    gradients = [torch.zeros_like(output) for output in outputs]
+    if loss is None or not loss.requires_grad:
+        torch.autograd.backward(outputs, gradients)
+    else:
+        torch.autograd.backward([*outputs, loss], [*gradients, torch.ones_like(loss)])
+
+
+class CutModel:
+    """A model that has been cut, and what each process has to do to use it. Every process makes every call.
+
+    Weights that train and are below float32 are kept as slices of float32, their masters. Passes, engines and
+    checkpoints see them rounded to their own type, as they do where the model is whole.
+    """
+
+    def __init__(self, model: PreTrainedModel, lanes: Lanes, cut: Cut, heads: Sequence[nn.Module] = ()) -> None:
+        """heads: modules with parameters of their own that are used in the model's passes. For the lanes of a team."""
+        assert lanes.team is not None
+        self.model = model
+        own_types = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        self._dtype = model.dtype
+        self.root = cut(model, *heads)
+        self._types: dict[Tensor, torch.dtype] = {
+            parameter: own_types[name] for name, parameter in model.named_parameters()
+        }
+        for head in heads:
+            self._types |= {parameter: parameter.dtype for parameter in head.parameters()}
+        self._slices = WeightSlices(lanes.team)
+        self.lanes = LanesInStep(lanes.count, lanes.team, self._slices)
+
+    def optimizer(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings
+    ) -> FullyShardedOptimizer:
+        """The optimizer of some of the parameters, those of heads among them."""
+        narrow = {name for name, parameter in parameters if self._types.get(parameter, torch.float32) not in WIDE_TYPES}
+        return FullyShardedOptimizer(parameters, settings, self.lanes, self._slices, narrow)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a parameter, in its own type and on its device; other tensors as they are."""
+        own_type = self._types.get(tensor)
+        return tensor.detach() if own_type is None else self._slices.whole(tensor).to(own_type)
+
+    def copy(self, parameter: nn.Parameter, whole: Tensor) -> None:
+        """Take this process' slice of a whole weight."""
+        if isinstance(parameter, DTensor):
+            self._slices[parameter].copy_(self._slices.part(whole))
+        else:
+            parameter.copy_(whole)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole weights of the ordinary model, adapters merged in, one after the other; of tied ones the
+        first."""
+        names = {name for name, _ in self.model.named_parameters()}
+        tied = {name for name, _ in self.model.named_parameters(remove_duplicate=False)} - names
+        state = self.model.state_dict(keep_vars=True)
+        return merged_weights(
+            self.model, {name: value for name, value in state.items() if name not in tied}, self.whole
+        )
+
+    def whole_ones(self, head: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """The same of a head."""
+        return ((name, self.whole(parameter)) for name, parameter in head.named_parameters())
+
+    def collected(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors in the host's memory of the first process; nothing in the others, which make them with it."""
+        return {name: tensor.cpu() for name, tensor in tensors if self.lanes.keeps_state}
+
+    def adapter_state(self, adapter: Adapter | None) -> Mapping[str, Tensor] | None:
+        """The adapter's weights, `collected`. None without one."""
+        if adapter is None:
+            return None
+        return self.collected((name, self.whole(parameter)) for name, parameter in adapter.parameters().items())
+
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Write the model with these weights, in the first process alone."""
+        self.model.save_pretrained(folder, state_dict={**state}, safe_serialization=True)
+        self.model.config.dtype = str(self._dtype).removeprefix("torch.")  # else that of the masters
+        self.model.config.save_pretrained(folder)
