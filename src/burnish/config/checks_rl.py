@@ -313,9 +313,6 @@ def _timing(config: RlFields) -> Iterator[Problem]:
         if config.cluster.rollout_workers == 0:
             message = f"is {shown}, but cluster.rollout_workers is 0: nothing is sampled while the policy learns"
             yield Problem(field, message, f"set cluster.rollout_workers to at least 1, or remove {field}")
-    if config.cluster.window and config.algorithm.dynamic_sampling:
-        message = f"is {config.cluster.window}, which does not work with algorithm.dynamic_sampling in this version"
-        yield Problem("cluster.window", message, "set it to 0, or set algorithm.dynamic_sampling: false")
 
 
 def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:

@@ -161,7 +161,7 @@ class RolloutPool:
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
         """See `RolloutEngine`. `on_finished` gets all responses. Several threads may call it: a worker with nothing
-        more to do for the earliest step works for the next one.
+        more to do for the call with the earliest group works for the next one.
 
         Raises what a worker's engine raises, and RolloutError when no worker is left, or when one portion has cost
         `MAX_LOSSES` of them."""
@@ -175,7 +175,7 @@ class RolloutPool:
         measured: dict[int, Mapping[str, Metric]] = {}
         with self._changed:
             self._open.append(call)  # before anyone is at work, so that `stop` misses no one
-            self._open.sort(key=lambda one: one.step)
+            self._open.sort(key=lambda one: one.first_group)
         for thread in threads:
             thread.start()
         try:
@@ -227,7 +227,7 @@ class RolloutPool:
 
     def _next(self, worker: Worker, call: _Call) -> Portion | None:
         """The worker's next portion of the call. Waits while there is none, because one may be given back, while the
-        worker is busy with another call, and while one of an earlier step has any; None when there will be no more."""
+        worker is busy with another call, and while one of earlier groups has any; None when there will be no more."""
         with self._changed:
             while call.goes_on and not worker.gone:
                 older = self._open[: self._open.index(call)]
@@ -309,6 +309,7 @@ class _Call:
         self.sampling = sampling
         self.seed = seed
         self.step = step
+        self.first_group = min((r.group_id for portion in portions for r in portion.requests), default=0)
         self._waiting = deque(portions)
         self._count = self._open = len(portions)
         self._ended = False
