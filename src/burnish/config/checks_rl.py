@@ -46,7 +46,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *shared_work(config.cluster),
         *_full_sharding(config),
         *_own_process(config),
-        *offload(config.cluster, _absent(config) | _alone(config)),
+        *offload(config.cluster, _absent(config) | _alone(config) | _awake(config)),
         *held_out(config.data),
         *known_sinks(config),
     ]
@@ -247,6 +247,18 @@ def _own_process(config: RlFields) -> Iterator[Problem]:
 def _alone(config: RlFields) -> dict[str, str]:
     """The roles that have nothing to make room for."""
     return {name: f"the {name} has a process of its own (own_process)" for name in config.cluster.own_process}
+
+
+def _awake(config: RlFields) -> dict[str, str]:
+    """The engine, if it cannot rest or makes room for nobody."""
+    why = ""
+    if config.rollout.engine != "vllm":
+        why = f"rollout.engine is {config.rollout.engine!r}, and only vllm can sleep"
+    elif config.cluster.rollout_workers:
+        why = "rollout workers have GPUs of their own, on which nothing trains (cluster.rollout_workers)"
+    elif config.model.device == "cpu":
+        why = "model.device is cpu, and vLLM sleeps on GPUs only"
+    return {"rollout_engine": why} if why else {}
 
 
 def _absent(config: RlFields) -> dict[str, str]:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from burnish.distributed.handles import PublishedElsewhere
 from burnish.distributed.handover import SealedWeights, SharedWeights
-from burnish.distributed.peers import ProcessRole, RoleLostError, Stop
+from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, ask_all
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
 from burnish.rollouts.portions import Portion, cut, in_order
 from burnish.types import Metric, Rollout, RolloutRequest
 
@@ -65,12 +65,12 @@ class Worker:
         return self.start is not None and len(recent) < limit
 
 
-class RolloutPool:
+class RolloutPool(RestingEngine):
     """`RolloutEngine` over the workers. A context manager, which ends their processes.
 
     lanes: portions of a call. restarts: of one worker in an hour. say: tells the user what became of a worker. write:
     copies weights of this process to where the workers read them. partial: `renew` reaches responses that are being
-    sampled, for which every engine has to be a `StoppableEngine`.
+    sampled, for which every engine has to be a `StoppableEngine`. rests: every engine is a `RestingEngine` that rests.
     """
 
     def __init__(
@@ -82,9 +82,11 @@ class RolloutPool:
         say: Callable[[str], None],
         write: Callable[[Weights], SealedWeights] = SharedWeights.write,
         partial: bool = False,
+        rests: bool = False,
     ) -> None:
         self._write = write
         self._partial = partial
+        self._rests = rests
         self._stops: list[Stop] = []
         self._lock = threading.Lock()
         """Around `_stops`, and around version and weights, which change together."""
@@ -144,6 +146,14 @@ class RolloutPool:
             for worker in self._present():
                 if worker.start is not None:
                     worker.engine.process.kill()
+
+    def rest(self) -> None:
+        """See `RestingEngine`. All engines fall asleep before any process trains."""
+        if self._rests:
+            engines = [worker.engine for worker in self._present()]
+            message: tuple[object, ...] = ("call", engines[0].name, "rest", (), {})
+            processes = [engine.process for engine in engines]
+            ask_all(processes, message, what="engine.rest", seconds=engines[0].seconds)
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """What the workers have measured for the rollouts that they gave, and how many were lost."""

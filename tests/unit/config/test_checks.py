@@ -36,6 +36,14 @@ def refusal(kind: Kind, *words: str) -> str:
         ("rl", ("algorithm=grpo", "cluster.offload=[critic]"), "the estimator 'grpo' has no critic"),
         ("rl", ("algorithm=ppo", "critic.kind=shared", "cluster.offload=[critic]"), "a head on the policy's own"),
         ("rl", ("cluster.offload=[reward_model]",), "no reward is a reward model"),
+        ("rl", ("cluster.offload=[rollout_engine]",), "names rollout_engine, but rollout.engine is 'local'"),
+        (
+            "rl",
+            ("cluster.offload=[rollout_engine]", "rollout.engine=vllm", "cluster.rollout_workers=1"),
+            "rollout workers have GPUs of their own",
+        ),
+        ("rl", ("cluster.offload=[rollout_engine]", "rollout.engine=vllm", "model.device=cpu"), "on GPUs only"),
+        ("sft", ("cluster.offload=[rollout_engine]",), "names rollout_engine, but only runs of `burnish rl`"),
         ("sft", ("cluster.offload=[critic]",), "names critic, but only runs of `burnish rl`"),
         ("rm", ("cluster.offload=[optimizer,reference]",), "names reference, but only runs of `burnish rl`"),
         (
@@ -64,6 +72,7 @@ def test_a_role_that_is_not_known_is_refused() -> None:
             ("algorithm=ppo", "rewards=model:rm", "cluster.offload=[critic,reference,reward_model,optimizer]"),
             ("critic", "reference", "reward_model", "optimizer"),
         ),
+        ("rl", ("cluster.offload=rollout_engine", "rollout.engine=vllm"), ("rollout_engine",)),
         ("sft", ("cluster.offload=[optimizer]",), ("optimizer",)),
         ("rm", ("cluster.offload=[optimizer]",), ("optimizer",)),
     ],
