@@ -283,7 +283,7 @@ class RlFields(RunConfig):
     """Steps of the loop, each of which samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
     """Steps by which sampling runs ahead of training: the batch of step s is sampled with the weights after step
-    max(0, s - 1 - max_staleness), whatever is fast or slow. 0 is synchronous. It saves time where
+    max(0, s - 1 - max_staleness), whatever is fast or slow. 0 is synchronous. It saves time only where
     `cluster.rollout_workers` sample while the policy learns."""
     partial: bool = False
     """Let responses that are being sampled go on with new weights as soon as there are any. `max_staleness` is then a
