@@ -116,6 +116,20 @@ def gone() -> Callable[..., bool]:
     return wait
 
 
+@pytest.fixture
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lets the worker of `rollout.engine: vllm` find a package `vllm` that has no model. Returns the file that lists
+    its calls."""
+    package = tmp_path / "packages" / "vllm"
+    package.mkdir(parents=True)
+    shutil.copy(Path(__file__).parent / "unit" / "rollouts" / "vllm" / "fake_vllm.py", package / "__init__.py")
+    path = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    calls = tmp_path / "vllm-calls"
+    monkeypatch.setenv("FAKE_VLLM_CALLS", str(calls))
+    return calls
+
+
 @pytest.fixture(scope="module")
 def make_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], Any]]:
     """Imports a module with this name and source text, which only its folder on the module path makes known to other

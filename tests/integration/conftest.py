@@ -187,15 +187,18 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RoleProcess]:
 def killed_while_sampling(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first process that samples for step 2 is killed while it does. Holds its id from then on."""
     killed: list[int] = []
-    generate = peers.ProcessRole.generate
 
-    def killing(role: Any, *arguments: Any, **named: Any) -> Any:
-        if named["step"] == 2 and not killed:
-            killed.append(role.process.pid)
-            threading.Timer(0.01, os.kill, (role.process.pid, signal.SIGKILL)).start()
-        return generate(role, *arguments, **named)
+    def killing(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(role: Any, *arguments: Any, **named: Any) -> Any:
+            if named["step"] == 2 and not killed:
+                killed.append(role.process.pid)
+                threading.Timer(0.01, os.kill, (role.process.pid, signal.SIGKILL)).start()
+            return ask(role, *arguments, **named)
 
-    monkeypatch.setattr(peers.ProcessRole, "generate", killing)
+        return asked
+
+    monkeypatch.setattr(peers.ProcessRole, "generate", killing(peers.ProcessRole.generate))
+    monkeypatch.setattr(peers.ProcessRole, "generate_until", killing(peers.ProcessRole.generate_until))
     return killed
 
 

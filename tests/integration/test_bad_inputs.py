@@ -191,8 +191,6 @@ CONFIG = [
          words="cluster.window=4 cluster.rollout_workers=1"),
     case("window without workers", "cluster.window is 4", "rollout_workers is 0",
          words="cluster.window=4 max_staleness=1"),
-    case("window with dynamic sampling", "cluster.window is 4", "does not work with algorithm.dynamic_sampling",
-         words="cluster.window=4 max_staleness=1 cluster.rollout_workers=1 algorithm=dapo"),
     case("partial with an engine that cannot stop", "partial is true", "'vllm' cannot stop", "StoppableEngine",
          words="partial=true max_staleness=1 cluster.rollout_workers=1 rollout.engine=vllm"),
     case("correction of nothing", "algorithm.old_logprobs is sampler", "token_mask has nothing to correct",

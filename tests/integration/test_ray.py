@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -214,11 +215,14 @@ CASES: dict[str, dict[str, Any]] = {
 def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
     """Trains in `tmp_path/NAME` with four lanes and returns the folder."""
 
-    def train(name: str, case: str = "grpo", *, steps: int = 4, ahead: int = 0, **fields: Any) -> Path:
+    def train(
+        name: str, case: str = "grpo", *, steps: int = 4, ahead: int = 0, partial: bool = False, **fields: Any
+    ) -> Path:
         config = tiny_run(
             f"output={tmp_path}/{name}",
             f"max_staleness={ahead}",
             steps=steps,
+            partial=partial,
             checkpoint={"every_steps": 2},
             cluster={"lanes": 4, "threads": 1, **fields},
             **CASES[case],
@@ -278,6 +282,38 @@ def test_a_killed_rollout_worker_changes_nothing(
     assert killed_while_sampling
     assert lost_workers(found) == 1
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("window", "partial"), [(6, False), (0, True), pytest.param(6, True, marks=pytest.mark.matrix)]
+)
+def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
+    window: int,
+    partial: bool,
+    cluster: Any,
+    run: Callable[..., Path],
+    killed_while_sampling: list[int],
+) -> None:
+    """One of two workers is killed. Every prompt of the data is trained on once, within the bound of staleness."""
+    folder = run("timed", ahead=1, partial=partial, backend="ray", rollout_workers=2, window=window)
+    assert killed_while_sampling
+    steps = trained_prompts(folder)
+    assert [len(prompts) for prompts in steps] == [4] * 4
+    assert set().union(*steps) == set().union(*trained_prompts(run("inline")))
+    assert len(set().union(*steps)) == 16
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row.get("rollout/lost_workers", 0) for row in rows) == 1
+    bound = 1 + (2 if window else 0)  # 1 + ceil((6 - 1) / 4)
+    assert all(0 <= row["rollout/staleness"] <= bound for row in rows if row["step"] > 0)
+    for name, happens in (("rollout/overtaking_fraction", window > 0), ("rollout/renewed_fraction", partial)):
+        assert all((name in row) == happens for row in rows if row["step"] > 0)
+
+
+def trained_prompts(folder: Path) -> list[set[str]]:
+    """Of each step."""
+    files = sorted((folder / "rollouts").glob("step-*.jsonl"))
+    return [{json.loads(line)["prompt_id"] for line in file.read_text().splitlines()} for file in files]
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Prob
 
 def only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
     """`offload` for a run that trains one model and has no other."""
-    others = ("reference", "critic", "reward_model")
+    others = ("reference", "critic", "reward_model", "rollout_engine")
     return offload(cluster, dict.fromkeys(others, "only runs of `burnish rl` have one that could rest"))
 
 

@@ -45,7 +45,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *shared_work(config.cluster),
         *_full_sharding(config),
         *_own_process(config),
-        *offload(config.cluster, _absent(config) | _alone(config)),
+        *offload(config.cluster, _absent(config) | _alone(config) | _awake(config)),
         *held_out(config.data),
         *known_sinks(config),
     ]
@@ -252,6 +252,18 @@ def _alone(config: RlFields) -> dict[str, str]:
     return {model: f"the {name} has a process of its own (own_process)" for model, name in own}
 
 
+def _awake(config: RlFields) -> dict[str, str]:
+    """The engine, if it cannot rest or makes room for nobody."""
+    why = ""
+    if config.rollout.engine != "vllm":
+        why = f"rollout.engine is {config.rollout.engine!r}, and only vllm can sleep"
+    elif config.cluster.rollout_workers:
+        why = "rollout workers have GPUs of their own, on which nothing trains (cluster.rollout_workers)"
+    elif config.model.device == "cpu":
+        why = "model.device is cpu, and vLLM sleeps on GPUs only"
+    return {"rollout_engine": why} if why else {}
+
+
 def _absent(config: RlFields) -> dict[str, str]:
     """The roles with weights of their own that this run does not have, and why."""
     algorithm, absent = config.algorithm, {}
@@ -316,9 +328,6 @@ def _timing(config: RlFields) -> Iterator[Problem]:
         if config.cluster.rollout_workers == 0:
             message = f"is {shown}, but cluster.rollout_workers is 0: nothing is sampled while the policy learns"
             yield Problem(field, message, f"set cluster.rollout_workers to at least 1, or remove {field}")
-    if config.cluster.window and config.algorithm.dynamic_sampling:
-        message = f"is {config.cluster.window}, which does not work with algorithm.dynamic_sampling in this version"
-        yield Problem("cluster.window", message, "set it to 0, or set algorithm.dynamic_sampling: false")
 
 
 def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:

@@ -143,6 +143,7 @@ VLLM_RESERVED = {
     "max_model_len": "it is rollout.max_prompt_tokens + rollout.max_response_tokens, up to the model's context",
     "max_num_seqs": "it is rollout.max_batch_rows",
     "seed": "every response has its own seed",
+    "enable_sleep_mode": "it is cluster.offload: [rollout_engine]",
     "quantization": "weights are sent as they are",
     "trust_remote_code": "vLLM builds the model from its own code",
     "tensor_parallel_size": "the worker is one process",

@@ -13,8 +13,9 @@ from burnish.config.section import Count, NonNegativeInt, NotHere, PositiveInt, 
 _NOTHING_SAMPLES = NotHere("only `burnish rl` samples while it trains", was=0)
 _ONE_MODEL = NotHere("only `burnish rl` has a reference, a critic or rewards", was=None)
 
-Offloaded = Literal["optimizer", "reference", "critic", "reward_model"]
-"""A role whose state can rest while it does nothing; `critic` is its weights and its optimizer."""
+Offloaded = Literal["optimizer", "reference", "critic", "reward_model", "rollout_engine"]
+"""A role whose state can rest while it does nothing; `critic` is its weights and its optimizer, `rollout_engine` vLLM
+with its weights and its keys and values."""
 Backend = Literal["inline", "processes", "ray", "torchrun"]
 OwnProcess = Annotated[tuple[Literal["reference", "critic", "reward_model"], ...], BeforeValidator(as_list)]
 
@@ -74,8 +75,9 @@ class TrainersConfig(Section):
     `model.device` is `cpu`."""
     offload: Annotated[tuple[Offloaded, ...], BeforeValidator(as_list)] = ()
     """What gives up its memory between the phases of a step that need it: `optimizer` (moments and float32 masters),
-    `reference`, `critic`, `reward_model`. State on a GPU rests in pinned host memory, state on a CPU in a file in the
-    run's folder. The numbers of a run do not change; each phase waits for its state (docs/cluster.md)."""
+    `reference`, `critic`, `reward_model`, `rollout_engine` (a vLLM engine on the GPU that trains). State on a GPU rests
+    in pinned host memory, state on a CPU in a file in the run's folder. The numbers of a run do not change; each phase
+    waits for its state (docs/cluster.md)."""
     restarts: NonNegativeInt = 3
     """How often lost trainers are started again, from the newest checkpoint. Not under torchrun, which has
     `--max-restarts`."""

@@ -156,8 +156,8 @@ class AlgorithmConfig(Section):
     """Leave responses whose advantages are all 0 (from groups with equal scores) out of the update. They have no
     gradient, so the step is the same without them, but the policy's metrics are then means over the others only."""
     max_refills: NonNegativeInt = 4
-    """Dynamic sampling: most generation rounds after the first. After that the step continues with what it has, and
-    says so."""
+    """Dynamic sampling: most generation rounds after the first; with `cluster.window`, how often a group is replaced.
+    After that the step continues with what it has, and says so."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] | None = None
     """Soft over-long penalty: over this last fraction of max_response_tokens the penalty goes linearly from 0 to -1
     (DAPO)."""
@@ -288,7 +288,7 @@ class RlFields(RunConfig):
     """Steps of the loop, each of which samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
     """Steps by which sampling runs ahead of training: the batch of step s is sampled with the weights after step
-    max(0, s - 1 - max_staleness), whatever is fast or slow. 0 is synchronous. It saves time where
+    max(0, s - 1 - max_staleness), whatever is fast or slow. 0 is synchronous. It saves time only where
     `cluster.rollout_workers` sample while the policy learns."""
     partial: bool = False
     """Let responses that are being sampled go on with new weights as soon as there are any. `max_staleness` is then a

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from burnish.distributed.handles import PublishedElsewhere
 from burnish.distributed.handover import SealedWeights, SharedWeights
-from burnish.distributed.peers import ProcessRole, RoleLostError, Stop
+from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, ask_all
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
 from burnish.rollouts.portions import Portion, cut, in_order
 from burnish.types import Metric, Rollout, RolloutRequest
 
@@ -74,12 +74,12 @@ class Worker:
         self.gone, self.tried = True, time.monotonic()
 
 
-class RolloutPool:
+class RolloutPool(RestingEngine):
     """`RolloutEngine` over the workers. A context manager, which ends their processes.
 
     lanes: portions of a call. restarts: of one worker in an hour. say: tells the user what became of a worker. write:
     copies weights of this process to where the workers read them. partial: `renew` reaches responses that are being
-    sampled, for which every engine has to be a `StoppableEngine`.
+    sampled, for which every engine has to be a `StoppableEngine`. rests: every engine is a `RestingEngine` that rests.
     """
 
     def __init__(
@@ -91,9 +91,11 @@ class RolloutPool:
         say: Callable[[str], None],
         write: Callable[[Weights], SealedWeights] = SharedWeights.write,
         partial: bool = False,
+        rests: bool = False,
     ) -> None:
         self._write = write
         self._partial = partial
+        self._rests = rests
         self._stops: list[Stop] = []
         self._lock = threading.Lock()
         """Around `_stops`, and around version and weights, which change together."""
@@ -157,6 +159,14 @@ class RolloutPool:
                 if worker.start is not None:
                     worker.engine.process.kill()
 
+    def rest(self) -> None:
+        """See `RestingEngine`. All engines fall asleep before any process trains."""
+        if self._rests:
+            engines = [worker.engine for worker in self._present()]
+            message: tuple[object, ...] = ("call", engines[0].name, "rest", (), {})
+            processes = [engine.process for engine in engines]
+            ask_all(processes, message, what="engine.rest", seconds=engines[0].seconds)
+
     def take_metrics(self) -> Mapping[str, Metric]:
         """What the workers have measured for the rollouts that they gave, and how many were lost."""
         with self._lock:
@@ -173,7 +183,7 @@ class RolloutPool:
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
         """See `RolloutEngine`. `on_finished` gets all responses. Several threads may call it: a worker with nothing
-        more to do for the earliest step works for the next one.
+        more to do for the call with the earliest group works for the next one.
 
         Raises what a worker's engine raises, and RolloutError when no worker is left, or when one portion has cost
         `MAX_LOSSES` of them."""
@@ -187,7 +197,7 @@ class RolloutPool:
         measured: dict[int, Mapping[str, Metric]] = {}
         with self._changed:
             self._open.append(call)  # before anyone is at work, so that `stop` misses no one
-            self._open.sort(key=lambda one: one.step)
+            self._open.sort(key=lambda one: one.first_group)
         for thread in threads:
             thread.start()
         try:
@@ -239,7 +249,7 @@ class RolloutPool:
 
     def _next(self, worker: Worker, call: _Call) -> Portion | None:
         """The worker's next portion of the call. Waits while there is none, because one may be given back, while the
-        worker is busy with another call, and while one of an earlier step has any; None when there will be no more."""
+        worker is busy with another call, and while one of earlier groups has any; None when there will be no more."""
         with self._changed:
             while call.goes_on and not worker.gone:
                 older = self._open[: self._open.index(call)]
@@ -342,6 +352,7 @@ class _Call:
         self.sampling = sampling
         self.seed = seed
         self.step = step
+        self.first_group = min((r.group_id for portion in portions for r in portion.requests), default=0)
         self._waiting = deque(portions)
         self._count = self._open = len(portions)
         self._ended = False

@@ -178,6 +178,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("time/reward_worker_seconds/{label}", "seconds", "sum", "lower", "Time that workers were busy with one reward, summed over the workers."),
         MetricName("time/prefill_seconds", "seconds", "sum", "lower", "The engine's time for prompts, a part of generating."),
         MetricName("time/decode_seconds", "seconds", "sum", "lower", "The engine's time for responses, a part of generating."),
+        MetricName("time/engine_sleep_seconds", "seconds", "sum", "lower", "Falling asleep and waking of `rollout.engine: vllm` (with `cluster.offload: [rollout_engine]`)."),
         MetricName("time/engine_start_seconds", "seconds", "sum", "lower", "Starting the process of `rollout.engine: vllm`."),
         MetricName("throughput/response_tokens_per_second", "tokens per second", "derived", "higher", "Response tokens divided by the time of the whole step."),
         MetricName("throughput/generate_tokens_per_second", "tokens per second", "derived", "higher", "Response tokens divided by the time of generating."),

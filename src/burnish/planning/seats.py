@@ -328,7 +328,8 @@ def _engine(config: Trained, facts: ModelFacts | None, on_gpu: bool, *, own_copy
     width = width_of(config)
     items = [copy_of_weights("weights", facts, width)] if own_copy else []
     if config.rollout.engine == "vllm":
-        items.append(copy_of_weights("weights in vLLM", facts, width))
+        rests = "rollout_engine" in config.cluster.offload
+        items.append(copy_of_weights("weights in vLLM", facts, width).needed_in("sampling", if_any=rests))
     elif config.rollout.engine == "local" and not on_gpu:
         # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor.
         items.append(copy_of_weights("weights laid out for decoding", facts, width, ("sampling",), at_most=True))

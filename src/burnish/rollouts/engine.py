@@ -71,6 +71,21 @@ class RolloutEngine(Protocol):
         ...
 
 
+class RestingEngine(RolloutEngine, ABC):
+    """An engine that can give up memory while it does nothing (`cluster.offload: [rollout_engine]`). Being derived from
+    this class is how an engine says so."""
+
+    @abstractmethod
+    def rest(self) -> None:
+        """Give up the memory until `sync` or `generate` is called next. Nothing if the run does not ask for that."""
+
+
+def let_rest(engine: RolloutEngine) -> None:
+    """Let the engine give up its memory, if it is one that does."""
+    if isinstance(engine, RestingEngine):
+        engine.rest()
+
+
 class StoppableEngine(RolloutEngine, ABC):
     """An engine that can stop in the middle of responses and go on with them later, which `partial` needs. Being
     derived from this class is how an engine says so.

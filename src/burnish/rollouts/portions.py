@@ -15,7 +15,7 @@ from types import TracebackType
 from burnish.forward.lanes import deal
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
-from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
+from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, let_rest
 from burnish.types import Metric, Rollout, RolloutRequest
 
 
@@ -47,7 +47,7 @@ def in_order(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) ->
     return [by_sample[request.group_id, index] for request in requests for index in request.sample_indices]
 
 
-class PortionedEngine:
+class PortionedEngine(RestingEngine):
     """An engine of this process that samples portion by portion, as a pool of workers would."""
 
     def __init__(self, engine: RolloutEngine, lanes: int) -> None:
@@ -87,3 +87,7 @@ class PortionedEngine:
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `RolloutEngine`."""
         return self._engine.take_metrics()
+
+    def rest(self) -> None:
+        """See `RestingEngine`."""
+        let_rest(self._engine)

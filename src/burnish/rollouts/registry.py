@@ -36,11 +36,12 @@ def build_engine(
     kernels: UseKernels = "auto",
     paths: FastPaths | None = None,
     vllm: VllmConfig | None = None,
+    rests: bool = False,
     log: Path = Path("vllm.log"),
 ) -> RolloutEngine:
     """The engine called `name`: `local` (the only one that takes `plain`, `kernels` and `paths`), `vllm` (with its
-    settings and a log file), or a class given as `package.module:Class` that takes the arguments of `LocalEngine`
-    except those three. Raises ConfigError if there is no such class or it is not an engine."""
+    settings, whether it `rests`, and a log file), or a class given as `package.module:Class` that takes the arguments
+    of `LocalEngine` except those three. Raises ConfigError if there is no such class or it is not an engine."""
     arguments: dict[str, Any] = {
         "tokenizer": tokenizer,
         "eos_token_ids": eos_token_ids,
@@ -51,7 +52,7 @@ def build_engine(
     if name == _LOCAL:
         arguments |= {"plain": plain, "kernels": kernels, "paths": paths}
     if name == _VLLM:
-        arguments |= {"settings": vllm or VllmConfig(), "log": log}
+        arguments |= {"settings": vllm or VllmConfig(), "rests": rests, "log": log}
     found = find_engine(name)
     engine: RolloutEngine
     if name in (_LOCAL, _VLLM):

@@ -181,6 +181,7 @@ class Processes:
                 say=lambda text: say(console, (text,)),
                 write=launcher.write,
                 partial=config.partial,
+                rests="rollout_engine" in config.cluster.offload,
             )
             stack.enter_context(pool)
             objective = None if here else ObjectiveElsewhere.of(config)

@@ -41,6 +41,14 @@ def refusal(kind: Kind, *words: str) -> str:
             ("rewards=model:rm", "cluster.own_process=reward_model", "cluster.offload=[reward_model]"),
             "names reward_model, but the reward model has a process of its own (own_process)",
         ),
+        ("rl", ("cluster.offload=[rollout_engine]",), "names rollout_engine, but rollout.engine is 'local'"),
+        (
+            "rl",
+            ("cluster.offload=[rollout_engine]", "rollout.engine=vllm", "cluster.rollout_workers=1"),
+            "rollout workers have GPUs of their own",
+        ),
+        ("rl", ("cluster.offload=[rollout_engine]", "rollout.engine=vllm", "model.device=cpu"), "on GPUs only"),
+        ("sft", ("cluster.offload=[rollout_engine]",), "names rollout_engine, but only runs of `burnish rl`"),
         ("sft", ("cluster.offload=[critic]",), "names critic, but only runs of `burnish rl`"),
         ("rm", ("cluster.offload=[optimizer,reference]",), "names reference, but only runs of `burnish rl`"),
         (
@@ -69,6 +77,7 @@ def test_a_role_that_is_not_known_is_refused() -> None:
             ("algorithm=ppo", "rewards=model:rm", "cluster.offload=[critic,reference,reward_model,optimizer]"),
             ("critic", "reference", "reward_model", "optimizer"),
         ),
+        ("rl", ("cluster.offload=rollout_engine", "rollout.engine=vllm"), ("rollout_engine",)),
         ("sft", ("cluster.offload=[optimizer]",), ("optimizer",)),
         ("rm", ("cluster.offload=[optimizer]",), ("optimizer",)),
     ],

@@ -326,6 +326,19 @@ def test_what_rests_counts_in_the_phases_that_need_it() -> None:
     assert (only_critic["sampling"], only_critic["critic update"]) == (4 + 8 + 4, 4 + 8 + 4 + 4 + 4)
 
 
+def test_a_vllm_that_sleeps_has_its_weights_on_the_gpu_only_while_it_samples() -> None:
+    def in_vllm(**cluster: Any) -> tuple[list[tuple[str, ...]], list[str]]:
+        config = rl(model="m", algorithm="dapo", rollout={"engine": "vllm"}, cluster=cluster)
+        seat = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,)))[0]
+        on_gpu = [item.phases for item in seat.device if item.name == "weights in vLLM"]
+        return on_gpu, [item.name for item in seat.host if "vLLM" in item.name]
+
+    assert in_vllm() == ([PHASES], [])
+    (phases,), resting = in_vllm(offload=["rollout_engine"])
+    assert phases == ("sampling",)
+    assert len(resting) == 1
+
+
 def test_what_a_gpu_gives_up_is_in_the_memory_of_the_host() -> None:
     config = rl(model="m", algorithm="dapo", cluster={"offload": ["optimizer"], "rollout_workers": 1})
     seat = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,) * 2))[0]

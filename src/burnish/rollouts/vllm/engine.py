@@ -4,6 +4,10 @@ The worker (worker.py) starts with the first call and lives as long as the engin
 configuration and tokenizer from a folder without weights. The weights come only from pushes, each with the policy's
 version, and every call names the version that it wants. A worker that dies or hangs is restarted once per call with
 the same weights: calls are made between `sync` and the next update, so the policy still has them.
+
+A worker that rests between calls is asleep in vLLM's words (level 1): its weights are in the host's memory, its keys
+and values are nowhere. It wakes in two parts, weights before they are pushed, and keys and values only before it
+samples, so that a push does not need the memory of both.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from burnish.config.schema import VllmConfig
-from burnish.errors import RolloutError
+from burnish.errors import ConfigError, RolloutError
 from burnish.models.weights import Weights, checkpoint_layout
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
@@ -41,6 +46,9 @@ LOWEST_TEMPERATURE = 0.01
 _TOKENS_PER_STEP = 4096
 """Prompt tokens that vLLM reads at once on a CPU, unless the context is longer."""
 
+_PARTS = ("weights", "kv_cache")
+"""What sleeps and wakes, in vLLM's words."""
+
 _SEED_BITS = 63
 """Seeds are sent as non-negative numbers."""
 
@@ -51,18 +59,19 @@ class _Spent:
 
     generate_seconds: float = 0.0
     start_seconds: float = 0.0
+    sleep_seconds: float = 0.0
     decoded_tokens: int = 0
     prefilled_tokens: int = 0
     restarts: int = 0
 
 
-class VllmEngine:
+class VllmEngine(RestingEngine):
     """A RolloutEngine on vLLM. Also a context manager, which ends the worker.
 
     model: vLLM uses its configuration, and samples with its weights until the first `sync`. context_length: maximum
     tokens of prompt and response together, for which vLLM reserves memory. max_batch_rows: rows decoded at once.
-    log: file for everything that the worker prints. script: replaces the worker in tests. `version` is that of the
-    weights of the last `sync`.
+    log: file for everything that the worker prints. rests: `rest` gives up the GPU's memory. script: replaces the
+    worker in tests. `version` is that of the weights of the last `sync`.
     """
 
     def __init__(
@@ -76,6 +85,7 @@ class VllmEngine:
         max_batch_rows: int,
         settings: VllmConfig,
         log: Path,
+        rests: bool = False,
         script: Path = SCRIPT,
     ) -> None:
         self.version = 0
@@ -86,6 +96,9 @@ class VllmEngine:
         self._max_batch_rows = max_batch_rows
         self._settings = settings
         self._log = log
+        self._rests = rests
+        self._asleep: tuple[str, ...] = ()
+        """The parts of the worker that sleep."""
         self._script = script
         self._weights = Weights.of(model)
         self._worker: WorkerProcess | None = None
@@ -103,12 +116,22 @@ class VllmEngine:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
+        self._asleep = ()
+
+    def rest(self) -> None:
+        """See `RestingEngine`. If the worker is lost meanwhile, the next `generate` replaces it."""
+        if self._rests and self._worker is not None and self._asleep != _PARTS:
+            try:
+                self._change_sleep(self._worker, {"kind": "sleep"})
+            except (WorkerLost, WorkerFault) as lost:
+                self._bury(lost, "sleep")
 
     def sync(self, weights: Weights) -> None:
         """Push these weights. If the worker is lost meanwhile, the next `generate` replaces it."""
         self.version, self._weights = weights.version, weights
         if self._worker is not None:
             try:
+                self._wake(self._worker, ("weights",))
                 self._push(self._worker, weights.tensors())
             except (WorkerLost, WorkerFault) as lost:
                 self._bury(lost, "sync")
@@ -117,6 +140,7 @@ class VllmEngine:
         """Seconds, tokens and restarts since the last call. Prefilled tokens exclude those from the prefix cache."""
         spent, self._spent = self._spent, _Spent()
         decoded = spent.decoded_tokens
+        slept = {"time/engine_sleep_seconds": Metric(Reduction.SUM, spent.sleep_seconds)} if self._rests else {}
         return {
             "time/decode_seconds": Metric(Reduction.SUM, spent.generate_seconds),
             "time/engine_start_seconds": Metric(Reduction.SUM, spent.start_seconds),
@@ -124,6 +148,7 @@ class VllmEngine:
             "rollout/decoded_tokens": Metric(Reduction.SUM, decoded),
             "throughput/decoded_tokens_per_second": Metric(Reduction.MEAN, decoded, spent.generate_seconds),
             "rollout/engine_restarts": Metric(Reduction.SUM, spent.restarts),
+            **slept,
         }
 
     def generate(
@@ -185,14 +210,28 @@ class VllmEngine:
             return samples
 
     def _ready(self) -> WorkerProcess:
-        """The worker with the weights of the last sync, started if there is none."""
+        """The worker with the weights of the last sync, awake, started if there is none."""
         if self._worker is None:
             tensors = self._weights.tensors()  # refuses outdated weights before anything is started
+            _make_room()
             started = time.perf_counter()
             self._worker = self._start()
             self._spent.start_seconds += time.perf_counter() - started
             self._push(self._worker, tensors)
+        self._wake(self._worker, _PARTS)
         return self._worker
+
+    def _wake(self, worker: WorkerProcess, parts: Sequence[str]) -> None:
+        """Wake these parts of the worker, if they sleep."""
+        if tags := [part for part in parts if part in self._asleep]:
+            _make_room()
+            self._change_sleep(worker, {"kind": "wake", "tags": tags})
+
+    def _change_sleep(self, worker: WorkerProcess, message: Message) -> None:
+        """Send `sleep` or `wake`, and remember what sleeps then."""
+        started = time.perf_counter()
+        self._asleep = tuple(worker.ask(message, seconds=self._settings.start_timeout_seconds)["asleep"])
+        self._spent.sleep_seconds += time.perf_counter() - started
 
     def _start(self) -> WorkerProcess:
         """A worker with vLLM set up, but no weights yet. Raises RolloutError if that fails."""
@@ -200,6 +239,12 @@ class VllmEngine:
         worker = WorkerProcess(python, self._log, script=self._script)
         try:
             hello = worker.ask({"kind": "hello"}, seconds=seconds)
+            if self._rests and not hello["sleeps"]:
+                raise ConfigError(
+                    f"cluster.offload names rollout_engine, but vLLM {hello['vllm']} of {python} cannot sleep here"
+                    f"{' (it computes on a CPU)' if hello['cpu'] else ''}",
+                    remedy="remove rollout_engine from cluster.offload, or use a vLLM with a sleep mode for this GPU",
+                )
             config = model_config(self._model)
             self._padding = choose_padding(config, hello["head_sizes"])
             with tempfile.TemporaryDirectory(prefix="burnish-vllm-") as folder:
@@ -241,6 +286,7 @@ class VllmEngine:
             "max_model_len": self._context_length,
             "max_num_seqs": self._max_batch_rows,
             "seed": 0,
+            **({"enable_sleep_mode": True} if self._rests else {}),
         }
 
     def _push(self, worker: WorkerProcess, tensors: Iterator[tuple[str, Tensor]]) -> None:
@@ -299,6 +345,12 @@ class VllmEngine:
             policy_version=self.version,
             response=stop.response_text(tokens[:length]),
         )
+
+
+def _make_room() -> None:
+    """Give up what PyTorch keeps of a GPU's memory for its next passes: now it is the worker that needs it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def sampling_parameters(sampling: Sampling, stop: StopConditions) -> Message:

@@ -7,13 +7,16 @@ the engine's process id. Messages are JSON objects, preceded by their length (8 
 library, torch and vllm are imported, never burnish: the two environments share nothing but this protocol.
 
     ->  hello                                    <-  vllm (its version), cpu (whether it computes on a CPU),
-                                                     head_sizes (that its attention supports there, else null)
+                                                     head_sizes (that its attention supports there, else null),
+                                                     sleeps (whether it has a sleep mode there)
     ->  build: folder, arguments of vllm.LLM     <-  done
     ->  push: version, then chunks: a list of name, dtype, shape and offset in the first `bytes` bytes of MEMORY. Each
         is answered with `done`. An empty one ends the weights
                                                  <-  version
     ->  generate: version, sampling, requests (prompt, seeds, max_tokens)
                                                  <-  samples (tokens, logprobs, finish), cached_tokens
+    ->  sleep                                    <-  asleep (which of `weights` and `kv_cache`)
+    ->  wake: tags                               <-  asleep
 
 An answer with `error` means that the request failed, one with `refused` that it must not be carried out.
 """
@@ -78,6 +81,7 @@ class Server:
         self._memory = memory
         self._llm: Any = None
         self._version: int | None = None
+        self._asleep: list[str] = []
 
     def answer(self, message: Message) -> Message:
         kind = message["kind"]
@@ -86,21 +90,28 @@ class Server:
         if kind == "build":
             return self._build(message["arguments"])
         if kind == "push":
-            return self._push(message["version"])
+            return (
+                {"refused": "the weights are asleep"} if "weights" in self._asleep else self._push(message["version"])
+            )
         if kind == "generate":
             return self._generate(message)
+        if kind == "sleep":
+            return self._sleep()
+        if kind == "wake":
+            return self._wake(message["tags"])
         return {"refused": f"no message is called {kind!r}"}
 
     def _hello(self) -> Message:
         import vllm
         from vllm.platforms import current_platform
 
+        has_sleep_mode = {"sleep", "wake_up"} <= set(dir(vllm.LLM)) and current_platform.is_sleep_mode_available()
         on_cpu, sizes = current_platform.is_cpu(), None
         if on_cpu:
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
             sizes = CPUAttentionBackend.get_supported_head_sizes()
-        return {"vllm": vllm.__version__, "cpu": on_cpu, "head_sizes": sizes}
+        return {"vllm": vllm.__version__, "cpu": on_cpu, "head_sizes": sizes, "sleeps": has_sleep_mode}
 
     def _build(self, arguments: Message) -> Message:
         from vllm import LLM
@@ -143,6 +154,8 @@ class Server:
 
         if message["version"] != self._version:
             return {"refused": f"asked for version {message['version']}, but the weights are version {self._version}"}
+        if self._asleep:
+            return {"refused": f"{' and '.join(self._asleep)} are asleep"}
         prompts, params = [], []
         for request in message["requests"]:
             for seed in request["seeds"]:
@@ -155,6 +168,20 @@ class Server:
             logprobs = [step[token].logprob for token, step in zip(sample.token_ids, sample.logprobs)]  # noqa: B905
             samples.append({"tokens": list(sample.token_ids), "logprobs": logprobs, "finish": sample.finish_reason})
         return {"samples": samples, "cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs)}
+
+    def _sleep(self) -> Message:
+        """Weights go to the host's memory, keys and values are forgotten. vLLM ignores `sleep` while any part sleeps,
+        and `wake_up` of a part that does not."""
+        self._wake(list(self._asleep))
+        self._llm.sleep(level=1)
+        self._asleep = ["weights", "kv_cache"]
+        return {"asleep": self._asleep}
+
+    def _wake(self, tags: list[str]) -> Message:
+        if tags:
+            self._llm.wake_up(tags=tags)
+            self._asleep = [part for part in self._asleep if part not in tags]
+        return {"asleep": self._asleep}
 
 
 def repack_embeddings(model: Any) -> None:

@@ -53,6 +53,7 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
         context_length=longest_text(config, loaded),
         max_batch_rows=rollout.max_batch_rows,
         vllm=rollout.vllm,
+        rests="rollout_engine" in config.cluster.offload,
         log=Path(config.output) / ENGINE_LOG,
         plain=loaded.plain,
         kernels=loaded.kernels,

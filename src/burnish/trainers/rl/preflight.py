@@ -86,7 +86,7 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     heldout = _local_prompts(config, config.data.eval, "eval", tokenizer, context_tokens)
     _check_rewards(config, [_prompts_of(found) for found in (train, heldout) if found])
     twice = find_overlap(() if train is None else _asked(train), () if heldout is None else _asked(heldout))
-    notes = [*twice.lines(), *timing_lines(config), *notes_on(config)]
+    notes = [*twice.lines(), *timing_lines(config), *no_overlap_lines(config), *notes_on(config)]
     return (None if train is None else len(train)), notes
 
 
@@ -98,6 +98,14 @@ def timing_lines(config: RlConfig) -> tuple[str, ...]:
     }
     so = "so the curve depends on timing, and the same run file gives other numbers each time"
     return tuple(f"{why}, {so}" for why, happens in because.items() if happens)
+
+
+def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
+    """What to tell the user of a run that samples ahead of training in the processes that train."""
+    if config.max_staleness == 0 or config.cluster.rollout_workers:
+        return ()
+    value, because = config.max_staleness, "what trains also samples, in turn"
+    return (f"max_staleness is {value}, which saves no time without cluster.rollout_workers: {because}",)
 
 
 def check_vllm(settings: VllmConfig) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from burnish.models.weights import Weights
+from burnish.rollouts.engine import let_rest
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.stored_batches import from_text, to_text
@@ -47,6 +48,7 @@ class Supply:
         for due in self._due(step):
             self._collected[due] = self._collect(due, *self._newest, stopwatch)
             self._asked = due
+        let_rest(self.collector.engine)  # until the policy has trained
         return self._collected[step]
 
     @contextmanager
@@ -54,6 +56,7 @@ class Supply:
         """While this lasts, the engine has the newest weights and nothing else to do."""
         self._load(self._newest[0])
         yield
+        let_rest(self.collector.engine)
 
     def state_dict(self) -> dict[str, object]:
         """The batches of steps that have not been trained on yet, for a checkpoint. Waits for those that are asked for,

@@ -1,12 +1,17 @@
 """Batches of the groups that are finished first (`cluster.window`): a slow group does not hold up its step.
 
-Groups are asked for in the order of their prompts, those of several steps at once. A step takes the oldest ones that
-are finished, and may pass over an older one that is not, as long as fewer than `window` groups overtake it. Which
-groups a step has depends on how fast everything is; that each is trained on exactly once does not.
+Places in batches are opened in order, those of several steps at once, and each draws the next prompt of the data for
+its group. A step takes the oldest places whose groups are finished, and may pass over an older one that is not, as long
+as fewer than `window` places overtake it. Which groups a step has depends on how fast everything is; that each is
+trained on exactly once does not.
 
-With P groups a step, at most (max_staleness + 1) P of them are open when weights are published. A group that is begun
+With dynamic sampling, a place whose group is without signal draws another prompt at once, up to `max_refills` times.
+That is the rule of `Collector.collect`, whose rounds refill each place of a step as often. What a place has drawn in
+vain counts for the step that takes the place, even if no group with a signal was found for it.
+
+With P places a step, at most (max_staleness + 1) P of them are open when weights are published. A place that is opened
 with the weights after step u is therefore trained on in step u + 1 + max_staleness + ceil((window - 1) / P) at the
-latest, so it lags by at most max_staleness + ceil((window - 1) / P) steps.
+latest, so its groups lag by at most max_staleness + ceil((window - 1) / P) steps.
 """
 
 from __future__ import annotations
@@ -16,15 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.collection import Collected, Collector
-from burnish.trainers.rl.stored_batches import group_from_text, group_to_text
+from burnish.trainers.rl.collection import Collected, Collector, EncodedPrompt
+from burnish.trainers.rl.open_places import OpenPlaces, Place
+from burnish.trainers.rl.stored_batches import group_from_text
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.rl.supply_partial import RenewableEngine
 from burnish.trainers.telemetry.groups import describe_groups, describe_penalties
@@ -36,57 +42,12 @@ _LOOK_SECONDS = 1.0
 _END_SECONDS = 10.0
 
 
-@dataclass(slots=True)
-class OpenGroups:
-    """Groups on their way from the data to a step, by the number of their prompt in the data, and which of them the
-    next step may have."""
-
-    window: int
-    asked: int = 0
-    """All numbers below were asked for."""
-    oldest: int = 0
-    """All numbers below were taken."""
-    overtaken_by: set[int] = field(default_factory=set)
-    """Numbers above `oldest` that were taken."""
-    finished: dict[int, RolloutGroup] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """How many were asked for and not taken."""
-        return self.asked - self.oldest - len(self.overtaken_by)
-
-    def take(self) -> RolloutGroup | None:
-        """The oldest finished group, unless as many have overtaken an older one as may."""
-        number = min(self.finished, default=None)
-        if number is None or (number > self.oldest and len(self.overtaken_by) >= self.window - 1):
-            return None
-        self.overtaken_by.add(number)
-        while self.oldest in self.overtaken_by:
-            self.overtaken_by.remove(self.oldest)
-            self.oldest += 1
-        return self.finished.pop(number)
-
-    def give_back(self, group: RolloutGroup) -> None:
-        """Undo `take`."""
-        number = group.group_id
-        if number < self.oldest:
-            self.overtaken_by.update(range(number + 1, self.oldest))
-            self.oldest = number
-        else:
-            self.overtaken_by.remove(number)
-        self.finished[number] = group
-
-    def missing(self) -> list[int]:
-        """Those that were asked for and are neither finished nor taken."""
-        known = self.overtaken_by | self.finished.keys()
-        return [number for number in range(self.oldest, self.asked) if number not in known]
-
-
 class SupplyWindow(Supply):
     """Batches of the groups that are finished first. Used as a context manager, which ends what is being sampled.
 
-    Each `prompts_per_step` groups are sampled by a call of the engine, in a thread that the loop's thread starts when
-    weights are published. Only that one starts any, so it knows that nothing is sampled once all have ended.
+    Prompts that are drawn together are sampled by a call of the engine, in a thread of its own. The loop's thread
+    starts one for each `prompts_per_step` places when weights are published, and such a thread may start others for
+    places that it has to refill. So nothing is sampled once all have ended.
     """
 
     def __init__(
@@ -110,27 +71,33 @@ class SupplyWindow(Supply):
         self._size = collector.config.rollout.prompts_per_step
         self._bound = max_staleness + -(-(window - 1) // self._size)
         """Most steps that a token can lag."""
-        self._groups = OpenGroups(window)
-        self._again: list[int] = []
-        """Groups that an earlier process had asked for, and that did not come to their end."""
+        algorithm = collector.config.algorithm
+        self._refills = algorithm.max_refills if algorithm.dynamic_sampling else 0
+        """How often a place may draw another prompt."""
+        self._places = OpenPlaces(window)
+        self._again: list[Place] = []
+        """Places that an earlier process had opened, and whose newest groups did not come to their end."""
         self._arrived: dict[int, list[Rollout]] = {}
-        """Responses of groups that are not complete yet."""
+        """Responses of groups that are not complete yet, by place."""
         self._changed = threading.Condition()
-        """Around `_groups`, `_arrived` and `_failure`."""
+        """Around `_places`, `_arrived`, `_failure`, `_threads`, `_ended` and the feed."""
         self._scoring = threading.Lock()
         self._failure: BaseException | None = None
-        self._taken: tuple[int, list[RolloutGroup]] = (0, [])
-        """The newest step that has asked for groups, and those that it got."""
+        self._taken: tuple[int, list[Place]] = (0, [])
+        """The newest step that has asked for places, and those that it got."""
         self._threads: list[threading.Thread] = []
+        self._ended = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         """End what is being sampled: every checkpoint says which groups are missing."""
+        with self._changed:
+            self._ended = True
         self._aside.stop()
         end = time.monotonic() + _END_SECONDS
-        for thread in self._threads:
+        for thread in self._at_work():
             thread.join(max(end - time.monotonic(), 0.0))
 
     def publish(self, weights: Weights, step: int) -> None:
@@ -148,12 +115,12 @@ class SupplyWindow(Supply):
     def take(self, step: int, stopwatch: Stopwatch) -> Collected:
         """See `Supply`: the groups that are finished first."""
         self._ask()
-        groups: list[RolloutGroup] = []
-        self._taken = step, groups
+        places: list[Place] = []
+        self._taken = step, places
         with stopwatch.phase("wait"):
-            while len(groups) < self._size:
-                groups.append(self._next_group(step))
-        return self._as_batch(sorted(groups, key=lambda group: group.group_id), step)
+            while len(places) < self._size:
+                places.append(self._next_place(step))
+        return self._as_batch(sorted(places, key=lambda place: place.number), step)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -167,24 +134,26 @@ class SupplyWindow(Supply):
         self._settle()
         with self._changed:
             self._keep_unfinished()
+            places = self._places
             return {
-                "asked": self._groups.asked,
-                "oldest": self._groups.oldest,
-                "overtaken_by": sorted(self._groups.overtaken_by),
+                "asked": places.asked,
+                "drawn": places.drawn,
+                "oldest": places.oldest,
+                "overtaken_by": sorted(places.overtaken_by),
                 "steps_of_versions": {str(version): step for version, step in self._steps.items()},
-                "groups": {str(n): group_to_text(group) for n, group in sorted(self._groups.finished.items())},
+                "begun": {str(n): place.to_state() for n, place in sorted(places.begun.items())},
+                "finished": {str(n): place.to_state() for n, place in sorted(places.finished.items())},
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Supply`."""
-        groups = self._groups
-        groups.asked, groups.oldest = state["asked"], state["oldest"]
-        groups.overtaken_by = set(state["overtaken_by"])
-        groups.finished = {
-            int(n): group_from_text(text, self._prompt(int(n)), int(n)) for n, text in state["groups"].items()
-        }
+        places = self._places
+        places.asked, places.drawn, places.oldest = state["asked"], state["drawn"], state["oldest"]
+        places.overtaken_by = set(state["overtaken_by"])
+        places.begun = {int(n): self._from_state(int(n), place) for n, place in state["begun"].items()}
+        places.finished = {int(n): self._from_state(int(n), place) for n, place in state["finished"].items()}
         self._steps |= {int(version): step for version, step in state["steps_of_versions"].items()}
-        self._again = groups.missing()
+        self._again = list(places.begun.values())
 
     def lines(self) -> tuple[str, ...]:
         """See `Supply`."""
@@ -193,45 +162,57 @@ class SupplyWindow(Supply):
         again, now = len(self._again), self._progress.step
         return (f"cluster.window: groups that were begun and not finished ({again}) get the weights of step {now}",)
 
+    def _from_state(self, number: int, state: Mapping[str, Any]) -> Place:
+        """What `Place.to_state` was given."""
+        stored = zip(state["positions"], state["groups"], strict=False)  # the newest prompt may have none
+        groups = [group_from_text(text, self._prompt(position), number) for position, text in stored]
+        return Place(number, state["positions"], groups)
+
     def _keep_unfinished(self) -> None:
         """Give back what was taken for a step that did not come to its end: a checkpoint must not lack it."""
-        step, groups = self._taken
+        step, places = self._taken
         if step > self._progress.step:
-            for group in groups:
-                self._groups.give_back(group)
-            groups.clear()
+            for place in places:
+                self._places.give_back(place)
+            places.clear()
+
+    def _at_work(self) -> list[threading.Thread]:
+        """The threads that sample. Once there are none, only the loop's thread could start others."""
+        with self._changed:
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            return list(self._threads)
 
     def _settle(self) -> None:
         """Wait until nothing is being sampled. The engine and the rewards have deadlines of their own."""
-        for thread in self._threads:
-            while thread.is_alive():
+        while threads := self._at_work():
+            for thread in threads:
                 thread.join(_LOOK_SECONDS)
-        self._threads.clear()
 
     def _ask(self) -> None:
         """Begin what the newest weights have to sample."""
         again, self._again = self._again, []
-        for number in sorted({n // self._size for n in again}):
-            self._begin([n for n in again if n // self._size == number])
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        open_limit = self._size * self._max_staleness
-        total = self._size * self._last_step
-        while self._groups.count <= open_limit and self._groups.asked < total:
-            first = self._groups.asked
-            self._groups.asked += self._size
-            self._begin(list(range(first, self._groups.asked)))
+        with self._changed:
+            self._begin(again)
+            open_limit, total = self._size * self._max_staleness, self._size * self._last_step
+            while self._places.count <= open_limit and self._places.asked < total:
+                self._begin([self._places.begin() for _ in range(self._size)])
 
-    def _begin(self, numbers: Sequence[int]) -> None:
-        name = f"groups {numbers[0]} to {numbers[-1]}"
-        thread = threading.Thread(target=self._sample, args=(numbers,), name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _begin(self, places: Sequence[Place]) -> None:
+        """Sample the newest prompts of these places, those of each `prompts_per_step` of the data in a thread of their
+        own: noise depends on which of these a prompt is in."""
+        for block in sorted({place.positions[-1] // self._size for place in places}):
+            ours = [place for place in places if place.positions[-1] // self._size == block]
+            name = f"places {ours[0].number} to {ours[-1].number}"
+            thread = threading.Thread(target=self._sample, args=(ours,), name=name, daemon=True)
+            with self._changed:
+                self._threads.append(thread)
+                thread.start()
 
-    def _sample(self, numbers: Sequence[int]) -> None:
-        """A thread: sample and score these groups, all of which belong to the same step by their numbers."""
+    def _sample(self, places: Sequence[Place]) -> None:
+        """A thread: sample and score the newest prompts of these places, which are neighbours in the data."""
         try:
-            requests, prompts = self._requests(numbers)
-            step, arrive = 1 + numbers[0] // self._size, self._arrival(prompts)
+            requests = self._requests(places)
+            step, arrive = 1 + places[0].positions[-1] // self._size, self._arrival(places)
             self.collector.generate(requests, self.collector.sampling, step, arrive)
             if self.collector.needs_greedy:
                 self.collector.greedy(requests, step, arrive)
@@ -241,22 +222,24 @@ class SupplyWindow(Supply):
         with self._changed:
             self._changed.notify_all()
 
-    def _requests(self, numbers: Sequence[int]) -> tuple[list[RolloutRequest], dict[int, Prompt]]:
-        """What the engine is asked for, and the prompts by number. Groups have their numbers as ids."""
-        first = numbers[0] - numbers[0] % self._size
-        requests, prompts, asked = [], {}, Counter[str]()
-        for number, encoded in enumerate(self.collector.feed.take(self._size, first), start=first):
+    def _requests(self, places: Sequence[Place]) -> list[RolloutRequest]:
+        """What the engine is asked for. Groups have the numbers of their places as ids."""
+        first = places[0].positions[-1] // self._size * self._size
+        numbers = {place.positions[-1]: place.number for place in places}
+        requests, asked = [], Counter[str]()
+        for position, encoded in enumerate(self._from_data(self._size, first), start=first):
             prompt_id, size = encoded.prompt.id, self.collector.config.rollout.group_size
             indices = tuple(range(asked[prompt_id], asked[prompt_id] + size))  # see `Collector`
             asked[prompt_id] += size
-            if number in numbers:
-                requests.append(RolloutRequest(prompt_id, number, encoded.tokens, indices))
-                prompts[number] = encoded.prompt
-        return requests, prompts
+            if position in numbers:
+                requests.append(RolloutRequest(prompt_id, numbers[position], encoded.tokens, indices))
+        return requests
 
-    def _arrival(self, prompts: Mapping[int, Prompt]) -> Callable[[Sequence[Rollout]], None]:
-        """Takes finished responses; scores those of complete groups, which are finished then."""
+    def _arrival(self, places: Sequence[Place]) -> Callable[[Sequence[Rollout]], None]:
+        """Takes finished responses; scores those of complete groups. Then their places are finished, or refilled."""
         size = self.collector.config.rollout.group_size + self.collector.needs_greedy
+        by_number = {place.number: place for place in places}
+        prompts = {place.number: self._prompt(place.positions[-1]) for place in places}
 
         def arrive(rollouts: Sequence[Rollout]) -> None:
             with self._changed:
@@ -266,34 +249,50 @@ class SupplyWindow(Supply):
                 members = [(prompts[n], rollout) for n in complete for rollout in self._arrived.pop(n)]
             with self._scoring:
                 scored = self.collector.scorer.score(members, checks=False)  # failures are counted for each step
-            with self._changed:
-                for n in complete:
-                    self._groups.finished[n] = _group(prompts[n], [r for r in scored if r.group_id == n])
-                self._changed.notify_all()
+            self._finish_or_refill(
+                [by_number[n] for n in complete],
+                [_group(prompts[n], [r for r in scored if r.group_id == n]) for n in complete],
+            )
 
         return arrive
 
-    def _next_group(self, step: int) -> RolloutGroup:
-        """The next group of a batch, once there is one that it may have. Raises what has kept it from being sampled."""
+    def _finish_or_refill(self, places: Sequence[Place], groups: Sequence[RolloutGroup]) -> None:
+        """Finish these places with their newest groups, and draw other prompts for those that may and need to."""
         with self._changed:
-            while (group := self._groups.take()) is None:
-                if not any(thread.is_alive() for thread in self._threads):
+            refilled = []
+            for place, group in zip(places, groups, strict=True):
+                place.groups.append(group)
+                if self.collector.teaches(group) or len(place.groups) > self._refills:
+                    self._places.finish(place)
+                else:
+                    self._places.refill(place)
+                    refilled.append(place)
+            if not self._ended:
+                self._begin(refilled)
+            self._changed.notify_all()
+
+    def _next_place(self, step: int) -> Place:
+        """The next place of a batch, once there is one that it may have. Raises what has kept it from being sampled."""
+        with self._changed:
+            while (place := self._places.take()) is None:
+                if not self._at_work():
                     raise self._failure or RolloutError(
                         f"all threads that sample have ended before the batch of step {step} was complete",
                         remedy="start the run again: it continues from its newest checkpoint; please report this",
                     )
                 self._changed.wait(_LOOK_SECONDS)
-        return group
+        return place
 
-    def _as_batch(self, sampled: Sequence[RolloutGroup], step: int) -> Collected:
-        """These groups as the batch of the step, as `Collector.collect` would give it."""
+    def _as_batch(self, places: Sequence[Place], step: int) -> Collected:
+        """The groups of these places as the batch of the step, as `Collector.collect` would give it."""
         collector, config = self.collector, self.collector.config
+        sampled = [group for place in places for group in place.groups]
         items = [(g.prompt, r) for g in sampled for r in (*g.rollouts, *([] if g.greedy is None else [g.greedy]))]
         collector.scorer.check_failures(items, [rollout for _, rollout in items])
-        overtook = mean(sum(group.group_id > self._groups.oldest for group in sampled), len(sampled))
+        overtook = mean(sum(place.number > self._places.oldest for place in places), len(places))
         sampled = [_numbered(group, number) for number, group in enumerate(sampled)]
         kept = [group for group in sampled if collector.teaches(group)]
-        missing = len(sampled) - len(kept)
+        missing = len(places) - len(kept)
         metrics = describe_groups(sampled, missing=missing, fixed_length=collector.sampling.ignore_eos)
         if config.algorithm.overlong_buffer is not None:
             kept = [collector.penalised(group, config.algorithm.overlong_buffer) for group in kept]
@@ -305,8 +304,12 @@ class SupplyWindow(Supply):
             spent = MetricStore.of((metrics, collector.scorer.take_metrics(), collector.engine.take_metrics()))
         return Collected(tuple(kept), tuple(sampled), self._progress.position + len(sampled), spent.merged())
 
-    def _prompt(self, number: int) -> Prompt:
-        return self.collector.feed.take(1, number)[0].prompt
+    def _prompt(self, position: int) -> Prompt:
+        return self._from_data(1, position)[0].prompt
+
+    def _from_data(self, count: int, position: int) -> list[EncodedPrompt]:
+        with self._changed:  # samplers remember where they are, so two threads must not ask at once
+            return self.collector.feed.take(count, position)
 
 
 def _group(prompt: Prompt, rollouts: Sequence[Rollout]) -> RolloutGroup:

@@ -1,7 +1,8 @@
 """Speaks the protocol of the vLLM worker without vLLM, and misbehaves on demand (`fake` among the build arguments).
 
 Each pushed tensor is reported in the log with its checksum; a sample's log-probability is minus the first number of the
-first tensor, and its tokens follow from its seed.
+first tensor, and its tokens follow from its seed. It sleeps like vLLM on a GPU (`sleeps` in the environment variable
+FAKE_VLLM), reports each request in the log as `did KIND`, and refuses those that its sleep does not allow.
 """
 
 from __future__ import annotations
@@ -88,23 +89,41 @@ def sample(seed: int, max_tokens: int, logprob: float) -> dict[str, Any]:
 
 
 version, first, fake = None, 0.0, {}
+sleeps, asleep = os.environ.get("FAKE_VLLM") == "sleeps", []
 while True:
     message = receive()
+    print("did", message["kind"], *message.get("tags", []), flush=True)
     match message["kind"]:
         case "hello":
-            send({"vllm": "0", "cpu": True, "head_sizes": None})
+            send({"vllm": "0", "cpu": not sleeps, "head_sizes": None, "sleeps": sleeps})
         case "build":
             fake = message["arguments"].get("fake", {})
             print(json.dumps(sorted(os.listdir(message["arguments"]["model"]))), flush=True)
+            assert ("enable_sleep_mode" in message["arguments"]) <= sleeps
             if fake.get("does") == "no build":
                 send({"error": "TypeError: unexpected keyword argument"})
             else:
                 send({"done": True})
         case "push":
+            assert "weights" not in asleep, "vLLM would write into memory that is not there"
             first, version = receive_weights(), message["version"]
             send({"version": version})
+        case "sleep":
+            if fake.get("during") == "sleep":
+                misbehave(fake)
+            asleep = ["weights", "kv_cache"]
+            send({"asleep": asleep})
+        case "wake":
+            assert message["tags"], "vLLM would wake everything"
+            assert set(message["tags"]) <= set(asleep), "vLLM ignores this"
+            if fake.get("during") == "wake":
+                misbehave(fake)
+            asleep = [part for part in asleep if part not in message["tags"]]
+            send({"asleep": asleep})
         case "generate":
-            misbehave(fake)
+            assert not asleep, "vLLM would compute with memory that is not there"
+            if "during" not in fake:
+                misbehave(fake)
             assert message["version"] == version
             samples = [sample(s, r["max_tokens"], -first) for r in message["requests"] for s in r["seeds"]]
             send({"samples": samples, "cached_tokens": 1})

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from burnish.config.schema import VllmConfig
-from burnish.errors import RolloutError
+from burnish.errors import ConfigError, RolloutError
 from burnish.models.weights import Weights, named_tensors
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.stop import StopConditions
@@ -40,7 +40,13 @@ def make(llama: Any, tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
     """Engines on the fake worker, closed at the end; keyword arguments are those of VllmConfig, `fake` what it does."""
     with ExitStack() as stack:
 
-        def build(model: Any = llama, script: Path = FAKE, fake: dict[str, Any] | None = None, **settings: Any) -> Any:
+        def build(
+            model: Any = llama,
+            script: Path = FAKE,
+            fake: dict[str, Any] | None = None,
+            rests: bool = False,
+            **settings: Any,
+        ) -> Any:
             engine = VllmEngine(
                 model,
                 tokenizer=tokenizer,
@@ -50,6 +56,7 @@ def make(llama: Any, tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
                 max_batch_rows=4,
                 settings=VllmConfig(options={"fake": fake} if fake else {}, **settings),
                 log=tmp_path / "run" / "vllm.log",
+                rests=rests,
                 script=script,
             )
             return stack.enter_context(engine)
@@ -191,6 +198,89 @@ def test_an_interpreter_that_is_not_there(make: Make) -> None:
         make(python="no/such/python").generate(ONE, SAMPLING, seed=0, step=0)
     with pytest.raises(OSError, match="no/such/python"):
         has_vllm("no/such/python")
+
+
+def test_a_worker_sleeps_between_calls_and_wakes_in_two_parts(make: Make, llama: Any, fake_vllm: Path) -> None:
+    """With the real worker, on a vLLM that refuses any other order."""
+    engine = make(script=SCRIPT, rests=True)
+    engine.rest()  # nobody to send to sleep yet
+    engine.generate(ONE, SAMPLING, seed=0, step=0)
+    engine.generate(ONE, SAMPLING, seed=0, step=0)
+    engine.rest()
+    engine.rest()
+    engine.sync(Weights.of(llama, 1))
+    assert engine.generate(ONE, SAMPLING, seed=0, step=1)[0].policy_version == 1
+    engine.rest()
+    engine.generate(ONE, SAMPLING, seed=0, step=2)  # an evaluation, say
+    engine.rest()
+    engine.sync(Weights.of(llama, 2))
+    engine.rest()  # nothing was sampled
+    calls = [
+        *("build enable_sleep_mode", "push", "generate", "generate", "sleep 1"),
+        *("wake weights", "push", "wake kv_cache", "generate", "sleep 1"),
+        *("wake weights kv_cache", "generate", "sleep 1"),
+        *("wake weights", "push", "wake kv_cache", "sleep 1"),
+    ]
+    assert fake_vllm.read_text().splitlines() == calls
+    spent = engine.take_metrics()
+    assert spent["time/engine_sleep_seconds"].result() > 0
+    assert spent["rollout/engine_restarts"].result() == 0
+
+
+def test_an_engine_that_does_not_rest_stays_awake(make: Make, fake_vllm: Path) -> None:
+    engine = make(script=SCRIPT)
+    engine.generate(ONE, SAMPLING, seed=0, step=0)
+    engine.rest()
+    assert fake_vllm.read_text().splitlines() == ["build", "push", "generate"]
+    assert "time/engine_sleep_seconds" not in engine.take_metrics()
+
+
+def test_a_vllm_that_cannot_sleep_is_refused(make: Make, fake_vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM_PLATFORM", "cpu")
+    engine = make(script=SCRIPT, rests=True)
+    with pytest.raises(
+        ConfigError, match=r"rollout_engine, but vLLM 0\.0\.fake of .* cannot sleep.*on a CPU"
+    ) as caught:
+        engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert "remove rollout_engine from cluster.offload" in str(caught.value)
+    assert engine._worker is None
+
+
+def test_the_real_worker_refuses_what_its_sleep_does_not_allow(make: Make, llama: Any, fake_vllm: Path) -> None:
+    engine = make(script=SCRIPT, rests=True)
+    engine.generate(ONE, SAMPLING, seed=0, step=0)
+    engine.rest()
+    engine._asleep = ()  # as if it had forgotten
+    with pytest.raises(RolloutError, match="refuses 'generate': weights and kv_cache are asleep"):
+        engine.generate(ONE, SAMPLING, seed=0, step=0)
+    with pytest.raises(RolloutError, match="refuses 'chunk': the weights are asleep"):
+        engine.sync(Weights.of(llama, 1))
+
+
+@pytest.mark.parametrize("during", ["sleep", "wake"])
+@pytest.mark.parametrize(("does", "message"), [("die", "ended (killed by SIGKILL)"), ("hang", "within 0.5 seconds"),
+                                               ("fail", "failed with ValueError")])  # fmt: skip
+def test_a_worker_lost_over_its_sleep_is_replaced_by_an_awake_one(
+    make: Make, llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, during: str, does: str, message: str
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "sleeps")
+    engine = make(fake={"does": does, "during": during, "marker": str(tmp_path / "lost")}, rests=True)
+    patient = engine._settings
+    first = engine.generate(ONE, SAMPLING, seed=0, step=0)
+    if during == "wake":
+        engine.rest()
+    if does == "hang":
+        engine._settings = patient.model_copy(update={"start_timeout_seconds": 0.5})
+    if during == "wake":
+        engine.sync(Weights.of(llama, 0))
+    else:
+        engine.rest()
+    engine._settings = patient
+    assert engine.generate(ONE, SAMPLING, seed=0, step=0) == first
+    assert engine.take_metrics()["rollout/engine_restarts"].result() == 1
+    assert message in log_of(tmp_path)
+    engine.rest()
+    assert engine._asleep == ("weights", "kv_cache")
 
 
 def test_closing_ends_the_worker(make: Make, gone: Callable[..., bool]) -> None:

@@ -17,7 +17,7 @@ from burnish.config.schema import RlConfig, VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.rl.opening import open_rl_engine
-from burnish.trainers.rl.preflight import check_estimator, check_vllm
+from burnish.trainers.rl.preflight import check_estimator, check_vllm, no_overlap_lines
 from burnish.trainers.rl.setup import build_kl
 from burnish.types import RolloutRequest
 
@@ -85,6 +85,15 @@ def test_a_target_makes_the_coefficient_adaptive() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed beside burnish")
+@pytest.mark.parametrize(("staleness", "workers", "said"), [(0, 0, 0), (0, 1, 0), (2, 0, 1), (2, 1, 0)])
+def test_sampling_ahead_in_the_processes_that_train_saves_no_time(staleness: int, workers: int, said: int) -> None:
+    data = {"model": "m", "rewards": "exact", "max_staleness": staleness, "cluster": {"rollout_workers": workers}}
+    config = RlConfig.model_validate(data)
+    lines = no_overlap_lines(config)
+    assert len(lines) == said
+    assert all("max_staleness is 2, which saves no time without cluster.rollout_workers" in line for line in lines)
+
+
 def test_vllm_needs_an_interpreter_that_has_it() -> None:
     with pytest.raises(ConfigError, match="has no vllm") as caught:
         check_vllm(VllmConfig())

@@ -18,9 +18,10 @@ from burnish.models.weights import Weights
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected, Collector, EncodedPrompt
-from burnish.trainers.rl.supply_window import OpenGroups, SupplyWindow
+from burnish.trainers.rl.open_places import OpenPlaces
+from burnish.trainers.rl.supply_window import SupplyWindow
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutRequest
 
 SIZE = 2
 """Groups of a step."""
@@ -64,9 +65,10 @@ class Engine:
 
 
 class Scorer:
-    """Gives every response 1; not to be asked by two threads at once."""
+    """Gives every response 1, or, if its prompt is not `dull`, its index; not to be asked by two threads at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, dull: Callable[[int], bool]) -> None:
+        self.dull = dull
         self.busy = threading.Lock()
         self.checked: list[int] = []
 
@@ -75,18 +77,26 @@ class Scorer:
 
     def score(self, members: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
         assert self.busy.acquire(blocking=False)
-        scored = [dataclasses.replace(r, reward=1.0, status=RewardStatus.OK) for _, r in members]
+        rewards = [1.0 if self.dull(int(str(prompt.text))) else float(r.sample_index) for prompt, r in members]
         self.busy.release()
-        return scored
+        scored = zip(members, rewards, strict=True)
+        return [dataclasses.replace(r, reward=reward, status=RewardStatus.OK) for (_, r), reward in scored]
 
     def take_metrics(self) -> dict[str, Metric]:
         return {}
 
 
 class Feed:
-    """Five prompts, again and again, so that some come twice in a step of more."""
+    """Five prompts, again and again, so that some come twice in a step of more. Like a sampler of a mixture, it is not
+    to be asked by two threads at once."""
+
+    def __init__(self) -> None:
+        self.busy = threading.Lock()
 
     def take(self, count: int, position: int) -> list[EncodedPrompt]:
+        assert self.busy.acquire(blocking=False)
+        time.sleep(0.0001)
+        self.busy.release()
         return [EncodedPrompt(Prompt(f"p{n % 5}", text=f"{n}"), (n,)) for n in range(position, position + count)]
 
 
@@ -100,12 +110,14 @@ def weights(version: int) -> Weights:
 
 
 def supply_of(before: Before, progress: Progress, *, window: int, staleness: int = 1, size: int = SIZE,
-              greedy: bool = False) -> tuple[SupplyWindow, Engine]:  # fmt: skip
-    algorithm = SimpleNamespace(overlong_buffer=None, dynamic_sampling=False)
+              greedy: bool = False, refills: int | None = None,
+              dull: Callable[[int], bool] = lambda _: True) -> tuple[SupplyWindow, Engine]:  # fmt: skip
+    dynamic = refills is not None
+    algorithm = SimpleNamespace(overlong_buffer=None, dynamic_sampling=dynamic, max_refills=refills)
     rollouts = SimpleNamespace(prompts_per_step=size, group_size=2)
     engine: Any = Engine(before)
     config: Any = SimpleNamespace(algorithm=algorithm, rollout=rollouts, seed=0)
-    scorer: Any = Scorer()
+    scorer: Any = Scorer(dull)
     collector = Collector(config, Feed(), engine, scorer, Sampling(4), needs_greedy=greedy)
     supply = SupplyWindow(
         collector, progress, weights(0), engine, max_staleness=staleness, last_step=LAST, window=window, partial=False
@@ -118,8 +130,11 @@ def numbers(collected: Collected) -> list[int]:
     return [int(str(group.prompt.text)) for group in collected.groups]
 
 
-def train(supply: SupplyWindow, progress: Progress, steps: int = LAST) -> list[Collected]:
-    batches = []
+def train(
+    supply: SupplyWindow, progress: Progress, steps: int = LAST, batches: list[Collected] | None = None
+) -> list[Collected]:
+    """The batches of the steps, behind those that are there already."""
+    batches = [] if batches is None else batches
     while progress.step < steps:
         step = progress.step + 1
         batches.append(supply.take(step, Stopwatch()))
@@ -162,17 +177,27 @@ def test_a_slow_group_is_overtaken_by_fewer_than_the_window() -> None:
 
 
 def test_what_may_overtake() -> None:
-    groups = OpenGroups(window=3, asked=6)
+    places = OpenPlaces(window=3)
+    begun = [places.begin() for _ in range(6)]
     for number in (1, 2, 4):
-        groups.finished[number] = RolloutGroup(Prompt(f"{number}", text="x"), number, ())
-    assert [group.group_id if (group := groups.take()) else None for _ in range(3)] == [1, 2, None]
-    assert (groups.count, groups.missing()) == (4, [0, 3, 5])
-    groups.finished[0] = RolloutGroup(Prompt("0", text="x"), 0, ())
-    assert [group.group_id if (group := groups.take()) else None for _ in range(3)] == [0, 4, None]
-    assert (groups.oldest, groups.overtaken_by) == (3, {4})
+        places.finish(begun[number])
+    assert [place.number if (place := places.take()) else None for _ in range(3)] == [1, 2, None]
+    assert (places.count, sorted(places.begun)) == (4, [0, 3, 5])
+    places.finish(begun[0])
+    assert [place.number if (place := places.take()) else None for _ in range(3)] == [0, 4, None]
+    assert (places.oldest, places.overtaken_by) == (3, {4})
     for number, state in ((1, (1, {2, 4})), (4, (1, {2}))):
-        groups.give_back(RolloutGroup(Prompt(f"{number}", text="x"), number, ()))
-        assert (groups.oldest, groups.overtaken_by) == state
+        places.give_back(begun[number])
+        assert (places.oldest, places.overtaken_by) == state
+
+
+def test_a_place_without_signal_draws_the_next_prompts() -> None:
+    places = OpenPlaces(window=1)
+    first, second = places.begin(), places.begin()
+    places.refill(first)
+    places.refill(first)
+    assert (first.positions, second.positions, places.begin().positions) == ([0, 2, 3], [1], [4])
+    assert (places.asked, places.drawn, places.count) == (3, 5, 3)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -274,3 +299,71 @@ def test_the_groups_of_a_step_that_is_not_finished_are_in_its_checkpoint() -> No
         batches = train(again, later)
     assert batches[0].groups == lost.groups
     assert [n for batch in batches for n in numbers(batch)] == list(range(4, 2 * LAST))
+
+
+def drawn(collected: Collected) -> list[int]:
+    """Everything that was sampled for the batch, by the number of its prompt in the data."""
+    return [int(str(group.prompt.text)) for group in collected.sampled]
+
+
+def test_groups_without_signal_are_replaced_as_often_as_in_the_exact_supply() -> None:
+    """Four places, two refills. Prompts 0 and 1 are dull, and so are those that replace them, which come after the
+    eight of the two steps that are begun at once. So two places are left without a group."""
+    dull = {0, 1, 8, 9, 10, 11}
+    supply, engine = supply_of(lambda _: None, Progress(), window=1, size=4, refills=2, dull=dull.__contains__)
+    with supply:
+        batch = supply.take(1, Stopwatch())
+    assert sorted(drawn(batch)) == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert numbers(batch) == [2, 3]
+    assert [group.group_id for group in batch.sampled] == list(range(8))
+    metrics = {name: metric.result() for name, metric in batch.metrics.items()}
+    assert (metrics["groups/sampled"], metrics["groups/missing"], metrics["groups/constant_fraction"]) == (8, 2, 0.75)
+    assert (metrics["rollout/overtaking_fraction"], batch.position) == (0.0, 8)
+    assert [step for step, _, _ in engine.asked].count(3) == 4, "noise is that of the prompt's part of the data"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_delays_and_any_dull_prompts_use_every_prompt_once_and_within_the_bounds(seed: int) -> None:
+    """Also with a failure in the middle, after which another process goes on from the checkpoint."""
+    dice = random.Random(seed)
+    size, staleness, window, refills = dice.randint(1, 4), dice.randint(1, 2), dice.randint(1, 6), dice.randint(0, 3)
+    bound = staleness + -(-(window - 1) // size)
+    failing = dice.randint(0, size * LAST - 1)
+    settings: dict[str, Any] = {"window": window, "staleness": staleness, "size": size, "refills": refills}
+
+    def dull(number: int) -> bool:
+        return random.Random(1000 * seed + number).random() < 0.5
+
+    def before(number: int) -> None:
+        time.sleep(random.Random(dice.random()).choice((0, 0, 0.002, 0.01)))
+        if number == failing and not failed:
+            failed.append(number)
+            raise RolloutError("no more", remedy="stop asking")
+
+    failed: list[int] = []
+    batches: list[Collected] = []
+    progress = Progress()
+    supply, _ = supply_of(before, progress, dull=dull, **settings)
+    with supply:
+        with pytest.raises(RolloutError, match="no more"):
+            train(supply, progress, batches=batches)
+        state = json.loads(json.dumps(supply.state_dict()))
+    later = Progress(step=progress.step, position=progress.position)
+    again, engine = supply_of(before, later, dull=dull, **settings)
+    engine.version = later.step
+    with again:
+        again.load_state_dict(state)
+        again.publish(weights(later.step), later.step)
+        train(again, later, batches=batches)
+    everything = [number for batch in batches for number in drawn(batch)]
+    assert sorted(everything) == list(range(later.position))
+    for step, batch in enumerate(batches, start=1):
+        assert [dull(number) for number in numbers(batch)] == [False] * len(batch.groups)
+        assert size <= len(batch.sampled) <= size * (1 + refills)
+        missing = batch.metrics["groups/missing"].result()
+        assert len(batch.groups) == size - missing
+        # Each missing place has drawn as often as it may, and each other one once more than it has drawn in vain.
+        assert len(batch.sampled) >= size + missing * refills
+        versions = {r.policy_version for group in batch.sampled for r in group.rollouts}
+        assert step - 1 - min(versions) <= bound
+        assert max(versions) <= step - 1
