@@ -1,0 +1,176 @@
+"""The process that holds the code of a model. It has the ends of a pipe to the tests, and nothing else.
+
+Whatever is here may be changed by the code that it runs. Nothing that is decided here counts: what leaves this process
+are plain values, and the other end checks that.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import traceback
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encode
+
+_MUTABLE = (list, dict, set, bytearray, deque)
+
+
+def serve(source: str, pipe: Pipe) -> None:
+    """Load the code and answer what the tests ask of it, until they have no more questions."""
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
+        pipe.send({"not_loaded": _said(error)})
+        return
+    pipe.send({"loaded": True})
+    answers = _Answers(vars(module))
+    while True:
+        try:
+            question = pipe.receive()
+        except ClosedError:
+            return
+        try:
+            answer = answers.to(question)
+            pipe.send(answer)
+        except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
+            pipe.send({"raised": [_name_of(error), _said(error)]})
+
+
+def run(source: str) -> int:
+    """Run a program to its end; its exit status."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    status = 0
+    try:
+        exec(compile(source, "program.py", "exec", dont_inherit=True), module.__dict__)
+        _await_threads()
+    except SystemExit as error:
+        status = _status(error.code)
+    except BaseException:  # noqa: BLE001  boundary: whatever the code does
+        traceback.print_exc(limit=-8)
+        status = 1
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        status = status or 1
+    return status
+
+
+def _await_threads() -> None:
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)  # as Python does
+    return 1
+
+
+def use_descriptors() -> None:
+    """Let `input` and `print` use descriptors 0, 1 and 2, which are files of this candidate."""
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, "r", closefd=False), encoding="utf-8", errors="replace")
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="backslashreplace"
+    )
+    sys.stderr = io.TextIOWrapper(
+        io.FileIO(2, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True
+    )
+
+
+def read_all(descriptor: int) -> bytes:
+    """The whole file behind a descriptor, from its beginning."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0)
+
+
+class _Answers:
+    """What the tests may ask: calls of names of the code, and of objects that these returned."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._objects: list[object] = []
+
+    def to(self, question: dict[str, Any]) -> dict[str, Any]:
+        target = self._target(question)
+        kind = question["ask"]
+        if kind == "call":
+            return self._call(target, question["arguments"], question["named"])
+        if kind == "get":
+            value = getattr(target, question["name"])
+            return {"method": True} if callable(value) else {"value": self._encoded(value)}
+        if kind == "method":
+            return self._call(getattr(target, question["name"]), question["arguments"], question["named"])
+        operations: dict[str, Callable[[Any], object]] = {
+            "next": lambda one: next(one, _END),
+            "iter": iter,
+            "len": len,
+            "bool": bool,
+            "str": str,
+            "item": lambda one: one[decode(question["key"], self._object)],
+        }
+        value = operations[kind](target)
+        return {"end": True} if value is _END else {"value": self._encoded(value)}
+
+    def _target(self, question: dict[str, Any]) -> Any:
+        if "handle" in question:
+            return self._objects[question["handle"]]
+        name = question["of"]
+        first, _, rest = name.partition(".")
+        if first in self._names:
+            found = self._names[first]
+            return getattr(found(), rest) if rest else found
+        solution = self._names.get("Solution")  # as LeetCode wants it
+        if isinstance(solution, type) and hasattr(solution, first):
+            return getattr(solution(), first)
+        raise NameError(f"the code does not define {name!r}")
+
+    def _call(self, function: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> dict[str, Any]:
+        given = [decode(argument, self._object) for argument in arguments]
+        by_name = {name: decode(argument, self._object) for name, argument in named.items()}
+        value = self._encoded(function(*given, **by_name))
+        changed = {}
+        for index, (argument, before) in enumerate(zip(given, arguments, strict=True)):
+            if type(argument) in _MUTABLE and (after := self._encoded(argument)) != before:
+                changed[str(index)] = after
+        return {"value": value, "changed": changed}
+
+    def _object(self, number: Any) -> object:
+        return self._objects[number]
+
+    def _encoded(self, value: object) -> Any:
+        return encode(value, self._instead)
+
+    def _instead(self, value: object) -> Any:
+        if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # a scalar or array has a plain value
+            return self._encoded(value.tolist())
+        if isinstance(value, (int, float, str, bytes, list, tuple, dict, set, frozenset)):
+            raise NotPlainError(f"an object of a class of its own, {type(value).__name__!r}, instead of a plain value")
+        self._objects.append(value)
+        return {"handle": len(self._objects) - 1}
+
+
+_END = object()
+
+
+def _name_of(error: BaseException) -> str:
+    return type(error).__name__
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f"{_name_of(error)}: {error}"[:500]
+    except BaseException:  # noqa: BLE001  boundary: its own text may raise
+        return _name_of(error)
