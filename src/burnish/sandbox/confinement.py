@@ -59,7 +59,9 @@ def confine(confinement: Confinement, limits: Limits) -> None:
     shadow = _enter_own_namespaces(limits) if confinement.tier == "namespaces" else None
     os.chdir("/" if shadow is None else "/tmp")
     os.setsid()
-    threads = confinement.alone or not (confinement.user is None and os.geteuid() == 0)  # root has no limit of processes
+    threads = confinement.alone or not (
+        confinement.user is None and os.geteuid() == 0
+    )  # root has no limit of processes
     _limit(confinement, limits)
     if confinement.user is not None:
         os.setgroups([])
@@ -155,7 +157,9 @@ def _leave_the_machine(is_root: bool) -> None:
     os.close(here)
     kernel.unmount("/old")
     os.rmdir("/old")
-    kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+    kernel.mount(
+        "none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    )
 
 
 def _remove_mount_point(root: str) -> None:
@@ -196,7 +200,9 @@ def _enter_own_namespaces(limits: Limits) -> int:
     """Process ids and a /tmp of this candidate's own. What returns is a child; the parent becomes its shadow, which
     ends as the child ends. Returns the end of a pipe that the shadow holds as long as it lives."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
-    kernel.mount("tmp", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=1777,size={4 * limits.output_bytes}")
+    kernel.mount(
+        "tmp", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=1777,size={4 * limits.output_bytes}"
+    )
     shadow, alive = os.pipe()
     inner = os.fork()
     if inner == 0:

@@ -124,7 +124,9 @@ def _same_words(expected: str, found: str) -> bool:
     wanted, words = expected.split(), found.split()
     if len(wanted) != len(words):
         return False
-    return all(a == b or (_number(a) is not None and _number(a) == _number(b)) for a, b in zip(wanted, words, strict=True))
+    return all(
+        a == b or (_number(a) is not None and _number(a) == _number(b)) for a, b in zip(wanted, words, strict=True)
+    )
 
 
 def _number(word: str) -> Decimal | None:
@@ -139,7 +141,11 @@ def _questions(job: FunctionTests | AssertTests) -> dict[str, Any]:
     if isinstance(job, AssertTests):
         return {"texts": list(job.texts), "prelude": job.prelude, "entry": job.entry}
     cases = [
-        {"arguments": encode(list(case.arguments)), "named": encode(dict(case.named)), "expected": encode(case.expected)}
+        {
+            "arguments": encode(list(case.arguments)),
+            "named": encode(dict(case.named)),
+            "expected": encode(case.expected),
+        }
         for case in job.cases
     ]
     return {"cases": cases, "entry": job.entry, "tolerance": job.tolerance}

@@ -25,7 +25,7 @@ from typing import Any
 from burnish.sandbox import candidate, tester
 from burnish.sandbox.confinement import Confinement, confine, prepare
 from burnish.sandbox.job import Limits
-from burnish.sandbox.kernel import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, prctl
+from burnish.sandbox.kernel import PR_SET_DUMPABLE, prctl
 from burnish.sandbox.wire import Pipe
 
 MODULES = """
@@ -43,8 +43,6 @@ _FAILED_TO_START = 97
 
 def main(control: int, tier: str) -> None:
     """Serve jobs that come over this socket until it closes."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    prctl(PR_SET_DUMPABLE, 0)  # what runs as the same user may not look into it
     channel = socket.socket(fileno=control)
     for name in MODULES.split():
         with contextlib.suppress(ImportError):
@@ -54,6 +52,7 @@ def main(control: int, tier: str) -> None:
     except OSError as error:
         channel.send(json.dumps({"refused": f"{error.strerror or error}"}).encode())
         return
+    prctl(PR_SET_DUMPABLE, 0)  # what runs as the same user may not look into it, nor into a tester
     gc.collect()
     gc.freeze()  # a candidate's collections then touch nothing of this process
     channel.send(json.dumps({"ready": True}).encode())
@@ -62,14 +61,16 @@ def main(control: int, tier: str) -> None:
         if not data:
             return
         try:
-            answer = _serve(json.loads(data), descriptors, confinement)
+            answer = _serve(json.loads(data), descriptors, confinement, channel)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         channel.send(json.dumps(answer).encode())
 
 
-def _serve(header: dict[str, Any], descriptors: Sequence[int], confinement: Confinement) -> dict[str, Any]:
+def _serve(
+    header: dict[str, Any], descriptors: Sequence[int], confinement: Confinement, channel: socket.socket
+) -> dict[str, Any]:
     """One job: fork what it needs, wait for that within the limit, and leave nothing."""
     limits, before = Limits(**header["limits"]), resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
@@ -78,7 +79,7 @@ def _serve(header: dict[str, Any], descriptors: Sequence[int], confinement: Conf
     else:
         code, stdin, stdout, stderr = descriptors
         awaited, others = _fork(lambda: _program(code=3), (stdin, stdout, stderr, code), confinement, limits), []
-    timed_out = not _ended(awaited, limits.seconds)
+    timed_out = not _ended(awaited, limits.seconds, channel)
     seconds = time.monotonic() - began
     status = _leave_nothing([awaited, *others], awaited)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -147,11 +148,12 @@ def _tests(tests: int, verdict: int, pipe: Pipe) -> int:
     return 0
 
 
-def _ended(pid: int, seconds: float) -> bool:
-    """Whether this child ends within so long. It can still be waited for."""
+def _ended(pid: int, seconds: float, channel: socket.socket) -> bool:
+    """Whether this child ends within so long. It can still be waited for. Nobody writes to the channel meanwhile: if it
+    can be read, the other end has gone, and there is nobody to wait for."""
     descriptor = os.pidfd_open(pid)
     try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
+        return descriptor in select.select([descriptor, channel], [], [], seconds)[0]
     finally:
         os.close(descriptor)
 
