@@ -75,7 +75,7 @@ def _status(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    print(code, file=sys.stderr)  # as Python does
+    sys.stderr.write(f"{code}\n")  # as Python does
     return 1
 
 

@@ -25,7 +25,10 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 10.0
 """For the warm parent to end a job whose time is up, on a busy machine."""
 _ROOT = Path(__file__).parents[2]
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from burnish.sandbox.warm import main; del sys.path[0]; main(int(sys.argv[2]), sys.argv[3])"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from burnish.sandbox.warm import main; del sys.path[0]; "
+    "main(int(sys.argv[2]), sys.argv[3])"
+)
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
     "PYTHONHASHSEED": "0",  # the same program prints the same set
@@ -45,7 +48,7 @@ class WarmParent:
 
     def __init__(self, tier: Tier) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOT, str(_ROOT), str(theirs.fileno()), tier],

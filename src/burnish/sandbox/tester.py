@@ -10,8 +10,10 @@ import builtins
 import json
 import math
 import os
+import sys
 import unittest
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encode
@@ -184,9 +186,9 @@ def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> No
         arguments, expected = decode(case["arguments"]), decode(case["expected"])
         try:
             found = function(*arguments, **decode(case["named"]))
-        except (CandidateError, Exception) as error:
-            if isinstance(error, (ClosedError, NotPlainError)):
-                raise
+        except (ClosedError, NotPlainError):
+            raise
+        except Exception as error:  # noqa: BLE001  boundary: any that the code raised
             report.test(False, f"{tests['entry']}{_shown(arguments)}: {_said(error)}")
             continue
         detail = f"{tests['entry']}{_shown(arguments)} returned {found!r:.100}, not {expected!r:.100}"
@@ -211,8 +213,9 @@ class _Text:
         exec(compile(prelude, "prelude", "exec", dont_inherit=True), self._names)
         free = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         unknown = {name for name in free if name not in self._names and name not in vars(builtins)}
-        for name in unknown | ({entry} if entry else set()):
-            self._names[name] = Function(candidate, name)
+        modules = {name: sys.modules[name] for name in unknown & _as_modules(self._tree) if name in sys.modules}
+        functions = (unknown - modules.keys()) | ({entry} if entry else set())
+        self._names |= {**modules, **{name: Function(candidate, name) for name in functions}}
         self._names[_RECORD], self._names[_FAIL] = self._record, self._fail
 
     def run(self) -> None:
@@ -222,7 +225,7 @@ class _Text:
         defined = {name: value for name, value in self._names.items() if name not in known or name == "check"}
         for name, value in defined.items():
             if name == "check" and callable(value) and not isinstance(value, Function):
-                whole &= self._guarded(name, lambda check=value: check(self._names[self._entry or "candidate"]))
+                whole &= self._guarded(name, partial(value, self._names[self._entry or "candidate"]))
             elif name.startswith("test") and callable(value) and not isinstance(value, type):
                 whole &= self._guarded(name, value)
             elif isinstance(value, type) and issubclass(value, unittest.TestCase):
@@ -258,6 +261,12 @@ class _Text:
         self._report.test(False, f"{text}: {_said(error)}")
 
 
+def _as_modules(tree: ast.AST) -> set[str]:
+    """Names that are used as a module of the standard library is. Texts may rely on the imports of the code."""
+    nodes = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)} & sys.stdlib_module_names
+
+
 class _Counting(ast.NodeTransformer):
     """Makes every assertion report instead of raise, so that those after a failed one count too. `assert True` and
     `assert False` stay: the first tests nothing, and the second is there for what should have raised."""
@@ -274,9 +283,10 @@ class _Counting(ast.NodeTransformer):
 
 def _raised(name: object, said: object) -> Exception:
     kind = vars(builtins).get(str(name))
-    is_error = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDING)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, _ENDING):
+        return CandidateError(str(said))
     try:
-        return kind(str(said)) if is_error else CandidateError(str(said))
+        return kind(str(said))
     except TypeError:  # UnicodeDecodeError and others want more
         return CandidateError(str(said))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from burnish.errors import SandboxError
-from burnish.sandbox.confinement import TIERS, Tier
+from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import Case, FunctionTests, Limits, Output, Program
 from burnish.sandbox.parent import TierRefusedError
 from burnish.sandbox.sandbox import Sandbox
@@ -92,9 +92,11 @@ def _at_most(amount: int) -> _Held:
 _READ = "try: print(open(FILE).read())\nexcept OSError as error: print(error)"
 _CHANGE = """
 import os
-for attempt in (lambda: open(FILE, 'w').write('x'), lambda: os.remove(FILE), lambda: os.truncate(FILE, 0),
-                lambda: os.rename(FILE, FILE + '2'), lambda: os.chmod(FOLDER, 0), lambda: os.symlink('/', FOLDER + '/link'),
-                lambda: open(FOLDER + '/new', 'w').write('x'), lambda: os.mkdir(FOLDER + '/new')):
+for attempt in (
+    lambda: open(FILE, 'w').write('x'), lambda: os.remove(FILE), lambda: os.truncate(FILE, 0),
+    lambda: os.rename(FILE, FILE + '2'), lambda: os.chmod(FOLDER, 0), lambda: os.symlink('/', FOLDER + '/link'),
+    lambda: open(FOLDER + '/new', 'w').write('x'), lambda: os.mkdir(FOLDER + '/new'),
+):
     try: attempt()
     except OSError: pass
 """
@@ -208,6 +210,16 @@ _PROGRAMS: tuple[tuple[str, str, _Held], ...] = (
 _EQUAL_TO_ALL = (
     "class Any(int):\n    __eq__ = lambda self, other: True\n    __hash__ = int.__hash__\ndef f(x): return Any(3)"
 )
+_SEARCH = """
+import gc, sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for value in frame.f_locals.values():
+            if value == 271828: return value
+        frame = frame.f_back
+    return next((o for o in gc.get_objects() if isinstance(o, list) and 271828 in o), [0])[-1]
+"""
 _CHEATS: tuple[tuple[str, str], ...] = (
     ("ends in peace when it is loaded", "import os\nos._exit(0)"),
     ("ends in peace when it is called", "import os\ndef f(x): os._exit(0)"),
@@ -218,12 +230,7 @@ _CHEATS: tuple[tuple[str, str], ...] = (
         'import os\nfor number in range(64):\n    try: os.write(number, b\'{"passed": true}\\n{"end": true}\\n\')\n'
         "    except OSError: pass\ndef f(x): return 0",
     ),
-    (
-        "looks for what is expected in memory and frames",
-        "import gc, sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
-        "        for value in frame.f_locals.values():\n            if value == 271828: return value\n"
-        "        frame = frame.f_back\n    return next((o for o in gc.get_objects() if isinstance(o, list) and 271828 in o), [0])[-1]",
-    ),
+    ("looks for what is expected in memory and frames", _SEARCH),
 )
 
 

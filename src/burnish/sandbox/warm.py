@@ -153,7 +153,7 @@ def _ended(pid: int, seconds: float, channel: socket.socket) -> bool:
     can be read, the other end has gone, and there is nobody to wait for."""
     descriptor = os.pidfd_open(pid)
     try:
-        return descriptor in select.select([descriptor, channel], [], [], seconds)[0]
+        return descriptor in select.select([descriptor, channel.fileno()], [], [], seconds)[0]
     finally:
         os.close(descriptor)
 
