@@ -166,11 +166,8 @@ def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
     if "ended" in last:
         return Verdict("ended", passed, max(total, passed + 1), seconds, last["ended"])
     if "end" not in last:
-        said = ended["stderr"].strip().splitlines()
-        raise SandboxError(
-            f"the tests ended with status {ended['code']} without a verdict{': ' + said[-1] if said else ''}",
-            remedy="check that the tests can be compiled and run by themselves (`burnish check`)",
-        )
+        why = last.get("broken", f"their process has ended with status {ended['code']}")
+        raise SandboxError(f"the tests gave no verdict: {why}", remedy="mend the tests, or leave the row out")
     if total == 0:
         raise _no_tests()
     if passed == total:
@@ -193,5 +190,5 @@ def _why(output: Output, number: int, expected: str) -> tuple[Status, str]:
 def _no_tests() -> SandboxError:
     return SandboxError(
         "the tests test nothing: no assertion about the code, no test function and no case was found in them",
-        remedy="check the columns with the tests (`burnish check`)",
+        remedy="check the columns that hold the tests",
     )

@@ -27,6 +27,10 @@ class CandidateError(Exception):
     """The code raised something that the tests cannot know, or returned what is no plain value."""
 
 
+class BrokenTestsError(Exception):
+    """Tests that cannot run whatever the code does."""
+
+
 class Report:
     """Lines to whoever reads the verdict."""
 
@@ -54,6 +58,8 @@ def judge(tests: Mapping[str, Any], pipe: Pipe, report: Report) -> None:
         else:
             _texts(tests, candidate, report)
         report.line(end=True)
+    except BrokenTestsError as error:
+        report.line(broken=str(error))
     except (ClosedError, NotPlainError) as error:
         report.line(ended="the code's process has ended" if isinstance(error, ClosedError) else str(error))
 
@@ -208,9 +214,12 @@ class _Text:
         self._candidate = candidate
         self._report = report
         self._before = report.count
-        self._tree = _Counting().visit(ast.parse(text))
         self._names: dict[str, Any] = {"__name__": "tests"}
-        exec(compile(prelude, "prelude", "exec", dont_inherit=True), self._names)
+        try:
+            self._tree = _Counting().visit(ast.parse(text))
+            exec(compile(prelude, "prelude", "exec", dont_inherit=True), self._names)
+        except Exception as error:
+            raise BrokenTestsError(_said(error)) from error
         free = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         unknown = {name for name in free if name not in self._names and name not in vars(builtins)}
         modules = {name: sys.modules[name] for name in unknown & _as_modules(self._tree) if name in sys.modules}

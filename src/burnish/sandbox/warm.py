@@ -11,6 +11,7 @@ import fcntl
 import gc
 import json
 import os
+import random
 import resource
 import select
 import signal
@@ -47,6 +48,8 @@ def main(control: int, tier: str) -> None:
     for name in MODULES.split():
         with contextlib.suppress(ImportError):
             __import__(name)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
     try:
         confinement = prepare(tier)  # type: ignore[arg-type]
     except OSError as error:
@@ -124,6 +127,7 @@ def _fork(work: Callable[[], int], given: Sequence[int], confinement: Confinemen
         os.closerange(len(given), 1 << 30)
         candidate.use_descriptors()
         confine(confinement, limits)
+        random.seed(0)  # the same program has the same luck; a fork changes the seed
         status = work()
     except BaseException:  # noqa: BLE001  boundary: the fork must not go on as a second parent
         with contextlib.suppress(BaseException):

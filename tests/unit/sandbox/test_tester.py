@@ -123,7 +123,8 @@ def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
     functions = "def test_one():\n    assert double(1) == 2\ndef test_two():\n    assert double(1) == 3"
     assert passed(judged({"texts": [functions]})) == [True, False]
     cases = (
-        "import unittest\nclass TestDouble(unittest.TestCase):\n    def test_one(self): self.assertEqual(double(1), 2)\n"
+        "import unittest\nclass TestDouble(unittest.TestCase):\n"
+        "    def test_one(self): self.assertEqual(double(1), 2)\n"
         "    def test_two(self): self.assertEqual(double(1), 3)"
     )
     assert sorted(passed(judged({"texts": [cases]}))) == [False, True]
