@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import select
@@ -87,7 +88,7 @@ def readable_paths() -> list[str]:
 
 def _limit(confinement: Confinement, limits: Limits) -> None:
     processes = limits.processes + (0 if confinement.alone else _tasks_of_this_user())
-    seconds = max(1, round(limits.processor_seconds))
+    seconds = max(1, math.ceil(limits.processor_seconds))
     bounds = {
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_AS: confinement.own_memory + limits.memory_mb * 2**20,
@@ -201,7 +202,11 @@ def _enter_own_namespaces(limits: Limits) -> int:
     ends as the child ends. Returns the end of a pipe that the shadow holds as long as it lives."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
     kernel.mount(
-        "tmp", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=1777,size={4 * limits.output_bytes}"
+        "tmp",
+        "/tmp",
+        "tmpfs",
+        kernel.MS_NOSUID | kernel.MS_NODEV,
+        f"mode=1777,nr_inodes=256,size={4 * limits.output_bytes}",
     )
     shadow, alive = os.pipe()
     inner = os.fork()

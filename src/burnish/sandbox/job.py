@@ -30,11 +30,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of a function and what it should return. Tuples count as lists where `expected` is from JSON."""
+    """One call of a function and what it should return. Tuples count as lists, because JSON has one of them. wrapped:
+    `expected` may be a list whose only element is what should be returned, as APPS has it."""
 
     arguments: tuple[Any, ...]
     expected: Any
     named: Mapping[str, Any] = field(default_factory=dict)
+    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

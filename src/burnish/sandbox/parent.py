@@ -76,7 +76,7 @@ class WarmParent:
         """The tester's lines, and how the job ended. Raises SandboxError."""
         reading, writing = os.pipe()
         try:
-            with _files(code.encode(), json.dumps(tests).encode(), b"", b"") as (source, questions, stdout, stderr):
+            with _files(_bytes(code), json.dumps(tests).encode(), b"", b"") as (source, questions, stdout, stderr):
                 try:
                     self._ask("tests", limits, (source, questions, writing, stdout, stderr))
                 finally:
@@ -89,7 +89,7 @@ class WarmParent:
 
     def program(self, code: str, stdin: str, limits: Limits) -> Output:
         """Run it once. Raises SandboxError."""
-        with _files(code.encode(), stdin.encode(), b"", b"") as (source, given, stdout, stderr):
+        with _files(_bytes(code), _bytes(stdin), b"", b"") as (source, given, stdout, stderr):
             self._ask("program", limits, (source, given, stdout, stderr))
             ended = self._answer(limits.seconds + GRACE_SECONDS, "program")
             return Output(_text(stdout), _text(stderr), ended["code"], ended["seconds"], ended["timed_out"])
@@ -158,6 +158,11 @@ def _files(*contents: bytes) -> Iterator[tuple[int, ...]]:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _bytes(text: str) -> bytes:
+    """What a model writes may hold halves of characters; the program then says that it cannot be loaded."""
+    return text.encode(errors="surrogatepass")
 
 
 def _text(descriptor: int) -> str:

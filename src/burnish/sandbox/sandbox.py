@@ -6,18 +6,20 @@ import queue
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from burnish.errors import SandboxError
 from burnish.sandbox.confinement import Tier
-from burnish.sandbox.job import AssertTests, FunctionTests, Limits, Output, Program, ProgramTests, Status, Verdict
+from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output, Program, ProgramTests, Status, Verdict
 from burnish.sandbox.parent import WarmParent
 from burnish.sandbox.wire import encode
 
 WAIT_SECONDS = 600.0
 """For a warm parent to become free."""
-_OUT_OF_MEMORY = ("MemoryError",)
+_OUT_OF_MEMORY = "MemoryError"
+_DETAIL = 300
 
 
 class Sandbox:
@@ -76,9 +78,13 @@ class Sandbox:
             raise _no_tests()
         passed, seconds, first = 0, 0.0, ("passed", "")
         for number, (stdin, expected) in enumerate(job.pairs, start=1):
-            output = self.output(Program(job.code, stdin), limits)
+            left = replace(limits, seconds=limits.seconds - seconds)
+            output = self.output(Program(job.code, stdin), left)
             seconds += output.seconds
-            if same_output(expected, output.stdout) and output.code == 0 and not output.timed_out:
+            if seconds >= limits.seconds:
+                detail = f"input {number}: stopped after {seconds:.1f} s"
+                return Verdict("timed_out", passed, len(job.pairs), seconds, first[1] or detail)
+            if same_output(expected, output.stdout) and output.code == 0:
                 passed += 1
             elif first[0] == "passed":
                 first = _why(output, number, expected)
@@ -143,31 +149,40 @@ def _questions(job: FunctionTests | AssertTests) -> dict[str, Any]:
         {
             "arguments": encode(list(case.arguments)),
             "named": encode(dict(case.named)),
-            "expected": encode(case.expected),
+            "expected": encode(_forms(case)),
         }
         for case in job.cases
     ]
     return {"cases": cases, "entry": job.entry, "tolerance": job.tolerance}
 
 
+def _forms(case: Case) -> list[Any]:
+    """All values that count as the expected one."""
+    inner = case.expected if case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1 else []
+    return [case.expected, *inner]
+
+
 def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
     """What the tester's lines, and the way in which it ended, come to."""
     results = [line for line in lines if "passed" in line]
     passed = sum(line["passed"] for line in results)
-    details = [line["detail"] for line in results if "detail" in line]
-    total = max([len(results), *(line["total"] for line in lines if "total" in line)])
+    details = [_clean(line["detail"]) for line in results if "detail" in line]
+    planned = [line["total"] for line in lines if "total" in line]
+    total = len(results) if lines and "end" in lines[-1] else max([len(results), *planned])
     seconds = float(ended["seconds"])
     last = lines[-1] if lines else {}
     if ended["timed_out"]:
         return Verdict("timed_out", passed, max(total, passed + 1), seconds, f"stopped after {seconds:.1f} s")
     if "not_loaded" in last:
         status: Status = "out_of_memory" if last["not_loaded"].startswith(_OUT_OF_MEMORY) else "not_loaded"
-        return Verdict(status, 0, max(total, 1), seconds, last["not_loaded"])
+        return Verdict(status, 0, max(total, 1), seconds, _clean(last["not_loaded"]))
     if "ended" in last:
-        return Verdict("ended", passed, max(total, passed + 1), seconds, last["ended"])
-    if "end" not in last:
+        return Verdict("ended", passed, max(total, passed + 1), seconds, _clean(last["ended"]))
+    if "broken" in last or not planned:
         why = last.get("broken", f"their process has ended with status {ended['code']}")
         raise SandboxError(f"the tests gave no verdict: {why}", remedy="mend the tests, or leave the row out")
+    if "end" not in last:  # what the code returned was too much for them
+        return Verdict("ended", passed, max(total, passed + 1), seconds, "the tests' process has ended")
     if total == 0:
         raise _no_tests()
     if passed == total:
@@ -177,14 +192,17 @@ def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
 
 
 def _why(output: Output, number: int, expected: str) -> tuple[Status, str]:
-    if output.timed_out:
-        return "timed_out", f"input {number}: stopped after {output.seconds:.1f} s"
-    said = output.stderr.strip().splitlines()
+    said = _clean(output.stderr.strip().rpartition("\n")[2])
     if output.code:
-        memory = bool(said) and said[-1].startswith(_OUT_OF_MEMORY)
-        detail = f"input {number}: ended with status {output.code}{': ' + said[-1] if said else ''}"
+        memory = said.startswith(_OUT_OF_MEMORY)
+        detail = f"input {number}: ended with status {output.code}{': ' + said if said else ''}"
         return ("out_of_memory" if memory else "ended"), detail
     return "failed", f"input {number}: wrote {output.stdout.strip()!r:.100}, not {expected.strip()!r:.100}"
+
+
+def _clean(text: str) -> str:
+    """A detail that can be printed and saved."""
+    return text.encode(errors="replace").decode()[:_DETAIL]
 
 
 def _no_tests() -> SandboxError:

@@ -39,12 +39,16 @@ pselect6 270 72|ppoll 271 73|set_robust_list 273 99|dup3 292 24|getrandom 318 27
 rseq 334 293|faccessat2 439 439|getrlimit 97 163|sched_getparam 143 121|sched_getscheduler 145 120
 close_range 436 436|pipe2 293 59|renameat2 316 276|get_mempolicy 239 236|mincore 27 232
 open 2 -|stat 4 -|lstat 6 -|poll 7 -|access 21 -|select 23 -|dup2 33 -|rename 82 -|mkdir 83 -|rmdir 84 -|unlink 87 -
-readlink 89 -|getdents 78 -|time 201 -|pipe 22 -|arch_prctl 158 -
+readlink 89 -|epoll_create1 291 20|epoll_ctl 233 21|epoll_pwait 281 22|epoll_wait 232 -|eventfd2 290 19|recvfrom 45 207
+getdents 78 -|time 201 -|pipe 22 -|arch_prctl 158 -
 """
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _FCNTL = {"x86_64": 72, "aarch64": 25}
 _DUPLICATE_AND_FLAGS = (0, 1, 2, 3, 4, 1030)  # not F_SETOWN, which makes the kernel send signals to others
+_SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
+_SENDTO = {"x86_64": 44, "aarch64": 206}
+_AF_UNIX = 1
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _TGKILL = {"x86_64": 234, "aarch64": 131}
 
@@ -73,6 +77,9 @@ def program(of: str, pid: int, *, threads: bool) -> bytes:
     if threads:
         lines += _if_call(_CLONE[of], 0, [(_ANY_BIT, _CLONE_THREAD)])
     lines += _if_call(_FCNTL[of], 1, [(_EQUAL, command) for command in _DUPLICATE_AND_FLAGS])
+    # What event loops wake themselves with, which leads nowhere else.
+    lines += _if_call(_SOCKETPAIR[of], 0, [(_EQUAL, _AF_UNIX)])
+    lines += _if_call(_SENDTO[of], 4, [(_EQUAL, 0)])
     lines += _if_call(_PRLIMIT[of], 2, [(_EQUAL, 0)])  # reads limits and sets none
     lines += _if_call(_TGKILL[of], 0, [(_EQUAL, pid)])  # a process that ends itself
     lines += [(_RETURN, 0, 0, _FAIL | errno.EPERM)]

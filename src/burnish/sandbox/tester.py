@@ -1,16 +1,19 @@
 """The process that holds the tests and what they expect. It asks the candidate by messages, and decides.
 
-Each test is reported as it ends, so that a deadline loses only those that were not reached.
+A text is one test for each `assert` in it, however often that is reached, and one for each function and method of
+tests. What the whole text makes of a candidate is what it would make of it natively: it passes if nothing fails.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import json
 import math
 import os
 import sys
+import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -20,7 +23,9 @@ from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encod
 
 _ENDING = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that would end a loop of the tests in peace, so that the rest of it is not tested."""
-_RECORD, _FAIL = "__burnish_record", "__burnish_fail"
+_RECORD, _FAIL, _ERROR = "burnish_record_", "burnish_fail_", "burnish_error_"
+_DETAIL = 300
+_SHOWN = 100
 
 
 class CandidateError(Exception):
@@ -28,40 +33,42 @@ class CandidateError(Exception):
 
 
 class BrokenTestsError(Exception):
-    """Tests that cannot run whatever the code does."""
+    """Tests that cannot run, whatever the code does."""
 
 
 class Report:
-    """Lines to whoever reads the verdict."""
+    """Lines to whoever reads the verdict: how many tests there are, each that has been decided, and the end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self.count = 0
 
     def line(self, **content: Any) -> None:
         os.write(self._descriptor, json.dumps(content).encode() + b"\n")
 
     def test(self, passed: bool, detail: str = "") -> None:
-        self.count += 1
-        self.line(passed=bool(passed), **({} if passed else {"detail": detail[:500]}))
+        self.line(passed=bool(passed), **({} if passed else {"detail": detail[:_DETAIL]}))
 
 
 def judge(tests: Mapping[str, Any], pipe: Pipe, report: Report) -> None:
     """Run the tests against the candidate at the other end of the pipe."""
+    candidate = Candidate(pipe)
+    try:
+        run = _cases(tests, candidate, report) if "cases" in tests else _texts(tests, candidate, report)
+    except BrokenTestsError as error:
+        return report.line(broken=str(error))
     try:
         first = pipe.receive()
         if first != {"loaded": True}:
-            return report.line(not_loaded=str(first.get("not_loaded") if isinstance(first, dict) else first))
-        candidate = Candidate(pipe)
-        if "cases" in tests:
-            _cases(tests, candidate, report)
-        else:
-            _texts(tests, candidate, report)
+            said = first.get("not_loaded") if isinstance(first, dict) else None
+            return report.line(not_loaded=said[:_DETAIL] if isinstance(said, str) else "it says nothing of use")
+        run()
         report.line(end=True)
+    except ClosedError:
+        report.line(ended="the code's process has ended")
     except BrokenTestsError as error:
         report.line(broken=str(error))
-    except (ClosedError, NotPlainError) as error:
-        report.line(ended="the code's process has ended" if isinstance(error, ClosedError) else str(error))
+    except BaseException as error:  # noqa: BLE001  boundary: whatever the code's values do to the tests, they fail
+        report.line(ended=_said(error))
 
 
 class Candidate:
@@ -73,12 +80,12 @@ class Candidate:
 
     def call(self, question: dict[str, Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """The plain value that a call returned. What it changed in its arguments is changed here as well."""
-        sent = [self._encoded(argument) for argument in arguments]
-        by_name = {name: self._encoded(argument) for name, argument in named.items()}
+        sent = [self.encoded(argument) for argument in arguments]
+        by_name = {name: self.encoded(argument) for name, argument in named.items()}
         answer = self.ask({**question, "arguments": sent, "named": by_name})
         for index, content in answer.get("changed", {}).items():
-            _become(arguments[int(index)], self._decoded(content))
-        return self._decoded(answer["value"])
+            _become(arguments[int(index)], self.decoded(content))
+        return self.decoded(answer["value"])
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         self.calls += 1
@@ -90,16 +97,10 @@ class Candidate:
             raise _raised(*answer["raised"])
         return answer
 
-    def value(self, question: dict[str, Any]) -> Any:
-        return self._decoded(self.ask(question)["value"])
-
     def encoded(self, value: object) -> Any:
-        return self._encoded(value)
-
-    def _encoded(self, value: object) -> Any:
         return encode(value, _handle_of)
 
-    def _decoded(self, content: Any) -> Any:
+    def decoded(self, content: Any) -> Any:
         return decode(content, lambda number: Remote(self, int(number)))
 
 
@@ -123,7 +124,7 @@ class Remote:
         self.__dict__["_number"] = number
 
     def _ask(self, kind: str, **more: Any) -> Any:
-        return self._candidate.value({"ask": kind, "handle": self._number, **more})
+        return self._candidate.decoded(self._candidate.ask({"ask": kind, "handle": self._number, **more})["value"])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -132,7 +133,7 @@ class Remote:
         if "method" in answer:
             question = {"ask": "method", "handle": self._number, "name": name}
             return lambda *arguments, **named: self._candidate.call(question, arguments, named)
-        return decode(answer["value"], lambda number: Remote(self._candidate, int(number)))
+        return self._candidate.decoded(answer["value"])
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._candidate.call({"ask": "call", "handle": self._number}, arguments, named)
@@ -145,7 +146,7 @@ class Remote:
         answer = self._candidate.ask({"ask": "next", "handle": self._number})
         if "end" in answer:
             raise StopIteration
-        return decode(answer["value"], lambda number: Remote(self._candidate, int(number)))
+        return self._candidate.decoded(answer["value"])
 
     def __len__(self) -> int:
         return int(self._ask("len"))
@@ -155,6 +156,9 @@ class Remote:
 
     def __getitem__(self, key: object) -> Any:
         return self._ask("item", key=self._candidate.encoded(key))
+
+    def __contains__(self, item: object) -> bool:
+        return bool(self._ask("contains", key=self._candidate.encoded(item)))
 
     def __str__(self) -> str:
         return str(self._ask("str"))
@@ -167,107 +171,194 @@ class Remote:
 
 
 def equal(expected: Any, found: Any, tolerance: float) -> bool:
-    """Whether a plain value is the expected one: numbers of any type by value, floats within the tolerance, tuples and
-    lists alike because JSON has one of them. True is not 1."""
+    """Whether a plain value is the expected one: integers exactly, also as a float; where a float is expected, within
+    the tolerance; tuples and lists alike, because JSON has one of them. True is not 1."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return type(expected) is type(found) and expected == found
-    if isinstance(expected, float) or isinstance(found, float):
-        if not (isinstance(expected, (int, float)) and isinstance(found, (int, float))):
+    if isinstance(expected, float) and isinstance(found, (int, float)):
+        if math.isnan(expected) or (isinstance(found, float) and math.isnan(found)):
+            return math.isnan(expected) and isinstance(found, float) and math.isnan(found)
+        try:
+            return expected == found or math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
+        except OverflowError:  # an integer beyond all floats
             return False
-        if math.isnan(expected) or math.isnan(found):
-            return math.isnan(expected) and math.isnan(found)
-        return expected == found or math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
     if isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)):
         same_length = len(expected) == len(found)
         return same_length and all(equal(a, b, tolerance) for a, b in zip(expected, found, strict=True))
     if isinstance(expected, dict) and isinstance(found, dict):
         return expected.keys() == found.keys() and all(equal(expected[key], found[key], tolerance) for key in expected)
-    return bool(expected == found)
+    try:
+        return bool(expected == found)
+    except (ArithmeticError, TypeError):  # a decimal that signals
+        return False
 
 
-def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> None:
-    report.line(total=len(tests["cases"]))
+def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Callable[[], None]:
+    cases = tests["cases"]
     function = Function(candidate, tests["entry"])
-    for case in tests["cases"]:
-        arguments, expected = decode(case["arguments"]), decode(case["expected"])
-        try:
-            found = function(*arguments, **decode(case["named"]))
-        except (ClosedError, NotPlainError):
-            raise
-        except Exception as error:  # noqa: BLE001  boundary: any that the code raised
-            report.test(False, f"{tests['entry']}{_shown(arguments)}: {_said(error)}")
-            continue
-        detail = f"{tests['entry']}{_shown(arguments)} returned {found!r:.100}, not {expected!r:.100}"
-        report.test(equal(expected, found, tests["tolerance"]), detail)
+    report.line(total=len(cases))
+
+    def run() -> None:
+        for case in cases:
+            arguments, expected = decode(case["arguments"]), decode(case["expected"])
+            asked = f"{tests['entry']}({', '.join(map(_shown, arguments))})"[: 2 * _SHOWN]
+            try:
+                found = function(*arguments, **decode(case["named"]))
+            except ClosedError:
+                raise
+            except Exception as error:  # noqa: BLE001  boundary: any that the code raised
+                report.test(False, f"{asked}: {_said(error)}")
+                continue
+            passed = any(equal(form, found, tests["tolerance"]) for form in expected)
+            report.test(passed, "" if passed else f"{asked} returned {_shown(found)}, not {_shown(expected[0])}")
+
+    return run
 
 
-def _texts(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> None:
-    for text in tests["texts"]:
-        _Text(text, tests["prelude"], tests["entry"], candidate, report).run()
+def _texts(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Callable[[], None]:
+    texts = [_Text(text, tests["prelude"], tests["entry"], candidate) for text in tests["texts"]]
+    report.line(total=sum(text.count for text in texts))
+
+    def run() -> None:
+        for text in texts:
+            for passed, detail in text.run():
+                report.test(passed, detail)
+
+    return run
 
 
 class _Text:
-    """One text of tests: its statements, and the functions and classes with tests that they define."""
+    """One text of tests: its statements, and the functions and classes with tests that they define.
 
-    def __init__(self, text: str, prelude: str, entry: str | None, candidate: Candidate, report: Report) -> None:
+    count: of its assertions, or 1 if it has none.
+    """
+
+    def __init__(self, text: str, prelude: str, entry: str | None, candidate: Candidate) -> None:
         self._entry = entry
         self._candidate = candidate
-        self._report = report
-        self._before = report.count
+        self._outcomes: dict[int, str] = {}
+        """For each assertion that was reached, why it failed; "" if it never did."""
         self._names: dict[str, Any] = {"__name__": "tests"}
+        counting = _Counting()
         try:
-            self._tree = _Counting().visit(ast.parse(text))
+            tree = ast.parse(text)
+            bound = _bound(tree)
+            self._tree = ast.fix_missing_locations(counting.visit(tree))
             exec(compile(prelude, "prelude", "exec", dont_inherit=True), self._names)
         except Exception as error:
             raise BrokenTestsError(_said(error)) from error
-        free = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
+        self._asserts = counting.texts
+        self.count = max(len(self._asserts), 1)
+        free = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - bound - {_RECORD, _FAIL, _ERROR}
         unknown = {name for name in free if name not in self._names and name not in vars(builtins)}
-        modules = {name: sys.modules[name] for name in unknown & _as_modules(self._tree) if name in sys.modules}
+        modules = {name: sys.modules[name] for name in unknown & _as_modules(tree) if name in sys.modules}
         functions = (unknown - modules.keys()) | ({entry} if entry else set())
         self._names |= {**modules, **{name: Function(candidate, name) for name in functions}}
-        self._names[_RECORD], self._names[_FAIL] = self._record, self._fail
+        self._names |= {_RECORD: self._record, _FAIL: self._fail}
+        sys.modules["solution"] = _Solution(candidate)
 
-    def run(self) -> None:
-        known, calls = set(self._names), self._candidate.calls
-        ast.fix_missing_locations(self._tree)
+    def run(self) -> Iterator[tuple[bool, str]]:
+        """Whether each test passed, and why not."""
+        before, calls = set(self._names), self._candidate.calls
         whole = self._guarded("the tests", lambda: exec(compile(self._tree, "tests.py", "exec"), self._names))
-        defined = {name: value for name, value in self._names.items() if name not in known or name == "check"}
-        for name, value in defined.items():
-            if name == "check" and callable(value) and not isinstance(value, Function):
-                whole &= self._guarded(name, partial(value, self._names[self._entry or "candidate"]))
-            elif name.startswith("test") and callable(value) and not isinstance(value, type):
-                whole &= self._guarded(name, value)
-            elif isinstance(value, type) and issubclass(value, unittest.TestCase):
-                self._cases_of(value)
-        if whole and self._report.count == self._before and self._candidate.calls > calls:
-            self._report.test(True)  # it asserts nothing, but would have raised
+        others = [whole] if whole else []
+        for name, value in list(self._names.items()):
+            if name not in before and not name.startswith("_"):
+                others += self._others(name, value)
+        if self._candidate.calls == calls:
+            raise BrokenTestsError("the tests do not ask the code for anything")
+        failed = [detail for detail in others if detail]
+        for number, text in enumerate(self._asserts):
+            if number in self._outcomes:
+                yield not self._outcomes[number], self._outcomes[number]
+            elif failed:
+                yield False, f"not reached: {text}"
+        yield from ((False, detail) for detail in failed)
+        if not failed and not self._outcomes:
+            yield True, ""  # it asserts nothing, but would have raised
 
-    def _cases_of(self, kind: type[unittest.TestCase]) -> None:
-        for case in unittest.TestLoader().loadTestsFromTestCase(kind):
+    def _others(self, name: str, value: Any) -> list[str]:
+        """Why functions and classes of tests that the text has defined fail."""
+        if name == "check" and callable(value) and self._entry:
+            return [self._guarded(name, partial(value, self._names[self._entry]))]
+        if name.startswith("test") and inspect.isfunction(value):
+            return [self._guarded(name, _plain(value))]
+        if isinstance(value, type) and issubclass(value, unittest.TestCase):
             result = unittest.TestResult()
-            case.run(result)
-            for _, text in result.errors + result.failures:
-                self._report.test(False, text.strip().splitlines()[-1])
-            if result.wasSuccessful() and not result.skipped:
-                self._report.test(True)
+            unittest.TestLoader().loadTestsFromTestCase(value).run(result)
+            return [f"{name}: {text.strip().splitlines()[-1]}" for _, text in result.errors + result.failures]
+        if isinstance(value, type) and name.startswith("Test"):
+            methods = [method for method in vars(value) if method.startswith("test")]
+            return [self._guarded(method, _plain(getattr(value(), method))) for method in methods]
+        return []
 
-    def _guarded(self, what: str, run: Callable[[], object]) -> bool:
+    def _guarded(self, what: str, run: Callable[[], object]) -> str:
+        """Why it fails; "" if it does not."""
         try:
             run()
-        except (ClosedError, NotPlainError):
+        except (ClosedError, BrokenTestsError):
             raise
+        except SystemExit:  # unittest.main()
+            return ""
         except Exception as error:  # noqa: BLE001  boundary: the tests' own code, with whatever the candidate returned
-            self._report.test(False, f"{what}: {_said(error)}")
-            return False
-        return True
+            return f"{what}: {_said(error)}"
+        return ""
 
-    def _record(self, value: object, text: str) -> None:
-        self._report.test(bool(value), f"not so: {text}")
+    def _record(self, value: object, number: int) -> None:
+        passed = bool(value)
+        self._outcomes[number] = self._outcomes.get(number) or ("" if passed else f"not so: {self._asserts[number]}")
 
-    def _fail(self, error: Exception, text: str) -> None:
-        if isinstance(error, (ClosedError, NotPlainError)):
+    def _fail(self, error: Exception, number: int) -> None:
+        if isinstance(error, ClosedError):
             raise error
-        self._report.test(False, f"{text}: {_said(error)}")
+        self._outcomes[number] = f"{self._asserts[number]}: {_said(error)}"
+
+
+class _Counting(ast.NodeTransformer):
+    """Makes every assertion report instead of raise, so that those after a failed one count too. `assert True` and
+    `assert False` stay: the first tests nothing, and the second is there for what should have raised."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        if isinstance(node.test, ast.Constant):
+            return node
+        number = ast.Constant(len(self.texts))
+        self.texts.append(ast.unparse(node.test)[: 2 * _SHOWN])
+        record = ast.Expr(ast.Call(ast.Name(_RECORD, ast.Load()), [node.test, number], []))
+        fail = ast.Expr(ast.Call(ast.Name(_FAIL, ast.Load()), [ast.Name(_ERROR, ast.Load()), number], []))
+        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [fail])
+        return ast.copy_location(ast.Try([record], [handler], [], []), node)
+
+
+class _Solution(types.ModuleType):
+    """What `from solution import name` finds."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__("solution")
+        self._candidate = candidate
+
+    def __getattr__(self, name: str) -> Function:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Function(self._candidate, name)
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """Names that a text gives something to by itself."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add((other or name).partition(".")[0])
+            case ast.ExceptHandler(name=str(name)):
+                found.add(name)
+    return found
 
 
 def _as_modules(tree: ast.AST) -> set[str]:
@@ -276,34 +367,29 @@ def _as_modules(tree: ast.AST) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name)} & sys.stdlib_module_names
 
 
-class _Counting(ast.NodeTransformer):
-    """Makes every assertion report instead of raise, so that those after a failed one count too. `assert True` and
-    `assert False` stay: the first tests nothing, and the second is there for what should have raised."""
-
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        if isinstance(node.test, ast.Constant):
-            return node
-        text = ast.Constant(ast.unparse(node.test)[:200])
-        record = ast.Expr(ast.Call(ast.Name(_RECORD, ast.Load()), [node.test, text], []))
-        fail = ast.Expr(ast.Call(ast.Name(_FAIL, ast.Load()), [ast.Name("__burnish_error", ast.Load()), text], []))
-        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), "__burnish_error", [fail])
-        return ast.copy_location(ast.Try([record], [handler], [], []), node)
+def _plain(function: Callable[..., object]) -> Callable[[], object]:
+    """A function of tests that can simply be called."""
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise BrokenTestsError(f"{function.__name__} is a coroutine or a generator, which nothing runs")
+    if any(one.default is one.empty for one in inspect.signature(function).parameters.values()):
+        raise BrokenTestsError(f"{function.__name__} has parameters, which nothing gives")
+    return function
 
 
 def _raised(name: object, said: object) -> Exception:
     kind = vars(builtins).get(str(name))
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, _ENDING):
-        return CandidateError(str(said))
+        return CandidateError(f"{name}: {said}"[:_DETAIL])
     try:
-        return kind(str(said))
+        return kind(said)
     except TypeError:  # UnicodeDecodeError and others want more
-        return CandidateError(str(said))
+        return CandidateError(f"{name}: {said}"[:_DETAIL])
 
 
 def _handle_of(value: object) -> Any:
     if isinstance(value, Remote):
         return {"handle": value._number}
-    raise CandidateError(f"the tests give the code a value of type {type(value).__name__!r}, which is not plain")
+    raise BrokenTestsError(f"the tests give the code a value of type {type(value).__name__!r}, which is not plain")
 
 
 def _become(argument: Any, value: Any) -> None:
@@ -320,10 +406,16 @@ def _become(argument: Any, value: Any) -> None:
         argument.extend(value)
 
 
-def _shown(arguments: list[Any]) -> str:
-    text = ", ".join(map(repr, arguments))
-    return f"({text if len(text) <= 100 else text[:100] + ' ...'})"
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  boundary: an integer with too many digits, or a value of the code
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    try:
+        return f"{type(error).__name__}: {error}"[:_DETAIL]
+    except Exception:  # noqa: BLE001  boundary: as above
+        return type(error).__name__

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: L
         lambda: _tests(tests=3, verdict=4, pipe=Pipe(5, 6, size)),
         (nothing, nothing, nothing, tests, verdict, answers_read, questions),
         confinement,
-        limits,
+        # The clock ends it, as the candidate's failure: what the tests do may be for values that it made large.
+        replace(limits, processor_seconds=limits.seconds + _END_SECONDS),
     )
     tested = _fork(
         lambda: _functions(code=3, pipe=Pipe(4, 5, size)),
@@ -137,12 +139,12 @@ def _fork(work: Callable[[], int], given: Sequence[int], confinement: Confinemen
 
 
 def _functions(code: int, pipe: Pipe) -> int:
-    candidate.serve(candidate.read_all(code).decode(), pipe)
+    candidate.serve(candidate.read_all(code).decode(errors="surrogatepass"), pipe)
     return 0
 
 
 def _program(code: int) -> int:
-    source = candidate.read_all(code).decode()
+    source = candidate.read_all(code).decode(errors="surrogatepass")
     os.close(code)
     return candidate.run(source)
 

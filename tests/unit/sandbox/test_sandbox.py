@@ -123,6 +123,46 @@ def test_what_takes_too_much_is_ended_and_named(sandbox: Sandbox) -> None:
     assert judged(sandbox, "def f(x):\n    y = []\n    y.append(y)\n    return y").status == "failed"
 
 
+def test_what_the_code_returns_cannot_end_the_tests_without_a_verdict(sandbox: Sandbox) -> None:
+    limits = Limits(seconds=4.0, processor_seconds=1.0)
+    verdict = sandbox.run(AssertTests("def f(): return range(10**12)", ("assert sum(f()) == 3",)), limits)
+    assert (verdict.status, verdict.passed, verdict.total) == ("timed_out", 0, 1)
+    text = "for n in f():\n    assert n == 0\nassert f() == 3"
+    verdict = sandbox.run(AssertTests("def f(): return [0] * 300_000", (text,)))
+    assert (verdict.status, verdict.passed, verdict.total) == ("failed", 1, 2)
+    assert judged(sandbox, "x = '\ud800'").status == "not_loaded"
+    assert sandbox.output(Program("print('\ud800')", "\ud800")).code == 1
+
+
+def test_an_early_end_does_not_make_tests_fewer(sandbox: Sandbox) -> None:
+    code = "import os\ndef f(x): return x if x < 9 else os._exit(0)"
+    verdict = sandbox.run(AssertTests(code, tuple(f"assert f({n}) == {n}" for n in range(100))))
+    assert (verdict.status, verdict.passed, verdict.total) == ("ended", 9, 100)
+
+
+def test_programs_share_their_time(sandbox: Sandbox) -> None:
+    pairs = (("", "1"), ("", "1"), ("", "1"))
+    verdict = sandbox.run(ProgramTests("while True: pass", pairs), Limits(seconds=0.5))
+    assert (verdict.status, verdict.passed, verdict.total) == ("timed_out", 0, 3)
+    assert verdict.seconds < 1.5
+
+
+PROGRAMS = {
+    "fast output": "import sys, atexit, io\nout = io.StringIO()\natexit.register(lambda: sys.stdout.write('3'))",
+    "a mode": "import sys\nassert 'w' in sys.stdout.mode\nsys.__stdout__.write('3')",
+    "buffered input": "import sys\nsys.stdin.buffer.peek(1)\nprint(len(sys.stdin.buffer.readlines()))",
+    "an event loop": "import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    print(3)\nasyncio.run(main())",
+    "arguments": "import fileinput\nprint(sum(1 for line in fileinput.input()))",
+    "an exit": "print(3)\nraise SystemExit",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_find_what_they_are_used_to(sandbox: Sandbox, name: str) -> None:
+    verdict = sandbox.run(ProgramTests(PROGRAMS[name], (("a\nb\nc\n", "3"),)))
+    assert verdict.status == "passed", verdict
+
+
 def test_a_deadline_keeps_the_tests_before_it(sandbox: Sandbox) -> None:
     code = "def f(x):\n    while x > 1: pass\n    return x"
     verdict = sandbox.run(FunctionTests(code, "f", cases((0, 0), (1, 1), (2, 2))), Limits(seconds=2.0))
@@ -143,14 +183,14 @@ def test_tests_that_test_nothing_are_an_error(sandbox: Sandbox) -> None:
     good = "def f(x): return x"
     for nothing in (
         AssertTests(good, ()),
-        AssertTests(good, ("x = 1",)),
         FunctionTests(good, "f", ()),
         ProgramTests(good, ()),
     ):
         with pytest.raises(SandboxError, match="the tests test nothing"):
             sandbox.run(nothing)
-    with pytest.raises(SandboxError, match="SyntaxError"):
-        sandbox.run(AssertTests(good, ("assert (",)))
+    for broken, why in (("assert (", "SyntaxError"), ("x = 1", "do not ask the code for anything")):
+        with pytest.raises(SandboxError, match=why):
+            sandbox.run(AssertTests(good, (broken,)))
     assert sandbox.run(AssertTests(good, ("assert f(1) == 1",))).status == "passed"
 
 

@@ -55,6 +55,9 @@ def passed(lines: list[dict[str, Any]]) -> list[bool]:
     [
         (1, 1, True),
         (1, 1.0, True),
+        (10**6, 10.0**6 + 1, False),
+        (1.0, 1, True),
+        (1.0, 10**400, False),
         (True, 1, False),
         (1, True, False),
         (0.1 + 0.2, 0.3, True),
@@ -80,15 +83,73 @@ def test_every_assertion_counts(judged: Any) -> None:
     text = "assert double(2) == 4\nassert double(2) == 5\nassert double('a') == 'aa'\nassert nowhere(1)\nassert True"
     lines = judged({"texts": [text]})
     assert passed(lines) == [True, False, True, False]
-    assert lines[1]["detail"] == "not so: double(2) == 5"
-    assert "the code does not define 'nowhere'" in lines[3]["detail"]
+    assert lines[0] == {"total": 4}
+    assert lines[2]["detail"] == "not so: double(2) == 5"
+    assert "the code does not define 'nowhere'" in lines[4]["detail"]
+
+
+def test_an_assertion_counts_once_however_often_it_is_reached(judged: Any) -> None:
+    """Else the code would say how many tests there are."""
+    text = "for n in up(1000):\n    assert n >= 0\nassert double(1) == 3"
+    assert passed(judged({"texts": [text]})) == [True, False]
+    assert passed(judged({"texts": ["for n in up(9):\n    assert n < 5"]})) == [False]
+
+
+def test_what_was_not_reached_because_something_raised_has_failed(judged: Any) -> None:
+    text = "assert double(1) == 2\nx = nowhere(1)\nassert double(2) == 4"
+    assert passed(judged({"texts": [text]})) == [True, False, False]
 
 
 def test_a_text_that_asserts_nothing_but_would_have_raised_is_one_test(judged: Any) -> None:
     text = "try:\n    double(None)\n    assert False\nexcept TypeError:\n    pass"
     assert passed(judged({"texts": [text]})) == [True]
     assert passed(judged({"texts": [text.replace("None", "1")]})) == [False]
-    assert passed(judged({"texts": ["x = 1"]})) == []  # never asks the code
+
+
+def test_errors_of_the_code_are_those_that_the_tests_know(judged: Any) -> None:
+    code = "class Mine(ValueError): pass\ndef f(x): raise Mine('bad')"
+    text = "try:\n    f(1)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'bad'"
+    assert passed(judged({"texts": [text]}, code)) == [True]
+
+
+BROKEN = {
+    "asks nothing": "x = 1",
+    "asks only itself": "def double(x): return 2 * x\nassert double(1) == 2",
+    "a coroutine": "async def test_it():\n    assert double(1) == 3",
+    "a parameter": "def test_it(x):\n    assert double(x) == 3",
+    "a function as an argument": "assert double(lambda x: x)",
+    "no Python": "assert (",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_tests_that_cannot_decide_say_so(judged: Any, name: str) -> None:
+    assert "broken" in judged({"texts": [BROKEN[name]]})[-1]
+
+
+VALUES = {
+    "an integer of many digits": "10**5000",
+    "a decimal that signals": "__import__('decimal').Decimal('sNaN')",
+    "an integer beyond floats": "10**400",
+    "a long text": "'x' * 100_000",
+    "half a character": "'\\ud800'",
+    "nothing hashable": "[[{}]]",
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_no_value_upsets_the_tests(judged: Any, name: str) -> None:
+    code = f"def f(x):\n    x.append({VALUES[name]})\n    return {VALUES[name]}"
+    case = {"arguments": [[]], "named": {"dict": []}, "expected": [{"float": "0x1p0"}]}
+    assert passed(judged({"entry": "f", "tolerance": 1e-6, "cases": [case]}, code)) == [False]
+    text = "x = f([])\nassert x == 1.5\nassert {1: 2}[f([1])]"
+    assert passed(judged({"texts": [text]}, code)) == [False, False]
+
+
+def test_a_function_may_be_called_as_a_builtin_is(judged: Any) -> None:
+    code = "def sum(a, b): return a + b"
+    assert passed(judged({"texts": ["assert sum(1, 2) == 3"], "entry": "sum"}, code)) == [True]
+    assert "broken" in judged({"texts": ["assert sum([1, 2]) == 3"]}, code)[-1]
 
 
 def test_arguments_are_changed_as_the_code_changes_them(judged: Any) -> None:
@@ -127,11 +188,22 @@ def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
         "    def test_one(self): self.assertEqual(double(1), 2)\n"
         "    def test_two(self): self.assertEqual(double(1), 3)"
     )
-    assert sorted(passed(judged({"texts": [cases]}))) == [False, True]
+    lines = judged({"texts": [cases]})
+    assert passed(lines) == [False]
+    assert "AssertionError: 2 != 3" in lines[1]["detail"]
+    inside = cases.replace("self.assertEqual(double(1), 3)", "assert double(1) == 2").replace("TestDouble", "T")
+    assert passed(judged({"texts": [inside + "\n    def test_three(self): super(T, self).setUp()"]})) == [True]
+    plain = "class TestDouble:\n    def test_one(self):\n        assert double(1) == 2\n        assert double(1) == 3"
+    assert passed(judged({"texts": [plain]})) == [True, False]
+    assert passed(judged({"texts": ["from solution import double as f\nassert f(1) == 2"]})) == [True]
 
 
 def test_cases_may_name_a_method(judged: Any) -> None:
-    tests = {"entry": "triple", "tolerance": 1e-6, "cases": [{"arguments": [2], "named": {"dict": []}, "expected": 6}]}
+    tests = {
+        "entry": "triple",
+        "tolerance": 1e-6,
+        "cases": [{"arguments": [2], "named": {"dict": []}, "expected": [6]}],
+    }
     lines = judged(tests)
     assert lines[0] == {"total": 1}
     assert passed(lines) == [True]
@@ -139,6 +211,6 @@ def test_cases_may_name_a_method(judged: Any) -> None:
 
 
 def test_code_that_does_not_load_is_told(judged: Any) -> None:
-    assert judged({"texts": []}, "1 / 0") == [{"not_loaded": "ZeroDivisionError: division by zero"}]
-    (line,) = judged({"texts": []}, "def f(:")
-    assert line["not_loaded"].startswith("SyntaxError")
+    assert judged({"texts": []}, "1 / 0")[-1] == {"not_loaded": "ZeroDivisionError: division by zero"}
+    assert judged({"texts": []}, "def f(:")[-1]["not_loaded"].startswith("SyntaxError")
+    assert judged({"texts": []}, "x = '\ud800'")[-1]["not_loaded"].startswith("UnicodeEncodeError")
