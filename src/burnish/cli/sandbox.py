@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def try_sandbox() -> None:
     """Try to break out of the sandbox that runs code from models, and say what holds on this machine.
 
-    Every tier is attacked in the same ways, and the effects are looked for from outside. The exit status is 1 if no
-    tier that confines programs holds. The weakest, `process`, only limits time and memory; it is shown for comparison.
+    Every tier is attacked in the same ways, and the effects are looked for from
+    outside. The exit status is 1 if no tier that confines programs holds. The
+    weakest, `process`, limits only time and memory; it is shown for comparison.
     """
     from rich.console import Console
     from rich.table import Table
