@@ -37,6 +37,10 @@ class RewardError(BurnishError):
     """A reward cannot be loaded, or it fails more often than the run allows."""
 
 
+class SandboxError(BurnishError):
+    """The sandbox itself failed, so that a program has no verdict."""
+
+
 class RolloutError(BurnishError):
     """The rollout engine cannot produce what was asked for."""
 

@@ -55,6 +55,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "overlong": {"max_tokens": 30, "buffer_tokens": 20},
 }
 
+COLUMNS = {"level": 1, "test_list": ["assert f(1) == 1"]}  # the tests of a program
+
 RESPONSES = [
     "",
     "7",
@@ -66,6 +68,7 @@ RESPONSES = [
     "She was so happy. They loved it!",
     "He was sad and cried.",
     "ünïcode ☃ \u0000 \n\n end",
+    "Here it is:\n```python\ndef f(x):\n    return x\n```",
     "x" * 500,
 ]
 
@@ -74,7 +77,7 @@ def _items() -> list[tuple[Prompt, Rollout]]:
     items = []
     for index, response in enumerate(RESPONSES * 3):
         tokens = tuple(range(len(response) % 40))
-        prompt = Prompt(id=f"row-{index}", text="3+4?", answer="7", domain=f"domain-{index % 2}", columns={"level": 1})
+        prompt = Prompt(id=f"row-{index}", text="3+4?", answer="7", domain=f"domain-{index % 2}", columns=COLUMNS)
         noise = (0.0,) * len(tokens)
         rollout = Rollout(prompt.id, index, 0, (1, 2), tokens, noise, FinishReason.STOP, 0, response)
         items.append((prompt, rollout))
@@ -95,7 +98,7 @@ def reward(request: pytest.FixtureRequest, tmp_path: Path) -> RewardConfig:
 
 @pytest.fixture
 def scorer(reward: RewardConfig) -> Iterator[ProcessRewardScorer]:
-    with ProcessRewardScorer([reward], ScoringConfig(workers=1), columns=["level"]) as made:
+    with ProcessRewardScorer([reward], ScoringConfig(workers=1), columns=list(COLUMNS)) as made:
         yield made
 
 

@@ -19,6 +19,7 @@ COMMANDS = (
     ("plan", "show_plan", "Look before you run"),
     ("check", "check_rewards", "Look before you run"),
     ("algorithms", "show_algorithms", "Look before you run"),
+    ("sandbox", "try_sandbox", "Look before you run"),
     ("report", "write_report", "Look after a run"),
     ("chat", "chat", "Look after a run"),
 )

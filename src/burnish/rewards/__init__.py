@@ -5,6 +5,7 @@
 
 from burnish.rewards.constructors import (
     FunctionReward,
+    code,
     exact,
     format,
     function,
@@ -30,6 +31,7 @@ __all__ = [
     "ProcessRewardScorer",
     "RewardScorer",
     "check_gold",
+    "code",
     "exact",
     "format",
     "function",

@@ -84,6 +84,19 @@ def repetition(*, n: int = 3, unit: Literal["words", "tokens"] = "words", **sett
     return _reward("repetition", {"n": n, "unit": unit}, settings)
 
 
+def code(
+    *,
+    score: Literal["all", "fraction"] = "all",
+    tier: Literal["auto", "namespaces", "landlock", "process"] = "auto",
+    seconds: float = 6.0,
+    memory_mb: int = 512,
+    **settings: Unpack[Settings],
+) -> RewardConfig:
+    """1 when the program in the response passes all tests of its row (`fraction`: the share that it passes), run in the
+    sandbox. `seconds` is for all tests of a response together."""
+    return _reward("code", {"score": score, "tier": tier, "seconds": seconds, "memory_mb": memory_mb}, settings)
+
+
 def sentiment(
     *, part: Literal["all", "ending"] = "all", sentences: int = 2, **settings: Unpack[Settings]
 ) -> RewardConfig:

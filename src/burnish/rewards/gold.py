@@ -57,8 +57,11 @@ class GoldReport:
 
 def gold_response(prompt: Prompt) -> str | None:
     """What a perfect model would respond: the column `gold_response`, else `completion`, else the answer unchanged (in
-    GSM8K this is the whole worked solution). None if the row has none of them."""
-    for value in (prompt.columns.get("gold_response"), prompt.columns.get("completion"), prompt.answer):
+    GSM8K this is the whole worked solution), else the solution of a programming task (`canonical_solution` in
+    HumanEval, `code` in MBPP). None if the row has none of them."""
+    columns = prompt.columns
+    solution = columns.get("code") if "test_list" in columns else columns.get("canonical_solution")
+    for value in (columns.get("gold_response"), columns.get("completion"), prompt.answer, solution):
         if isinstance(value, (list, tuple)):
             value = value[0] if value else None
         if value is not None and str(value).strip():

@@ -89,6 +89,18 @@ BUILT_INS: dict[str, BuiltIn] = {
         top_score=0.0,
         options={"n": "length of an n-gram (default 3)", "unit": "words (default) or tokens"},
     ),
+    "code": BuiltIn(
+        target=f"{_HERE}.code:Code",
+        summary="1 when the program in the response passes all tests of its row, run in the sandbox, else 0",
+        runs="process",
+        top_score=1.0,
+        options={
+            "score": "all (default), or fraction: the share of the tests that it passes",
+            "tier": "of the sandbox: auto (default), namespaces, landlock, or process, which confines nothing",
+            "seconds": "for all tests of a response together; less than timeout_seconds (default 6)",
+            "memory_mb": "memory of a program, beyond Python's own (default 512)",
+        },
+    ),
     "sentiment": BuiltIn(
         target=f"{_HERE}.sentiment:Sentiment",
         summary="VADER compound sentiment of the response, from -1 (negative) to 1 (positive)",

@@ -1,0 +1,212 @@
+"""The tests of a row with a programming task, in the layouts of the data sets that hold such tasks.
+
+Recognised by their columns: HumanEval (`test`, `entry_point`, `prompt`), MBPP (`test_list`, `test_setup_code` or
+`test_imports`), APPS and TACO (`input_output`), LiveCodeBench (`public_test_cases`, `private_test_cases`, `metadata`),
+ROLL (`test_cases`), and JSON in the answer with `inputs` and `outputs`, as verl has it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.sandbox.job import AssertTests, Case, FunctionTests, ProgramTests
+
+_IMPORTS = """from typing import *
+from collections import *
+from functools import *
+from itertools import *
+from heapq import *
+from bisect import *
+import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
+"""
+"""What sites with such tasks import before the solution, so that those written for them rely on it."""
+Job = FunctionTests | AssertTests | ProgramTests
+
+
+class TestsError(Exception):
+    """The tests of a row cannot be used."""
+
+    __test__ = False  # for pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """make: the job for a program. entry: what its tests call, if that is known. beginning: what a response may
+    continue. header: what of it any program may use, such as imports."""
+
+    make: Callable[[str], Job]
+    entry: str | None = None
+    beginning: str | None = None
+    header: str = ""
+
+    def job(self, code: str) -> Job:
+        """The tests of this program."""
+        return self.make(code)
+
+    def is_defined_in(self, code: str) -> bool:
+        """Whether the code defines what the tests call; True if nobody knows its name."""
+        if self.entry is None:
+            return True
+        name = re.escape(self.entry.rpartition(".")[2])
+        return (
+            re.search(rf"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*=", code, re.MULTILINE)
+            is not None
+        )
+
+
+def task_of_row(columns: Mapping[str, Any], answer: Any) -> Task | None:
+    """The task of a row; None if it has no tests. TestsError for tests that cannot be read."""
+    if isinstance(columns.get("test"), str) and columns.get("entry_point"):
+        return _human_eval(columns)
+    if columns.get("test_list"):
+        return _mbpp(columns)
+    if columns.get("input_output"):
+        return _inputs_and_outputs(_json(columns["input_output"], "input_output"))
+    if columns.get("public_test_cases") or columns.get("private_test_cases"):
+        return _live_code_bench(columns)
+    if columns.get("test_cases"):
+        return _listed(_json(columns["test_cases"], "test_cases"), "test_cases")
+    held = _json_or_none(answer)
+    if isinstance(held, dict) and "inputs" in held:
+        return _inputs_and_outputs(held)
+    return _listed(held, "answer") if isinstance(held, list) and held and isinstance(held[0], dict) else None
+
+
+def _human_eval(columns: Mapping[str, Any]) -> Task:
+    entry, text = str(columns["entry_point"]), columns["test"]
+    beginning = columns.get("prompt")
+    beginning = beginning if isinstance(beginning, str) and _is_code(beginning) else ""
+
+    def job(code: str) -> Job:
+        return AssertTests(code, (text,), prelude=beginning, entry=entry)
+
+    return Task(job, entry, beginning or None, _before(entry, beginning))
+
+
+def _mbpp(columns: Mapping[str, Any]) -> Task:
+    challenge = columns.get("challenge_test_list") or []
+    texts = _texts(columns["test_list"], "test_list") + _texts(challenge, "challenge_test_list")
+    imports = _texts(columns.get("test_imports") or [], "test_imports")
+    prelude = "\n".join([*imports, str(columns.get("test_setup_code") or "")])
+    entry = _called(texts, columns.get("code"))
+    return Task(lambda code: AssertTests(f"{prelude}\n{code}", texts, prelude=prelude, entry=entry), entry)
+
+
+def _called(texts: Sequence[str], solution: Any) -> str | None:
+    """The function of the solution that the tests call. It may be called as a builtin is, such as `sum`."""
+    try:
+        defined = {node.name for node in ast.parse(solution or "").body if isinstance(node, ast.FunctionDef)}
+        called = [node.id for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+    except (SyntaxError, ValueError, TypeError):
+        return None
+    return next((name for name in called if name in defined), None)
+
+
+def _inputs_and_outputs(held: Any) -> Task:
+    """APPS, TACO, verl: a function's name makes calls of the inputs, and none standard input."""
+    if not isinstance(held, dict):
+        raise TestsError("tests with inputs and outputs have to be an object with these two names")
+    if held.get("assert_case"):
+        texts = _texts(held["assert_case"], "assert_case")
+        return Task(lambda code: AssertTests(code, texts))
+    inputs, outputs, name = held.get("inputs"), held.get("outputs"), held.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise TestsError("tests need as many outputs as inputs, both as lists")
+    if name:
+        cases = tuple(
+            Case(tuple(_arguments(given)), output, wrapped=True) for given, output in zip(inputs, outputs, strict=True)
+        )
+        return Task(lambda code: FunctionTests(code, name, cases), name, header=_IMPORTS)
+    pairs = tuple((_text(given), _text(output)) for given, output in zip(inputs, outputs, strict=True))
+    return Task(lambda code: ProgramTests(code, pairs))
+
+
+def _live_code_bench(columns: Mapping[str, Any]) -> Task:
+    rows: list[Any] = []
+    for name in ("public_test_cases", "private_test_cases"):
+        if columns.get(name):
+            rows += _json(columns[name], name)
+    metadata = _json(columns.get("metadata") or "{}", "metadata")
+    entry = metadata.get("func_name") if isinstance(metadata, dict) else None
+    if entry and any(row.get("testtype") == "functional" for row in rows):
+        cases = tuple(
+            Case(tuple(map(_json_or_text, str(row["input"]).splitlines())), _json_or_text(str(row["output"])))
+            for row in rows
+        )
+        return Task(lambda code: FunctionTests(code, entry, cases), entry, header=_IMPORTS)
+    return _listed(rows, "public_test_cases")
+
+
+def _listed(rows: Any, column: str) -> Task:
+    """A list of objects, each an assertion or an input with its output."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TestsError(f"{column} has to be a list of objects")
+    texts = tuple(str(row["assert_code"]) for row in rows if row.get("assert_code"))
+    if texts:
+        return Task(lambda code: AssertTests(code, texts))
+    pairs = []
+    for row in rows:
+        given = next((row[name] for name in ("stdin", "input") if name in row), None)
+        expected = next((row[name] for name in ("expected_stdout", "expected_output", "output") if name in row), None)
+        if given is None or expected is None:
+            raise TestsError(f"{column}: an object has {', '.join(row)}, and neither assert_code nor input and output")
+        pairs.append((_text(given), _text(expected)))
+    return Task(lambda code: ProgramTests(code, tuple(pairs)))
+
+
+def _texts(value: Any, column: str) -> tuple[str, ...]:
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+        raise TestsError(f"{column} has to be a text or a list of texts")
+    return tuple(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _arguments(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, list) else [given]
+
+
+def _json(value: Any, column: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        # LiveCodeBench packs its private tests as pickles, which run code when they are read.
+        raise TestsError(f"{column} is no JSON ({error}); convert it when the data set is made") from error
+
+
+def _json_or_none(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+
+
+def _json_or_text(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
+
+
+def _is_code(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _before(entry: str, beginning: str) -> str:
+    """The lines before the definition of the function that is asked for."""
+    found = re.search(rf"^def[ \t]+{re.escape(entry)}\b", beginning, re.MULTILINE)
+    return beginning[: found.start()] if found else ""

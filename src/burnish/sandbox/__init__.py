@@ -1,0 +1,6 @@
+"""Running programs that nobody has read: those that a model has written.
+
+A candidate and the tests that judge it never share a process. What the candidate can say is only what its functions
+return, as plain values; the tests compare on their own side, and the verdict goes through a pipe that the candidate
+never had. `Sandbox` runs jobs (`job.py`) under the strongest confinement that this machine allows (`tiers.py`).
+"""

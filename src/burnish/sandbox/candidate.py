@@ -1,0 +1,183 @@
+"""The process that holds the code of a model. It has the ends of a pipe to the tests, and nothing else.
+
+Whatever is here may be changed by the code that it runs. Nothing that is decided here counts: what leaves this process
+are plain values, and the other end checks that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encode
+
+_MUTABLE = (list, dict, set, bytearray, deque)
+
+
+def serve(source: str, pipe: Pipe) -> None:
+    """Load the code and answer what the tests ask of it, until they have no more questions."""
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
+        pipe.send({"not_loaded": _said(error)})
+        return
+    pipe.send({"loaded": True})
+    answers = _Answers(vars(module))
+    while True:
+        try:
+            question = pipe.receive()
+        except ClosedError:
+            return
+        try:
+            answer = answers.to(question)
+            pipe.send(answer)
+        except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
+            pipe.send({"raised": [_builtin_of(error), _text_of(error)]})
+
+
+def run(source: str) -> int:
+    """Run a program to its end; its exit status."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    status = 0
+    try:
+        exec(compile(source, "program.py", "exec", dont_inherit=True), module.__dict__)
+        _await_threads()
+        atexit._run_exitfuncs()
+    except SystemExit as error:
+        status = _status(error.code)
+    except BaseException:  # noqa: BLE001  boundary: whatever the code does
+        traceback.print_exc(limit=-8)
+        status = 1
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        status = status or 1
+    return status
+
+
+def _await_threads() -> None:
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")  # as Python does
+    return 1
+
+
+def use_descriptors() -> None:
+    """Let `input` and `print` use descriptors 0, 1 and 2, which are files of this candidate."""
+    reads = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115  they stay open
+    writes = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    complains = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = reads  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = writes  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = complains  # type: ignore[misc]
+    sys.argv = ["program.py"]
+
+
+def read_all(descriptor: int) -> bytes:
+    """The whole file behind a descriptor, from its beginning."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0)
+
+
+class _Answers:
+    """What the tests may ask: calls of names of the code, and of objects that these returned."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._objects: list[object] = []
+
+    def to(self, question: dict[str, Any]) -> dict[str, Any]:
+        target = self._target(question)
+        kind = question["ask"]
+        if kind == "call":
+            return self._call(target, question["arguments"], question["named"])
+        if kind == "get":
+            value = getattr(target, question["name"])
+            return {"method": True} if callable(value) else {"value": self._encoded(value)}
+        if kind == "method":
+            return self._call(getattr(target, question["name"]), question["arguments"], question["named"])
+        operations: dict[str, Callable[[Any], object]] = {
+            "next": lambda one: next(one, _END),
+            "iter": iter,
+            "len": len,
+            "bool": bool,
+            "str": str,
+            "item": lambda one: one[decode(question["key"], self._object)],
+            "contains": lambda one: decode(question["key"], self._object) in one,
+        }
+        value = operations[kind](target)
+        return {"end": True} if value is _END else {"value": self._encoded(value)}
+
+    def _target(self, question: dict[str, Any]) -> Any:
+        if "handle" in question:
+            return self._objects[question["handle"]]
+        name = question["of"]
+        first, _, rest = name.partition(".")
+        if first in self._names:
+            found = self._names[first]
+            return getattr(found(), rest) if rest else found
+        solution = self._names.get("Solution")  # as LeetCode wants it
+        if isinstance(solution, type) and hasattr(solution, first):
+            return getattr(solution(), first)
+        raise NameError(f"the code does not define {name!r}")
+
+    def _call(self, function: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> dict[str, Any]:
+        given = [decode(argument, self._object) for argument in arguments]
+        by_name = {name: decode(argument, self._object) for name, argument in named.items()}
+        value = self._encoded(function(*given, **by_name))
+        changed = {}
+        for index, (argument, before) in enumerate(zip(given, arguments, strict=True)):
+            if type(argument) in _MUTABLE and (after := self._encoded(argument)) != before:
+                changed[str(index)] = after
+        return {"value": value, "changed": changed}
+
+    def _object(self, number: Any) -> object:
+        return self._objects[number]
+
+    def _encoded(self, value: object) -> Any:
+        return encode(value, self._instead)
+
+    def _instead(self, value: object) -> Any:
+        if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # a scalar or array has a plain value
+            return self._encoded(value.tolist())
+        if isinstance(value, (int, float, str, bytes, list, tuple, dict, set, frozenset)):
+            raise NotPlainError(f"an object of a class of its own, {type(value).__name__!r}, instead of a plain value")
+        self._objects.append(value)
+        return {"handle": len(self._objects) - 1}
+
+
+_END = object()
+
+
+def _builtin_of(error: BaseException) -> str:
+    """The name of its class, or of the nearest one above that the tests know too."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:500]
+    except BaseException:  # noqa: BLE001  boundary: its own text may raise
+        return ""
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_text_of(error)}"

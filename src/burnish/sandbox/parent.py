@@ -1,0 +1,169 @@
+"""The handle of one warm parent: starts it, gives it one job at a time, and reads what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from burnish.errors import SandboxError
+from burnish.sandbox.confinement import Tier
+from burnish.sandbox.job import Limits, Output
+
+START_SECONDS = 60.0
+GRACE_SECONDS = 10.0
+"""For the warm parent to end a job whose time is up, on a busy machine."""
+_ROOT = Path(__file__).parents[2]
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from burnish.sandbox.warm import main; del sys.path[0]; "
+    "main(int(sys.argv[2]), sys.argv[3])"
+)
+_ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same program prints the same set
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+_VERDICT_BYTES = 1 << 22
+
+
+class TierRefusedError(SandboxError):
+    """This machine does not allow a tier."""
+
+
+class WarmParent:
+    """A process that forks candidates of one tier. Raises TierRefusedError where the machine does not allow it."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT, str(_ROOT), str(theirs.fileno()), tier],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        try:
+            answer = self._answer(START_SECONDS, "start")
+        except BaseException:
+            self.close()
+            raise
+        if "refused" in answer:
+            self.close()
+            raise TierRefusedError(
+                f"tier {tier!r} is not possible here: {answer['refused']}",
+                remedy="see `burnish sandbox`, which tries all tiers",
+            )
+
+    def tests(self, code: str, tests: dict[str, Any], limits: Limits) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The tester's lines, and how the job ended. Raises SandboxError."""
+        reading, writing = os.pipe()
+        try:
+            with _files(_bytes(code), json.dumps(tests).encode(), b"", b"") as (source, questions, stdout, stderr):
+                try:
+                    self._ask("tests", limits, (source, questions, writing, stdout, stderr))
+                finally:
+                    os.close(writing)
+                lines, ended = self._collect(reading, limits)
+                ended["stderr"] = _text(stderr)
+        finally:
+            os.close(reading)
+        return lines, ended
+
+    def program(self, code: str, stdin: str, limits: Limits) -> Output:
+        """Run it once. Raises SandboxError."""
+        with _files(_bytes(code), _bytes(stdin), b"", b"") as (source, given, stdout, stderr):
+            self._ask("program", limits, (source, given, stdout, stderr))
+            ended = self._answer(limits.seconds + GRACE_SECONDS, "program")
+            return Output(_text(stdout), _text(stderr), ended["code"], ended["seconds"], ended["timed_out"])
+
+    def close(self) -> None:
+        """End it, and with it what it has started. Idempotent."""
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+
+    def _ask(self, kind: str, limits: Limits, descriptors: Sequence[int]) -> None:
+        header = json.dumps({"kind": kind, "limits": dataclasses.asdict(limits)}).encode()
+        try:
+            socket.send_fds(self._channel, [header], list(descriptors))
+        except OSError as error:
+            raise self._broken(kind) from error
+
+    def _collect(self, reading: int, limits: Limits) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The verdict's lines, read while the job goes on, because a pipe holds only so much."""
+        data, deadline = bytearray(), time.monotonic() + limits.seconds + GRACE_SECONDS
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            if not select.select([reading], [], [], left)[0]:
+                raise self._broken("tests")
+            part = os.read(reading, 1 << 16)
+            if not part:
+                break
+            data += part
+            if len(data) > _VERDICT_BYTES:
+                raise SandboxError("tests wrote more than 4 MB of results", remedy="give fewer tests")
+        lines = [json.loads(line) for line in data.split(b"\n")[:-1]]
+        return lines, self._answer(max(deadline - time.monotonic(), 1.0), "tests")
+
+    def _answer(self, seconds: float, what: str) -> dict[str, Any]:
+        if select.select([self._channel], [], [], seconds)[0]:
+            with contextlib.suppress(ConnectionError):
+                data = self._channel.recv(1 << 16)
+                if data:
+                    answer: dict[str, Any] = json.loads(data)
+                    return answer
+        raise self._broken(what)
+
+    def _broken(self, what: str) -> SandboxError:
+        ended = self._process.poll()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        how = "does not answer" if ended is None else f"has ended with status {ended}"
+        return SandboxError(
+            f"the sandbox's process {how} ({what}){': ' + said[-1] if said else ''}",
+            remedy="the candidate has no verdict; `burnish sandbox` tries the sandbox on this machine",
+        )
+
+
+@contextmanager
+def _files(*contents: bytes) -> Iterator[tuple[int, ...]]:
+    """Files in memory with these contents."""
+    descriptors = []
+    try:
+        for content in contents:
+            descriptor = os.memfd_create("burnish", os.MFD_CLOEXEC)
+            descriptors.append(descriptor)
+            os.write(descriptor, content)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        yield tuple(descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _bytes(text: str) -> bytes:
+    """What a model writes may hold halves of characters; the program then says that it cannot be loaded."""
+    return text.encode(errors="surrogatepass")
+
+
+def _text(descriptor: int) -> str:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")

@@ -1,0 +1,212 @@
+"""Programs against tests, many at once, each in a process of its own that can do nothing but compute."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from burnish.errors import SandboxError
+from burnish.sandbox.confinement import Tier
+from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output, Program, ProgramTests, Status, Verdict
+from burnish.sandbox.parent import WarmParent
+from burnish.sandbox.wire import encode
+
+WAIT_SECONDS = 600.0
+"""For a warm parent to become free."""
+_OUT_OF_MEMORY = "MemoryError"
+_DETAIL = 300
+
+
+class Sandbox:
+    """Runs jobs under one tier of confinement. A context manager, which ends its processes.
+
+    processes: jobs at the same time. Several threads may call `run`. Raises TierRefusedError where the machine does not
+    allow the tier (`trial.strongest` finds the one that it does).
+    """
+
+    def __init__(self, tier: Tier, *, processes: int = 1, limits: Limits | None = None) -> None:
+        self.tier = tier
+        self.limits = limits or Limits()
+        self.processes = processes
+        self._idle: queue.Queue[WarmParent | None] = queue.Queue()
+        for _ in range(processes - 1):
+            self._idle.put(None)  # started when it is needed
+        self._idle.put(WarmParent(tier))
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, when the jobs that run have ended."""
+        for _ in range(self.processes):
+            parent = self._idle.get(timeout=WAIT_SECONDS)
+            if parent is not None:
+                parent.close()
+
+    def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
+        """Judge a candidate. Raises SandboxError if there is no verdict through no fault of the candidate, and if the
+        tests test nothing."""
+        if isinstance(job, ProgramTests):
+            return self._judge_programs(job, limits or self.limits)
+        return self._judge_split(job, limits or self.limits)
+
+    def output(self, job: Program, limits: Limits | None = None) -> Output:
+        """Run a program once. Raises SandboxError."""
+        with self._parent() as parent:
+            return parent.program(job.code, job.stdin, limits or self.limits)
+
+    def run_all(self, jobs: Sequence[FunctionTests | AssertTests | ProgramTests]) -> list[Verdict]:
+        """`run` for each, as many at once as there are processes."""
+        with ThreadPoolExecutor(self.processes) as threads:
+            return list(threads.map(self.run, jobs))
+
+    def _judge_split(self, job: FunctionTests | AssertTests, limits: Limits) -> Verdict:
+        with self._parent() as parent:
+            lines, ended = parent.tests(job.code, _questions(job), limits)
+        return _verdict(lines, ended)
+
+    def _judge_programs(self, job: ProgramTests, limits: Limits) -> Verdict:
+        if not job.pairs:
+            raise _no_tests()
+        passed, seconds, first = 0, 0.0, ("passed", "")
+        for number, (stdin, expected) in enumerate(job.pairs, start=1):
+            left = replace(limits, seconds=limits.seconds - seconds)
+            output = self.output(Program(job.code, stdin), left)
+            seconds += output.seconds
+            if seconds >= limits.seconds:
+                detail = f"input {number}: stopped after {seconds:.1f} s"
+                return Verdict("timed_out", passed, len(job.pairs), seconds, first[1] or detail)
+            if same_output(expected, output.stdout) and output.code == 0:
+                passed += 1
+            elif first[0] == "passed":
+                first = _why(output, number, expected)
+        status: Status = first[0]  # type: ignore[assignment]
+        return Verdict(status, passed, len(job.pairs), seconds, first[1])
+
+    @contextmanager
+    def _parent(self) -> Iterator[WarmParent]:
+        """A warm parent for this thread alone. One that failed is replaced at the next need."""
+        try:
+            parent = self._idle.get(timeout=WAIT_SECONDS)
+        except queue.Empty:
+            raise SandboxError(
+                f"no process of the sandbox became free within {WAIT_SECONDS:g} seconds",
+                remedy="more of them (sandbox.processes), or shorter limits",
+            ) from None
+        kept: WarmParent | None = None
+        try:
+            kept = parent if parent is not None else WarmParent(self.tier)
+            yield kept
+        except SandboxError:
+            if kept is not None:
+                kept.close()
+            kept = None
+            raise
+        finally:
+            self._idle.put(kept)
+
+
+def same_output(expected: str, found: str) -> bool:
+    """Whether a program wrote what it should: line by line, without white space at the ends and empty lines at the end;
+    a line that differs may have the same words, where numbers count by value (1.0 is 1)."""
+    wanted, lines = _lines(expected), _lines(found)
+    return len(wanted) == len(lines) and all(a == b or _same_words(a, b) for a, b in zip(wanted, lines, strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def _same_words(expected: str, found: str) -> bool:
+    wanted, words = expected.split(), found.split()
+    if len(wanted) != len(words):
+        return False
+    return all(
+        a == b or (_number(a) is not None and _number(a) == _number(b)) for a, b in zip(wanted, words, strict=True)
+    )
+
+
+def _number(word: str) -> Decimal | None:
+    try:
+        number = Decimal(word)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def _questions(job: FunctionTests | AssertTests) -> dict[str, Any]:
+    if isinstance(job, AssertTests):
+        return {"texts": list(job.texts), "prelude": job.prelude, "entry": job.entry}
+    cases = [
+        {
+            "arguments": encode(list(case.arguments)),
+            "named": encode(dict(case.named)),
+            "expected": encode(_forms(case)),
+        }
+        for case in job.cases
+    ]
+    return {"cases": cases, "entry": job.entry, "tolerance": job.tolerance}
+
+
+def _forms(case: Case) -> list[Any]:
+    """All values that count as the expected one."""
+    inner = case.expected if case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1 else []
+    return [case.expected, *inner]
+
+
+def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
+    """What the tester's lines, and the way in which it ended, come to."""
+    results = [line for line in lines if "passed" in line]
+    passed = sum(line["passed"] for line in results)
+    details = [_clean(line["detail"]) for line in results if "detail" in line]
+    planned = [line["total"] for line in lines if "total" in line]
+    total = len(results) if lines and "end" in lines[-1] else max([len(results), *planned])
+    seconds = float(ended["seconds"])
+    last = lines[-1] if lines else {}
+    if ended["timed_out"]:
+        return Verdict("timed_out", passed, max(total, passed + 1), seconds, f"stopped after {seconds:.1f} s")
+    if "not_loaded" in last:
+        status: Status = "out_of_memory" if last["not_loaded"].startswith(_OUT_OF_MEMORY) else "not_loaded"
+        return Verdict(status, 0, max(total, 1), seconds, _clean(last["not_loaded"]))
+    if "ended" in last:
+        return Verdict("ended", passed, max(total, passed + 1), seconds, _clean(last["ended"]))
+    if "broken" in last or not planned:
+        why = last.get("broken", f"their process has ended with status {ended['code']}")
+        raise SandboxError(f"the tests gave no verdict: {why}", remedy="mend the tests, or leave the row out")
+    if "end" not in last:  # what the code returned was too much for them
+        return Verdict("ended", passed, max(total, passed + 1), seconds, "the tests' process has ended")
+    if total == 0:
+        raise _no_tests()
+    if passed == total:
+        return Verdict("passed", passed, total, seconds)
+    memory = any("MemoryError" in detail for detail in details)
+    return Verdict("out_of_memory" if memory else "failed", passed, total, seconds, details[0])
+
+
+def _why(output: Output, number: int, expected: str) -> tuple[Status, str]:
+    said = _clean(output.stderr.strip().rpartition("\n")[2])
+    if output.code:
+        memory = said.startswith(_OUT_OF_MEMORY)
+        detail = f"input {number}: ended with status {output.code}{': ' + said if said else ''}"
+        return ("out_of_memory" if memory else "ended"), detail
+    return "failed", f"input {number}: wrote {output.stdout.strip()!r:.100}, not {expected.strip()!r:.100}"
+
+
+def _clean(text: str) -> str:
+    """A detail that can be printed and saved."""
+    return text.encode(errors="replace").decode()[:_DETAIL]
+
+
+def _no_tests() -> SandboxError:
+    return SandboxError(
+        "the tests test nothing: no assertion about the code, no test function and no case was found in them",
+        remedy="check the columns that hold the tests",
+    )

@@ -1,0 +1,197 @@
+"""The warm parent: has imported what programs use, and forks a fresh process for every candidate and its tests.
+
+It never reads code, tests, input or output: these are files whose descriptors it passes on. So nothing of one
+candidate, and nothing of any test, is in the memory that the next candidate inherits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from burnish.sandbox import candidate, tester
+from burnish.sandbox.confinement import Confinement, confine, prepare
+from burnish.sandbox.job import Limits
+from burnish.sandbox.kernel import PR_SET_DUMPABLE, prctl
+from burnish.sandbox.wire import Pipe
+
+MODULES = """
+abc array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions
+functools hashlib heapq io itertools json math numbers operator queue random re statistics string struct sys textwrap
+threading time traceback typing types unittest uuid zlib numpy sortedcontainers
+"""
+_HEADER_BYTES = 1 << 16
+_DESCRIPTORS = 8
+_HIGH = 200
+_END_SECONDS = 5.0
+_FAILED_TO_START = 97
+"""Exit status of a process that could not be confined, or that could not begin for another reason of ours."""
+
+
+def main(control: int, tier: str) -> None:
+    """Serve jobs that come over this socket until it closes."""
+    channel = socket.socket(fileno=control)
+    for name in MODULES.split():
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    try:
+        confinement = prepare(tier)  # type: ignore[arg-type]
+    except OSError as error:
+        channel.send(json.dumps({"refused": f"{error.strerror or error}"}).encode())
+        return
+    prctl(PR_SET_DUMPABLE, 0)  # what runs as the same user may not look into it, nor into a tester
+    gc.collect()
+    gc.freeze()  # a candidate's collections then touch nothing of this process
+    channel.send(json.dumps({"ready": True}).encode())
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(channel, _HEADER_BYTES, _DESCRIPTORS)
+        if not data:
+            return
+        try:
+            answer = _serve(json.loads(data), descriptors, confinement, channel)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        channel.send(json.dumps(answer).encode())
+
+
+def _serve(
+    header: dict[str, Any], descriptors: Sequence[int], confinement: Confinement, channel: socket.socket
+) -> dict[str, Any]:
+    """One job: fork what it needs, wait for that within the limit, and leave nothing."""
+    limits, before = Limits(**header["limits"]), resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.monotonic()
+    if header["kind"] == "tests":
+        awaited, others = _start_split(descriptors, confinement, limits)
+    else:
+        code, stdin, stdout, stderr = descriptors
+        awaited, others = _fork(lambda: _program(code=3), (stdin, stdout, stderr, code), confinement, limits), []
+    timed_out = not _ended(awaited, limits.seconds, channel)
+    seconds = time.monotonic() - began
+    status = _leave_nothing([awaited, *others], awaited)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"code": status, "timed_out": timed_out, "seconds": seconds, "processor_seconds": used}
+
+
+def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: Limits) -> tuple[int, list[int]]:
+    """Tester and candidate, with a pipe in each direction between them. The tester is the one to wait for."""
+    code, tests, verdict, stdout, stderr = descriptors
+    nothing = os.open(os.devnull, os.O_RDWR)
+    questions_read, questions = os.pipe()
+    answers_read, answers = os.pipe()
+    size = limits.values_bytes
+    holder = _fork(
+        lambda: _tests(tests=3, verdict=4, pipe=Pipe(5, 6, size)),
+        (nothing, nothing, nothing, tests, verdict, answers_read, questions),
+        confinement,
+        # The clock ends it, as the candidate's failure: what the tests do may be for values that it made large.
+        replace(limits, processor_seconds=limits.seconds + _END_SECONDS),
+    )
+    tested = _fork(
+        lambda: _functions(code=3, pipe=Pipe(4, 5, size)),
+        (nothing, stdout, stderr, code, questions_read, answers),
+        confinement,
+        limits,
+    )
+    for descriptor in (nothing, questions_read, questions, answers_read, answers):
+        os.close(descriptor)
+    return holder, [tested]
+
+
+def _fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement, limits: Limits) -> int:
+    """A process with these descriptors as 0, 1, 2 ... and no other, which confines itself and then does this work."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = _FAILED_TO_START
+    try:
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH) for descriptor in given]
+        for number, descriptor in enumerate(high):
+            os.dup2(descriptor, number)
+        os.closerange(len(given), 1 << 30)
+        candidate.use_descriptors()
+        confine(confinement, limits)
+        random.seed(0)  # the same program has the same luck; a fork changes the seed
+        status = work()
+    except BaseException:  # noqa: BLE001  boundary: the fork must not go on as a second parent
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _functions(code: int, pipe: Pipe) -> int:
+    candidate.serve(candidate.read_all(code).decode(errors="surrogatepass"), pipe)
+    return 0
+
+
+def _program(code: int) -> int:
+    source = candidate.read_all(code).decode(errors="surrogatepass")
+    os.close(code)
+    return candidate.run(source)
+
+
+def _tests(tests: int, verdict: int, pipe: Pipe) -> int:
+    tester.judge(json.loads(candidate.read_all(tests)), pipe, tester.Report(verdict))
+    return 0
+
+
+def _ended(pid: int, seconds: float, channel: socket.socket) -> bool:
+    """Whether this child ends within so long. It can still be waited for. Nobody writes to the channel meanwhile: if it
+    can be read, the other end has gone, and there is nobody to wait for."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        return descriptor in select.select([descriptor, channel.fileno()], [], [], seconds)[0]
+    finally:
+        os.close(descriptor)
+
+
+def _leave_nothing(pids: Sequence[int], awaited: int) -> int:
+    """End these processes and all that they have started; the exit status of `awaited`, or minus its signal."""
+    status = 0
+    for pid in pids:
+        for end in (os.kill, os.killpg):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            pid, raw = os.waitpid(-1, os.WNOHANG)  # children of children come here when their parent ends
+        except ChildProcessError:
+            return status
+        if pid == awaited:
+            status = os.waitstatus_to_exitcode(raw)
+        if pid == 0:
+            _kill_children()
+            time.sleep(0.001)
+    raise TimeoutError("processes of a candidate do not end")
+
+
+def _kill_children() -> None:
+    """Those that nobody has named: only a tier without confinement lets a candidate start any."""
+    with contextlib.suppress(FileNotFoundError):
+        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,155 @@
+"""Values between a candidate and its tests: exact plain types as tagged JSON, so that nothing which arrives can act.
+
+A subclass of `int` whose `__eq__` is always true is not an int here. It is refused where it is encoded, and if the
+candidate writes the bytes itself, they can still only say a plain value.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+_LENGTH = struct.Struct("<I")
+_DEPTH = 200
+_SAFE = 1 << 53
+_EXACT = (type(None), bool, str)
+_AS_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+_TEXTS: dict[str, tuple[type, Callable[[str], Any]]] = {
+    "decimal": (Decimal, Decimal),
+    "fraction": (Fraction, Fraction),
+    "date": (datetime.date, datetime.date.fromisoformat),
+    "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
+}
+
+
+class NotPlainError(Exception):
+    """A value that cannot cross: of another type, too deep, or too large."""
+
+
+class ClosedError(Exception):
+    """The other end has closed the pipe."""
+
+
+def encode(value: object, instead: Callable[[object], Any] | None = None, depth: int = 0) -> Any:
+    """The value in JSON's types: lists as they are, everything that JSON lacks as an object with one tag.
+
+    instead: what stands for an object of another type; without it such a value raises NotPlainError.
+    """
+    kind = type(value)
+    if kind in _EXACT:
+        return value
+    if depth > _DEPTH:
+        raise NotPlainError(f"a value is nested more than {_DEPTH} deep")
+    inner = depth + 1
+    if kind is int:
+        return value if -_SAFE < value < _SAFE else {"int": hex(value)}  # type: ignore[operator,arg-type]
+    if kind is float:
+        return {"float": value.hex()}  # type: ignore[attr-defined]
+    if kind is list:
+        return [encode(item, instead, inner) for item in value]  # type: ignore[attr-defined]
+    if kind in _AS_DICTS:
+        pairs = value.items()  # type: ignore[attr-defined]
+        return {"dict": [[encode(key, instead, inner), encode(item, instead, inner)] for key, item in pairs]}
+    for tag, sequence in _SEQUENCES.items():
+        if kind is sequence:
+            return {tag: [encode(item, instead, inner) for item in value]}  # type: ignore[attr-defined]
+    if kind is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}  # type: ignore[attr-defined]
+    if kind in (bytes, bytearray):
+        return {"bytes": value.hex()}  # type: ignore[attr-defined]
+    if kind is range:
+        return {"range": [encode(bound) for bound in (value.start, value.stop, value.step)]}  # type: ignore[attr-defined]
+    if kind is datetime.timedelta:
+        return {"timedelta": [value.days, value.seconds, value.microseconds]}  # type: ignore[attr-defined]
+    for tag, (exact, _) in _TEXTS.items():
+        if kind is exact:
+            return {tag: value.isoformat() if tag.startswith("date") else str(value)}  # type: ignore[attr-defined]
+    if instead is not None:
+        return instead(value)
+    raise NotPlainError(f"a value of type {kind.__name__!r} is not plain")
+
+
+def decode(data: Any, handle: Callable[[Any], object] | None = None) -> Any:
+    """The value that `encode` was given. Raises NotPlainError for anything that it does not write."""
+    try:
+        return _decode(data, handle)
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, AttributeError) as error:
+        raise NotPlainError(f"a message that no encoder writes: {type(error).__name__}") from error
+
+
+def _decode(data: Any, handle: Callable[[Any], object] | None) -> Any:
+    if type(data) in (*_EXACT, int):
+        return data
+    if type(data) is list:
+        return [_decode(item, handle) for item in data]
+    ((tag, content),) = data.items()
+    if tag == "int":
+        return int(content, 16)
+    if tag == "float":
+        return float.fromhex(content)
+    if tag == "dict":
+        return {_decode(key, handle): _decode(item, handle) for key, item in content}
+    if tag in _SEQUENCES:
+        return _SEQUENCES[tag](_decode(item, handle) for item in content)
+    if tag == "complex":
+        return complex(*map(float.fromhex, content))
+    if tag == "bytes":
+        return bytes.fromhex(content)
+    if tag == "range":
+        return range(*map(decode, content))
+    if tag == "timedelta":
+        return datetime.timedelta(*content)
+    if tag in _TEXTS:
+        return _TEXTS[tag][1](content)
+    if tag == "handle" and handle is not None:
+        return handle(content)
+    raise NotPlainError(f"unknown tag {tag!r}")
+
+
+class Pipe:
+    """Messages over two descriptors. Every one is checked for its length before it is read."""
+
+    def __init__(self, read: int, write: int, limit: int) -> None:
+        self._read_end = read
+        self._write_end = write
+        self._limit = limit
+
+    def send(self, message: Any) -> None:
+        """Raises NotPlainError for one that is too large, and ClosedError."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        if len(data) > self._limit:
+            raise NotPlainError(f"a value of {len(data):,} bytes; {self._limit:,} are allowed")
+        view = memoryview(_LENGTH.pack(len(data)) + data)
+        try:
+            while view:
+                view = view[os.write(self._write_end, view) :]
+        except BrokenPipeError as error:
+            raise ClosedError from error
+
+    def receive(self) -> Any:
+        """Raises NotPlainError for what is no message, and ClosedError."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        if length > self._limit:
+            raise NotPlainError(f"a value of {length:,} bytes; {self._limit:,} are allowed")
+        try:
+            return json.loads(self._exactly(length))
+        except (ValueError, RecursionError) as error:
+            raise NotPlainError("a message that is not JSON") from error
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = os.read(self._read_end, min(count, 1 << 20))
+            if not part:
+                raise ClosedError
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)

@@ -1,0 +1,137 @@
+"""The reward `code`: what counts as the program, and whose tests are whose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from burnish.errors import ConfigError, SandboxError
+from burnish.rewards.builtins.code import Code, program
+from burnish.rewards.builtins.code_tests import Task, TestsError, task_of_row
+from burnish.sandbox.job import AssertTests, FunctionTests, ProgramTests
+
+HUMAN_EVAL = {
+    "prompt": 'import math\n\ndef helper(x):\n    return x\n\ndef double(x):\n    """Twice x."""\n',
+    "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(2) == helper(4)\n    assert candidate(3) == 6",
+}
+MBPP = {
+    "code": "def sum(a, b): return a + b",
+    "test_list": ["assert sum(1, 2) == 3", "assert sum(2, 2) == 4"],
+    "test_imports": ["import math"],
+}
+APPS = {"input_output": json.dumps({"inputs": ["1\n", ["2", "3"]], "outputs": ["2\n", ["4", "6"]]})}
+APPS_CALLS = {"input_output": {"inputs": [[[3, 1], 2]], "outputs": [[[1, 3]]], "fn_name": "order"}}
+LIVE = {
+    "public_test_cases": json.dumps([{"input": '[3, 1]\n"a"', "output": "[1, 3]", "testtype": "functional"}]),
+    "metadata": json.dumps({"func_name": "order"}),
+}
+LIVE_PROGRAM = {"public_test_cases": [{"input": "1", "output": "2", "testtype": "stdin"}]}
+ROLL = {"test_cases": json.dumps([{"assert_code": "assert f(1) == 2"}, {"assert_code": "assert f(2) == 4"}])}
+
+
+def task_of(columns: dict[str, Any], answer: Any = None) -> Task:
+    task = task_of_row(columns, answer)
+    assert task is not None
+    return task
+
+
+def test_layouts_are_recognised() -> None:
+    job = task_of(HUMAN_EVAL).job("code")
+    assert job == AssertTests("code", (HUMAN_EVAL["test"],), prelude=HUMAN_EVAL["prompt"], entry="double")
+    job = task_of(MBPP).job("code")
+    assert isinstance(job, AssertTests)
+    assert (job.texts, job.entry, job.prelude) == (tuple(MBPP["test_list"]), "sum", "import math\n")
+    assert task_of(APPS).job("code") == ProgramTests("code", (("1\n", "2\n"), ("2\n3", "4\n6")))
+    job = task_of(APPS_CALLS).job("code")
+    assert isinstance(job, FunctionTests)
+    assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], 2), [[1, 3]])
+    job = task_of(LIVE).job("code")
+    assert isinstance(job, FunctionTests)
+    assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], "a"), [1, 3])
+    assert task_of(LIVE_PROGRAM).job("code") == ProgramTests("code", (("1", "2"),))
+    assert task_of(ROLL).job("code") == AssertTests("code", ("assert f(1) == 2", "assert f(2) == 4"))
+    held = json.dumps({"inputs": ["1"], "outputs": ["2"]})
+    assert task_of({}, held).job("code") == ProgramTests("code", (("1", "2"),))
+    assert task_of({}, json.dumps({"inputs": [], "outputs": [], "assert_case": ["assert f(1)"]})).job(
+        "c"
+    ) == AssertTests("c", ("assert f(1)",))
+    assert task_of_row({"test": "x"}, "7") is None
+    assert task_of_row({}, None) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"input_output": "{"}, "input_output is no JSON"),
+        ({"input_output": {"inputs": ["1"], "outputs": []}}, "as many outputs as inputs"),
+        ({"private_test_cases": "eJxrYJ0"}, "private_test_cases is no JSON"),
+        ({"test_cases": [{"name": "x"}]}, "an object has name, and neither"),
+        ({"test_cases": {"a": 1}}, "has to be a list of objects"),
+        ({"test_list": [1]}, "test_list has to be a text or a list of texts"),
+    ],
+)
+def test_tests_that_cannot_be_read_are_an_error(columns: dict[str, Any], why: str) -> None:
+    with pytest.raises(TestsError, match=why):
+        task_of_row(columns, None)
+
+
+def test_the_last_block_that_defines_the_function_is_the_program() -> None:
+    task = task_of({**MBPP, "test_list": ["assert double(1) == 2"], "code": "def double(x): return 2 * x"})
+    prelude = "```python\ndef double(x):\n    return x\n```\nBetter:\n```python\ndef double(x):\n    return 2 * x\n```"
+    usage = "\nUse it:\n```python\nprint(double(1))\n```\n```bash\nls\n```"
+    assert program(prelude + usage, task) == "def double(x):\n    return 2 * x\n"
+    assert program("def double(x): return 2 * x", task) == "def double(x): return 2 * x"
+    assert program("```py\nx = 1", task) == "x = 1"  # cut off
+
+
+def test_a_response_may_continue_the_beginning_or_write_all_of_it_again() -> None:
+    task = task_of(HUMAN_EVAL)
+    assert program("    return 2 * x\n", task) == HUMAN_EVAL["prompt"] + "    return 2 * x\n"
+    whole = "def double(x):\n    return helper(x) + x\n"
+    assert program(f"```python\n{whole}```", task) == "import math\n\ndef helper(x):\n    return x\n\n" + whole
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"option score of reward 'code' is 'al'(?s:.*)did you mean 'all'"):
+        Code(score="al")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="option tier"):
+        Code(tier="docker")
+    with pytest.raises(ConfigError, match="have to be positive"):
+        Code(seconds=0)
+
+
+@pytest.fixture(scope="module")
+def made() -> Callable[..., Code]:
+    """Makes the reward, on a machine with a tier that confines."""
+
+    def make(**options: Any) -> Code:
+        try:
+            return Code(seconds=60.0, **options)
+        except SandboxError as error:
+            pytest.skip(str(error).splitlines()[0])
+
+    return make
+
+
+def test_scores(made: Callable[..., Code]) -> None:
+    code, share = made(), made(score="fraction")
+    assert code("    return 2 * x\n", **HUMAN_EVAL) == 1.0
+    assert code("    return 4\n", **HUMAN_EVAL) == 0.0
+    assert share("    return 4\n", **HUMAN_EVAL) == 0.5
+    assert code("def sum(a, b): return a + b", **MBPP) == 1.0
+    assert code("def add(a, b): return a + b", **MBPP) == 0.0
+    assert code("for line in open(0): print(2 * int(line))", **APPS) == 1.0
+    calls = "class Solution:\n    def order(self, a: List[int], b) -> List[int]: return sorted(a)"
+    assert code(calls, **APPS_CALLS) == 1.0
+    assert code(calls, **LIVE) == 1.0
+    assert code("import os\nos._exit(0)", **ROLL) == 0.0
+    assert code("anything", level=3) is None
+
+
+def test_tests_that_test_nothing_are_no_score(made: Callable[..., Code]) -> None:
+    with pytest.raises(TestsError, match="do not ask the code for anything"):
+        made()("def f(): return 1", test_list=["assert 1 == 1 + 0"])

@@ -1,0 +1,299 @@
+"""Whole jobs in the confined tiers: honest programs pass, dishonest ones fail, and nothing is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from burnish.errors import SandboxError
+from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Program, ProgramTests, Verdict
+from burnish.sandbox.parent import WarmParent
+from burnish.sandbox.sandbox import Sandbox, same_output
+from burnish.sandbox.trial import attack
+
+SECRET = 271828
+
+
+def cases(*pairs: tuple[object, object]) -> tuple[Case, ...]:
+    return tuple(Case((given,), expected) for given, expected in pairs)
+
+
+def judged(sandbox: Sandbox, code: str, limits: Limits | None = None) -> Verdict:
+    """Of a function that should double, or find the secret out."""
+    return sandbox.run(FunctionTests(code, "f", cases((1, SECRET), (2, SECRET + 1))), limits)
+
+
+def test_cases(sandbox: Sandbox) -> None:
+    verdict = sandbox.run(FunctionTests("def f(x): return x * 2", "f", cases((1, 2), ("a", "aa"), (2, 5))))
+    assert (verdict.status, verdict.passed, verdict.total, verdict.grade) == ("failed", 2, 3, "split")
+    assert verdict.detail == "f(2) returned 4, not 5"
+    assert verdict.fraction == 2 / 3
+
+
+HONEST = {
+    "recursion": "def down(n): return 0 if n == 0 else 1 + down(n - 1)\ndef f(x): return down(900) - 900 + 2 * x",
+    "modules": "import heapq, math, collections, re, itertools, statistics, bisect, decimal\ndef f(x): return 2 * x",
+    "late": "def f(x):\n    import ipaddress, difflib\n    return 2 * x",
+    "dataclass": "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\ndef f(x): return A(2 * x).x",
+    "numpy": "import numpy as np\ndef f(x): return (np.ones(x) * 2).sum()",
+    "threads": (
+        "import threading, sys\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 26)\n"
+        "def f(x):\n    found = []\n    thread = threading.Thread(target=lambda: found.append(2 * x))\n"
+        "    thread.start()\n    thread.join()\n    return found[0]"
+    ),
+    "prints": "import sys\nprint(1)\ndef f(x):\n    print(x, flush=True)\n    sys.stderr.write('e')\n    return 2 * x",
+    "float": "def f(x): return 2.0 * x",
+    "solution": "class Solution:\n    def f(self, x): return 2 * x",
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_functions_pass(sandbox: Sandbox, name: str) -> None:
+    verdict = sandbox.run(FunctionTests(HONEST[name], "f", cases((1, 2), (3, 6))))
+    if name == "threads" and verdict.status == "failed":
+        assert "start new thread" in verdict.detail  # root without a user of its own may have none
+    else:
+        assert verdict.status == "passed", verdict
+
+
+def test_programs_read_and_write(sandbox: Sandbox) -> None:
+    code = "import sys\nn = int(input())\nprint(sum(map(int, sys.stdin.read().split())) + n)"
+    assert sandbox.run(ProgramTests(code, (("1\n2 3\n4", "10"), ("0\n1", "1.0\n")))).status == "passed"
+    output = sandbox.output(Program("import sys\nif __name__ == '__main__':\n    print('é')\n    sys.exit(3)"))
+    assert (output.stdout, output.code, output.timed_out) == ("é\n", 3, False)
+    assert "ZeroDivisionError" in sandbox.output(Program("1 / 0")).stderr
+    long = "1 " * 500_000
+    assert sandbox.output(Program("print(len(input().split()))", long)).stdout == "500000\n"
+
+
+CHEATS = {
+    "exits when loaded": "import os\nos._exit(0)",
+    "exits when called": "import os\ndef f(x): os._exit(0)",
+    "raises SystemExit": "def f(x): raise SystemExit(0)",
+    "ends the loop": "def f(x): raise StopIteration",
+    "equal to all": "class A(int):\n    __eq__ = lambda a, b: True\n    __hash__ = int.__hash__\ndef f(x): return A(3)",
+    "equal to all, a list": "class A(list):\n    __eq__ = lambda a, b: True\ndef f(x): return A()",
+    "an object equal to all": "class A:\n    __eq__ = lambda a, b: True\ndef f(x): return A()",
+    "no number": "def f(x): return float('nan')",
+    "looks at memory": (
+        "import gc, sys\ndef f(x):\n    found = [o for o in gc.get_objects() if isinstance(o, (list, dict)) "
+        "and '271828' in repr(o)[:9999]]\n    return found[0] if found else 0"
+    ),
+    "writes a verdict": (
+        'import os\nfor n in range(3, 40):\n    try: os.write(n, b\'{"passed": true}\\n{"end": true}\\n\')\n'
+        "    except OSError: pass\ndef f(x): return 0"
+    ),
+    "answers by itself": (
+        "import os, json\ndef f(x):\n    data = json.dumps({'value': True, 'changed': {}}).encode()\n"
+        "    for n in range(3, 10):\n        try: os.write(n, len(data).to_bytes(4, 'little') + data)\n"
+        "        except OSError: pass\n    return 0"
+    ),
+    "announces much": (
+        "import os\nfor n in range(3, 10):\n    try: os.write(n, b'\\xff' * 8)\n    except OSError: pass\n"
+        "def f(x): return 0"
+    ),
+    "replaces builtins": (
+        "import builtins\nbuiltins.all = builtins.any = lambda x: True\nbuiltins.len = lambda x: 0\ndef f(x): return 0"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_dishonest_functions_do_not(sandbox: Sandbox, name: str) -> None:
+    verdict = judged(sandbox, CHEATS[name])
+    assert verdict.passed == 0
+    assert verdict.status in ("failed", "not_loaded", "ended")
+
+
+def test_what_takes_too_much_is_ended_and_named(sandbox: Sandbox) -> None:
+    short = Limits(seconds=1.0)
+    assert judged(sandbox, "while True: pass", short).status == "timed_out"
+    assert judged(sandbox, "def f(x):\n    while True: pass", short).status == "timed_out"
+    assert judged(sandbox, "import time\ndef f(x): time.sleep(99)", short).status == "timed_out"
+    assert judged(sandbox, "x = bytearray(1 << 34)").status == "out_of_memory"
+    assert judged(sandbox, "def f(x): return bytearray(1 << 34)").status == "out_of_memory"
+    assert judged(sandbox, "def f(x): return 'x' * (1 << 26)").status == "failed"  # too long to cross
+    assert judged(sandbox, "def f(x): return f(x)").status == "failed"
+    assert judged(sandbox, "def f(x):\n    y = []\n    y.append(y)\n    return y").status == "failed"
+
+
+def test_what_the_code_returns_cannot_end_the_tests_without_a_verdict(sandbox: Sandbox) -> None:
+    limits = Limits(seconds=4.0, processor_seconds=1.0)
+    verdict = sandbox.run(AssertTests("def f(): return range(10**12)", ("assert sum(f()) == 3",)), limits)
+    assert (verdict.status, verdict.passed, verdict.total) == ("timed_out", 0, 1)
+    text = "for n in f():\n    assert n == 0\nassert f() == 3"
+    verdict = sandbox.run(AssertTests("def f(): return [0] * 300_000", (text,)))
+    assert (verdict.status, verdict.passed, verdict.total) == ("failed", 1, 2)
+    assert judged(sandbox, "x = '\ud800'").status == "not_loaded"
+    assert sandbox.output(Program("print('\ud800')", "\ud800")).code == 1
+
+
+def test_an_early_end_does_not_make_tests_fewer(sandbox: Sandbox) -> None:
+    code = "import os\ndef f(x): return x if x < 9 else os._exit(0)"
+    verdict = sandbox.run(AssertTests(code, tuple(f"assert f({n}) == {n}" for n in range(100))))
+    assert (verdict.status, verdict.passed, verdict.total) == ("ended", 9, 100)
+
+
+def test_programs_share_their_time(sandbox: Sandbox) -> None:
+    pairs = (("", "1"), ("", "1"), ("", "1"))
+    verdict = sandbox.run(ProgramTests("while True: pass", pairs), Limits(seconds=0.5))
+    assert (verdict.status, verdict.passed, verdict.total) == ("timed_out", 0, 3)
+    assert verdict.seconds < 1.5
+
+
+PROGRAMS = {
+    "fast output": "import sys, atexit, io\nout = io.StringIO()\natexit.register(lambda: sys.stdout.write('3'))",
+    "a mode": "import sys\nassert 'w' in sys.stdout.mode\nsys.__stdout__.write('3')",
+    "buffered input": "import sys\nsys.stdin.buffer.peek(1)\nprint(len(sys.stdin.buffer.readlines()))",
+    "an event loop": "import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    print(3)\nasyncio.run(main())",
+    "arguments": "import fileinput\nprint(sum(1 for line in fileinput.input()))",
+    "an exit": "print(3)\nraise SystemExit",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_find_what_they_are_used_to(sandbox: Sandbox, name: str) -> None:
+    verdict = sandbox.run(ProgramTests(PROGRAMS[name], (("a\nb\nc\n", "3"),)))
+    assert verdict.status == "passed", verdict
+
+
+def test_a_deadline_keeps_the_tests_before_it(sandbox: Sandbox) -> None:
+    code = "def f(x):\n    while x > 1: pass\n    return x"
+    verdict = sandbox.run(FunctionTests(code, "f", cases((0, 0), (1, 1), (2, 2))), Limits(seconds=2.0))
+    assert (verdict.status, verdict.passed, verdict.total) == ("timed_out", 2, 3)
+
+
+def test_nothing_of_one_candidate_reaches_the_next(sandbox: Sandbox) -> None:
+    spoil = "import math, builtins, random\nmath.pi = 3\nbuiltins.sum = None\nrandom.seed(5)\n"
+    sandbox.output(Program(spoil + "open('/tmp/x', 'w').write('x')"))
+    look = "import math, os, random\nprint(math.pi, sum([1]), os.path.exists('/tmp/x'), random.random())"
+    first = sandbox.output(Program(look)).stdout
+    assert first.startswith("3.14159")
+    assert " 1 False " in first
+    assert sandbox.output(Program(look)).stdout == first  # the same program has the same luck
+
+
+def test_tests_that_test_nothing_are_an_error(sandbox: Sandbox) -> None:
+    good = "def f(x): return x"
+    for nothing in (
+        AssertTests(good, ()),
+        FunctionTests(good, "f", ()),
+        ProgramTests(good, ()),
+    ):
+        with pytest.raises(SandboxError, match="the tests test nothing"):
+            sandbox.run(nothing)
+    for broken, why in (("assert (", "SyntaxError"), ("x = 1", "do not ask the code for anything")):
+        with pytest.raises(SandboxError, match=why):
+            sandbox.run(AssertTests(good, (broken,)))
+    assert sandbox.run(AssertTests(good, ("assert f(1) == 1",))).status == "passed"
+
+
+def test_all_attacks_are_held(sandbox: Sandbox) -> None:
+    assert [one for one in attack(sandbox) if not one.held] == []
+
+
+def test_several_threads_share_it(sandbox: Sandbox) -> None:
+    with Sandbox(sandbox.tier, processes=2, limits=sandbox.limits) as two:
+        jobs = [FunctionTests("def f(x): return x", "f", cases((n, n % 3))) for n in range(12)]
+        assert [verdict.status == "passed" for verdict in two.run_all(jobs)] == [n < 3 for n in range(12)]
+
+
+def test_a_process_that_fails_is_named_and_replaced(sandbox: Sandbox) -> None:
+    with Sandbox(sandbox.tier, limits=sandbox.limits) as one:
+        parent = one._idle.queue[0]
+        assert isinstance(parent, WarmParent)
+        parent._process.kill()
+        parent._process.wait()
+        with pytest.raises(SandboxError, match="has ended with status -9"):
+            judged(one, "def f(x): return 0")
+        assert judged(one, "def f(x): return 0").status == "failed"
+
+
+def children() -> set[int]:
+    """Ids of all processes that descend from this one."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, size = {os.getpid()}, 0
+    while size != len(found):
+        size = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {os.getpid()}
+
+
+def test_nothing_is_left(sandbox: Sandbox, tmp_path: Path) -> None:
+    before, descriptors = children(), len(os.listdir("/proc/self/fd"))
+    with Sandbox(sandbox.tier, processes=2, limits=dataclasses.replace(sandbox.limits, seconds=0.5)) as one:
+        one.run_all([FunctionTests("while True: pass", "f", cases((1, 1)))] * 4)
+    assert children() <= before
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert not [path for path in Path("/tmp").iterdir() if path.name.startswith("burnish-sandbox-")]
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "same"),
+    [
+        ("1\n2\n", "1\n2", True),
+        ("1 2 \n", " 1 2\n\n", True),
+        ("1", "1.0", True),
+        ("0.5 a", ".50 a", True),
+        ("a", "A", False),
+        ("1 2", "1\n2", False),
+        ("nan", "nan", True),
+        ("1e400", "1e401", False),
+        ("", "\n", True),
+        ("1", "", False),
+    ],
+)
+def test_same_output(expected: str, found: str, same: bool) -> None:
+    assert same_output(expected, found) is same
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the confined tiers need Linux")
+def test_a_thousand_programs_of_which_a_hundred_hang(sandbox: Sandbox) -> None:
+    before = children()
+    limits = Limits(seconds=0.5, processor_seconds=1.0)
+    with Sandbox(sandbox.tier, processes=2, limits=limits) as one:
+        jobs = [FunctionTests("while True: pass" if n % 10 == 0 else "x = 1", "f", cases((1, 1))) for n in range(1000)]
+        verdicts = one.run_all(jobs)
+    assert sum(verdict.status == "timed_out" for verdict in verdicts) >= 100
+    assert all(verdict.passed == 0 for verdict in verdicts)
+    assert children() <= before
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if condition():
+            return
+        threading.Event().wait(0.05)
+    pytest.fail("did not happen within a minute")
+
+
+def test_a_parent_that_is_left_alone_ends_with_its_candidate(sandbox: Sandbox) -> None:
+    before = children()
+    one = Sandbox(sandbox.tier, limits=sandbox.limits)
+    parent = one._idle.queue[0]
+    assert parent is not None
+
+    def is_refused() -> None:
+        with pytest.raises(SandboxError):
+            judged(one, "while True: pass")
+
+    thread = threading.Thread(target=is_refused, daemon=True)
+    thread.start()
+    wait_for(lambda: len(children() - before) >= 3)
+    parent._channel.shutdown(2)  # as when the program has been killed
+    wait_for(lambda: not {pid for pid in children() - before if pid != parent._process.pid})
+    thread.join(60)
+    parent.close()

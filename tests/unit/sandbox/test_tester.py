@@ -1,0 +1,216 @@
+"""What counts as equal, and what a text of tests counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from burnish.sandbox.candidate import serve
+from burnish.sandbox.tester import Report, equal, judge
+from burnish.sandbox.wire import Pipe
+
+CODE = """
+def double(x): return 2 * x
+def fill(box): box.append(1)
+def up(n): yield from range(n)
+def stops(x): raise StopIteration
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, item): self.items.append(item)
+    def pop(self): return self.items.pop()
+    def __len__(self): return len(self.items)
+class Solution:
+    def triple(self, x): return 3 * x
+"""
+
+
+@pytest.fixture
+def judged(tmp_path: Any) -> Any:
+    """Judges code by tests, with both sides in threads of this process; returns the tester's lines."""
+
+    def run(tests: dict[str, Any], code: str = CODE) -> list[dict[str, Any]]:
+        there, back = os.pipe(), os.pipe()
+        candidate = threading.Thread(target=serve, args=(code, Pipe(there[0], back[1], 1 << 20)), daemon=True)
+        candidate.start()
+        with (tmp_path / "verdict").open("wb") as file:
+            judge({"prelude": "", "entry": None, **tests}, Pipe(back[0], there[1], 1 << 20), Report(file.fileno()))
+        os.close(there[1])
+        candidate.join(60)
+        return [json.loads(line) for line in (tmp_path / "verdict").read_text().splitlines()]
+
+    return run
+
+
+def passed(lines: list[dict[str, Any]]) -> list[bool]:
+    assert lines[-1] == {"end": True}
+    return [line["passed"] for line in lines if "passed" in line]
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "same"),
+    [
+        (1, 1, True),
+        (1, 1.0, True),
+        (10**6, 10.0**6 + 1, False),
+        (1.0, 1, True),
+        (1.0, 10**400, False),
+        (True, 1, False),
+        (1, True, False),
+        (0.1 + 0.2, 0.3, True),
+        (1.0, 1.001, False),
+        ([1, 2], (1, 2), True),
+        ([1, 2], [1], False),
+        ({"a": 0.3}, {"a": 0.1 + 0.2}, True),
+        ({"a": 1}, {"b": 1}, False),
+        (float("nan"), float("nan"), True),
+        (float("inf"), float("inf"), True),
+        (float("inf"), float("nan"), False),
+        ({1, 2}, [1, 2], False),
+        ("1", 1, False),
+        (None, None, True),
+        (None, 0, False),
+    ],
+)
+def test_equal(expected: Any, found: Any, same: bool) -> None:
+    assert equal(expected, found, 1e-6) is same
+
+
+def test_every_assertion_counts(judged: Any) -> None:
+    text = "assert double(2) == 4\nassert double(2) == 5\nassert double('a') == 'aa'\nassert nowhere(1)\nassert True"
+    lines = judged({"texts": [text]})
+    assert passed(lines) == [True, False, True, False]
+    assert lines[0] == {"total": 4}
+    assert lines[2]["detail"] == "not so: double(2) == 5"
+    assert "the code does not define 'nowhere'" in lines[4]["detail"]
+
+
+def test_an_assertion_counts_once_however_often_it_is_reached(judged: Any) -> None:
+    """Else the code would say how many tests there are."""
+    text = "for n in up(1000):\n    assert n >= 0\nassert double(1) == 3"
+    assert passed(judged({"texts": [text]})) == [True, False]
+    assert passed(judged({"texts": ["for n in up(9):\n    assert n < 5"]})) == [False]
+
+
+def test_what_was_not_reached_because_something_raised_has_failed(judged: Any) -> None:
+    text = "assert double(1) == 2\nx = nowhere(1)\nassert double(2) == 4"
+    assert passed(judged({"texts": [text]})) == [True, False, False]
+
+
+def test_a_text_that_asserts_nothing_but_would_have_raised_is_one_test(judged: Any) -> None:
+    text = "try:\n    double(None)\n    assert False\nexcept TypeError:\n    pass"
+    assert passed(judged({"texts": [text]})) == [True]
+    assert passed(judged({"texts": [text.replace("None", "1")]})) == [False]
+
+
+def test_errors_of_the_code_are_those_that_the_tests_know(judged: Any) -> None:
+    code = "class Mine(ValueError): pass\ndef f(x): raise Mine('bad')"
+    text = "try:\n    f(1)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'bad'"
+    assert passed(judged({"texts": [text]}, code)) == [True]
+
+
+BROKEN = {
+    "asks nothing": "x = 1",
+    "asks only itself": "def double(x): return 2 * x\nassert double(1) == 2",
+    "a coroutine": "async def test_it():\n    assert double(1) == 3",
+    "a parameter": "def test_it(x):\n    assert double(x) == 3",
+    "a function as an argument": "assert double(lambda x: x)",
+    "no Python": "assert (",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_tests_that_cannot_decide_say_so(judged: Any, name: str) -> None:
+    assert "broken" in judged({"texts": [BROKEN[name]]})[-1]
+
+
+VALUES = {
+    "an integer of many digits": "10**5000",
+    "a decimal that signals": "__import__('decimal').Decimal('sNaN')",
+    "an integer beyond floats": "10**400",
+    "a long text": "'x' * 100_000",
+    "half a character": "'\\ud800'",
+    "nothing hashable": "[[{}]]",
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_no_value_upsets_the_tests(judged: Any, name: str) -> None:
+    code = f"def f(x):\n    x.append({VALUES[name]})\n    return {VALUES[name]}"
+    case = {"arguments": [[]], "named": {"dict": []}, "expected": [{"float": "0x1p0"}]}
+    assert passed(judged({"entry": "f", "tolerance": 1e-6, "cases": [case]}, code)) == [False]
+    text = "x = f([])\nassert x == 1.5\nassert {1: 2}[f([1])]"
+    assert passed(judged({"texts": [text]}, code)) == [False, False]
+
+
+def test_a_function_may_be_called_as_a_builtin_is(judged: Any) -> None:
+    code = "def sum(a, b): return a + b"
+    assert passed(judged({"texts": ["assert sum(1, 2) == 3"], "entry": "sum"}, code)) == [True]
+    assert "broken" in judged({"texts": ["assert sum([1, 2]) == 3"]}, code)[-1]
+
+
+def test_arguments_are_changed_as_the_code_changes_them(judged: Any) -> None:
+    assert passed(judged({"texts": ["box = [0]\nfill(box)\nassert box == [0, 1]"]})) == [True]
+
+
+def test_objects_of_the_code_are_used_where_they_are(judged: Any) -> None:
+    text = (
+        "stack = Stack()\nstack.push(3)\nassert len(stack) == 1\nassert stack.items == [3]\n"
+        "assert stack.pop() == 3\nassert not stack\nassert stack != 3\nassert list(up(3)) == [0, 1, 2]"
+    )
+    assert passed(judged({"texts": [text]})) == [True] * 6
+
+
+def test_a_loop_of_the_tests_cannot_be_ended_from_the_code(judged: Any) -> None:
+    assert passed(judged({"texts": ["assert all(map(stops, [1, 2]))"]})) == [False]
+
+
+def test_the_prelude_is_not_the_code_s(judged: Any) -> None:
+    tests = {"texts": ["assert helper(double(2)) == 5"], "prelude": "def helper(x): return x + 1"}
+    assert passed(judged(tests, CODE + "\ndef helper(x): return 5\ndef double(x): return 0")) == [False]
+    assert passed(judged(tests)) == [True]
+
+
+def test_a_module_that_only_the_code_imports_is_known(judged: Any) -> None:
+    assert passed(judged({"texts": ["assert math.isclose(double(0.1), 0.2)"]})) == [True]
+
+
+def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
+    check = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4"
+    assert passed(judged({"texts": [check], "entry": "double"})) == [True, True]
+    functions = "def test_one():\n    assert double(1) == 2\ndef test_two():\n    assert double(1) == 3"
+    assert passed(judged({"texts": [functions]})) == [True, False]
+    cases = (
+        "import unittest\nclass TestDouble(unittest.TestCase):\n"
+        "    def test_one(self): self.assertEqual(double(1), 2)\n"
+        "    def test_two(self): self.assertEqual(double(1), 3)"
+    )
+    lines = judged({"texts": [cases]})
+    assert passed(lines) == [False]
+    assert "AssertionError: 2 != 3" in lines[1]["detail"]
+    inside = cases.replace("self.assertEqual(double(1), 3)", "assert double(1) == 2").replace("TestDouble", "T")
+    assert passed(judged({"texts": [inside + "\n    def test_three(self): super(T, self).setUp()"]})) == [True]
+    plain = "class TestDouble:\n    def test_one(self):\n        assert double(1) == 2\n        assert double(1) == 3"
+    assert passed(judged({"texts": [plain]})) == [True, False]
+    assert passed(judged({"texts": ["from solution import double as f\nassert f(1) == 2"]})) == [True]
+
+
+def test_cases_may_name_a_method(judged: Any) -> None:
+    tests = {
+        "entry": "triple",
+        "tolerance": 1e-6,
+        "cases": [{"arguments": [2], "named": {"dict": []}, "expected": [6]}],
+    }
+    lines = judged(tests)
+    assert lines[0] == {"total": 1}
+    assert passed(lines) == [True]
+    assert passed(judged({**tests, "entry": "Solution.triple"})) == [True]
+
+
+def test_code_that_does_not_load_is_told(judged: Any) -> None:
+    assert judged({"texts": []}, "1 / 0")[-1] == {"not_loaded": "ZeroDivisionError: division by zero"}
+    assert judged({"texts": []}, "def f(:")[-1]["not_loaded"].startswith("SyntaxError")
+    assert judged({"texts": []}, "x = '\ud800'")[-1]["not_loaded"].startswith("UnicodeEncodeError")
