@@ -47,6 +47,10 @@ class WarmParent:
     """A process that forks candidates of one tier. Raises TierRefusedError where the machine does not allow it."""
 
     def __init__(self, tier: Tier) -> None:
+        if sys.platform != "linux":
+            raise TierRefusedError(
+                f"the sandbox needs Linux, and this is {sys.platform}", remedy="run the reward on a Linux machine"
+            )
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         with theirs:
