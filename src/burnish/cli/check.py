@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from burnish.rewards import GoldReport, ProcessRewardScorer
     from burnish.rewards.gold import Encode
     from burnish.rewards.success import Success
+    from burnish.rewards.weak_tests import WeakTests
     from burnish.types import Prompt
 
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
@@ -83,6 +84,7 @@ def _check_sources(
     from burnish.data.prompts import read_prompts
     from burnish.rewards import ProcessRewardScorer, check_gold
     from burnish.rewards.success import full_marks, success_of
+    from burnish.rewards.weak_tests import find_weak_tests
 
     prompts, understandings = read_prompts(sources)
     console.print(f"[bold]{name}[/]")
@@ -104,6 +106,8 @@ def _check_sources(
             success=success,
         )
         labels = scorer.answer_labels if judge is None else tuple(judge.thresholds)
+        programs = [reward.log_label for reward in config.rewards if reward.name == "code"]
+        weak = [found for label in programs for found in find_weak_tests(prompts, scorer, label)]
     _show_report(report, judge, labels, show, console)
     if prompts and len(report.without_gold) == len(prompts):
         raise DataError(
@@ -113,7 +117,24 @@ def _check_sources(
     unreached = success is not None and report.checked > 0 and report.solved == 0
     if success is not None:
         _show_success(report, success, explicit=_sets_success(config), console=console)
-    return len(report.failures) + unreached
+    if programs:
+        _show_weak_tests(weak, show, console)
+    return len(report.failures) + unreached + len(weak)
+
+
+def _show_weak_tests(weak: Sequence[WeakTests], show: int, console: Console) -> None:
+    """Print the rows whose tests would pay for programs that do nothing."""
+    from rich.table import Table
+
+    rows = len({found.prompt_id for found in weak})
+    line = f"rows whose tests pay for programs that solve nothing, which the policy would learn to write: {rows:,}"
+    console.print(line if weak else "no program that solves nothing passes the tests of a row", soft_wrap=True)
+    if weak and show:
+        table = Table("row", "a program that")
+        for found in weak[:show]:
+            table.add_row(_short(found.prompt_id), found.program)
+        console.print(table)
+    console.print()
 
 
 def _sets_success(config: RlConfig) -> bool:

@@ -99,7 +99,7 @@ def check_gold(
 
     def flush() -> None:
         nonlocal solved
-        scored = scorer.score([(prompt, _as_rollout(prompt, gold, encode)) for prompt, gold in batch])
+        scored = scorer.score([(prompt, as_rollout(prompt, gold, encode)) for prompt, gold in batch])
         for (prompt, gold), rollout in zip(batch, scored, strict=True):
             _record_scores(rollout, readings)
             solved += success is not None and success.solved(rollout) is True
@@ -138,7 +138,7 @@ def _judged_score(rollout: Rollout, labels: Sequence[str]) -> float | None:
     return sum(found) if len(found) == len(labels) else None
 
 
-def _as_rollout(prompt: Prompt, gold: str, encode: Encode | None) -> Rollout:
+def as_rollout(prompt: Prompt, gold: str, encode: Encode | None) -> Rollout:
     """A rollout with the gold response, as if the policy had sampled it and then stopped."""
     tokens = (0,) * len(gold.split()) if encode is None else tuple(encode(prompt, gold))
     return Rollout(

@@ -8,6 +8,7 @@ ROLL (`test_cases`), and JSON in the answer with `inputs` and `outputs`, as verl
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,19 @@ import bisect, collections, functools, heapq, itertools, math, operator, random,
 """
 """What sites with such tasks import before the solution, so that those written for them rely on it."""
 Job = FunctionTests | AssertTests | ProgramTests
+
+
+_EQUAL_TO_ALL = """class Equal(int):
+    __eq__ = lambda self, other: True
+    __hash__ = int.__hash__
+"""
+_DO_NOTHING = {
+    "returns None": ("", "return None"),
+    "returns True": ("", "return True"),
+    "returns its argument": ("", "return arguments[0] if arguments else None"),
+    "ends the program": ("import os\n", "os._exit(0)"),
+    "returns what is equal to everything": (_EQUAL_TO_ALL, "return Equal()"),
+}
 
 
 class TestsError(Exception):
@@ -57,6 +71,26 @@ class Task:
             re.search(rf"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*=", code, re.MULTILINE)
             is not None
         )
+
+
+def trivial_programs(task: Task) -> dict[str, str]:
+    """Programs that solve no task, by what they do. Tests that one of them passes are weak."""
+    found = {"is empty": ""}
+    job = task.job("")
+    names = {task.entry} if task.entry else _called_names(job.texts) if isinstance(job, AssertTests) else set()
+    for what, (before, body) in _DO_NOTHING.items() if names else ():
+        defined = [f"def {name.rpartition('.')[2]}(*arguments, **named): {body}\n" for name in sorted(names)]
+        found[what] = before + "".join(defined)
+    return found
+
+
+def _called_names(texts: Sequence[str]) -> set[str]:
+    """Names that texts call and do not bind, builtins aside."""
+    trees = [ast.parse(text) for text in texts if _is_code(text)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    bound = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    return called - bound - set(vars(builtins))
 
 
 def task_of_row(columns: Mapping[str, Any], answer: Any) -> Task | None:

@@ -1,0 +1,55 @@
+"""Programs that solve nothing, and the tests that they pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import RewardConfig, ScoringConfig
+from burnish.errors import BurnishError
+from burnish.rewards import ProcessRewardScorer
+from burnish.rewards.builtins.code_tests import task_of_row, trivial_programs
+from burnish.rewards.weak_tests import WeakTests, find_weak_tests
+from burnish.types import Prompt
+
+EVEN = {"test_list": ["assert f(2) == True"], "code": "def f(x): return x % 2 == 0"}
+DOUBLE = {"test_list": ["assert f(2) == 4"]}
+SILENT = {"input_output": {"inputs": ["1"], "outputs": [""]}}
+BROKEN = {"input_output": {"inputs": ["1"], "outputs": []}}
+
+
+def test_every_function_that_the_tests_call_is_written_in_a_trivial_way() -> None:
+    task = task_of_row({"test_list": ["assert len(f(2)) == g(3)"]}, None)
+    assert task is not None
+    programs = trivial_programs(task)
+    assert programs["returns None"].splitlines() == [
+        "def f(*arguments, **named): return None",
+        "def g(*arguments, **named): return None",
+    ]
+    assert set(programs) > {"is empty", "ends the program", "returns what is equal to everything"}
+    silent = task_of_row(SILENT, None)
+    assert silent is not None
+    assert trivial_programs(silent) == {"is empty": ""}
+
+
+@pytest.fixture
+def scorer() -> Iterator[ProcessRewardScorer]:
+    reward = RewardConfig(name="code", options={"seconds": 60.0}, timeout_seconds=120)
+    try:
+        scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
+        made = ProcessRewardScorer([reward], scoring, columns=["test_list", "code", "input_output"])
+    except BurnishError as error:
+        pytest.skip(f"no sandbox here: {error.message}")
+    with made:
+        yield made
+
+
+def test_rows_with_weak_tests_are_named(scorer: ProcessRewardScorer) -> None:
+    rows: dict[str, dict[str, Any]] = {"even": EVEN, "double": DOUBLE, "silent": SILENT, "broken": BROKEN, "none": {}}
+    prompts = [Prompt(id=name, text="Write it.", columns=columns) for name, columns in rows.items()]
+    assert find_weak_tests(prompts, scorer, "code") == [
+        WeakTests("even", "returns True"),
+        WeakTests("silent", "is empty"),
+    ]
