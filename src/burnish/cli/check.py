@@ -45,7 +45,7 @@ def check_rewards(
     shows how each data file was read, and the scores of the gold answers for
     each reward. No weights are loaded. Rewards that read tokens need the
     model's tokenizer. The exit code is 1 if a gold answer does not reach the
-    top score.
+    top score, or if a program that solves nothing passes the tests of a row.
 
     [bold]Examples[/bold]
     burnish check run.yaml
