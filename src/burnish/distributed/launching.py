@@ -146,14 +146,22 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
     failed: list[BaseException] = []
     with ThreadPoolExecutor(len(seats)) as starting:
         futures = [starting.submit(launcher.start, seat) for seat in seats]
-        for future in as_completed(futures):
-            if (error := future.exception()) is not None:
-                failed.append(error)
-                for seat in seats:
-                    seat.given_up.set()
+        try:
+            for future in as_completed(futures):
+                if (error := future.exception()) is not None:
+                    failed.append(error)
+                    _give_up(seats)
+        except BaseException as error:  # noqa: BLE001  boundary: Ctrl-C, which must not wait for the starts
+            failed.insert(0, error)
+            _give_up(seats)
     if failed:
         for future in futures:
             if future.exception() is None:
                 future.result().kill()
         raise failed[0]
     return [future.result() for future in futures]
+
+
+def _give_up(seats: Sequence[Seat]) -> None:
+    for seat in seats:
+        seat.given_up.set()

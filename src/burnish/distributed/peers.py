@@ -7,6 +7,7 @@ a Ray cluster. Requests, deadlines and signs of life are the same for all of the
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import select
@@ -313,7 +314,8 @@ def _ask_in_turn(
     answers: dict[str, tuple[Any, ...]] = {}
     lost: RoleLostError | None = None
     left_alone = False
-    patience = seconds
+    until = math.inf
+    """When those that have not answered are lost as well."""
     waiting = list(processes)
     try:
         for process in processes:
@@ -327,19 +329,21 @@ def _ask_in_turn(
             for process in list(waiting):
                 try:
                     if process not in ready:
-                        process.check_alive(what=what, seconds=patience)
+                        process.check_alive(what=what, seconds=seconds)
+                        if time.monotonic() > until:
+                            raise process.lose(what, f"did not answer within {GRACE_SECONDS:g} seconds of the others")
                         continue
                     answer = process.take(what=what, seconds=seconds, giving=giving)
                 except RoleLostError as error:
                     left_alone &= process not in ready  # one that has ended is why the others raise
-                    lost, patience = lost or error, min(patience, GRACE_SECONDS)
+                    lost, until = lost or error, min(until, time.monotonic() + GRACE_SECONDS)
                     waiting.remove(process)
                     continue
                 if answer is not None:
                     answers[process.name] = answer
                     waiting.remove(process)
                     if alone_stuck and answer[0] == "raised" and lost is None:
-                        left_alone, patience = True, min(patience, GRACE_SECONDS)
+                        left_alone, until = True, min(until, time.monotonic() + GRACE_SECONDS)
     except BaseException:  # the answers that are still to come would be taken for those of the next request
         for process in processes:
             process.kill()

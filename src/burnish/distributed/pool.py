@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from burnish.distributed.handles import PublishedElsewhere
 from burnish.distributed.handover import SealedWeights, SharedWeights
-from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, ask_all
+from burnish.distributed.peers import END_SECONDS, ProcessRole, RoleLostError, Stop, ask_all
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
@@ -37,10 +37,10 @@ _LOOK_SECONDS = 0.2
 @dataclass(slots=True)
 class Worker:
     """A seat of the pool. `start` makes its process, again where that was lost, and returns the handle to its engine;
-    it is None where the process is not the pool's to start."""
+    it gives up when its event is set, and is None where the process is not the pool's to start."""
 
     engine: ProcessRole
-    start: Callable[[], ProcessRole] | None = None
+    start: Callable[[threading.Event], ProcessRole] | None = None
     policy: str | None = None
     """The role in the same process whose weights the engine shares; None for an engine with a copy."""
     version: int | None = None
@@ -103,12 +103,12 @@ class RolloutPool(RestingEngine):
         self._lanes = lanes
         self._restarts = restarts
         self._say = say
-        self._closed = False
+        self._closed = threading.Event()
         self._version: int | None = None
         self._weights: SealedWeights | None = None
         self._metrics = MetricStore()
-        self._returning: set[str] = set()
-        """Names of workers that are being started again though a call went on without them."""
+        self._returning: dict[str, threading.Thread] = {}
+        """What starts workers again though calls go on without them, by the workers' names."""
         self._open: list[_Call] = []
         """Those that threads have made, those of earlier steps first."""
         self._changed = threading.Condition()
@@ -119,10 +119,12 @@ class RolloutPool(RestingEngine):
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:
-            self._closed = True
+            self._closed.set()
         for worker in self._workers:
             if worker.start is not None:
                 worker.engine.process.close()
+        for thread in self._returning.values():
+            thread.join(END_SECONDS)
         self._weights = None
 
     def keep(self, weights: Weights) -> Weights:
@@ -312,30 +314,30 @@ class RolloutPool(RestingEngine):
         for worker in self._workers:
             rested = time.monotonic() - worker.tried >= RETRY_SECONDS
             may = worker.gone and rested and worker.may_restart(self._restarts)
-            if may and worker.start is not None and worker.name not in self._returning:
-                self._returning.add(worker.name)
-                threading.Thread(target=self._return, args=(worker, worker.start), daemon=True).start()
+            last = self._returning.get(worker.name)
+            if may and worker.start is not None and (last is None or not last.is_alive()):
+                thread = threading.Thread(target=self._return, args=(worker, worker.start), daemon=True)
+                self._returning[worker.name] = thread
+                thread.start()
 
-    def _return(self, worker: Worker, start: Callable[[], ProcessRole]) -> None:
-        try:
-            if self._start(worker, start):
-                worker.gone = False
-                self._say(f"{worker.name} is back")
-        finally:
-            self._returning.discard(worker.name)
+    def _return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
+        if self._start(worker, start):
+            worker.gone = False
+            self._say(f"{worker.name} is back")
 
-    def _start(self, worker: Worker, start: Callable[[], ProcessRole]) -> bool:
+    def _start(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> bool:
         """Give the worker a new process; whether it has one."""
         worker.restarts.append(time.monotonic())
         worker.version = None
         try:
-            engine = start()
+            engine = start(self._closed)
         except Exception as error:  # noqa: BLE001  boundary: whatever building its roles raises there
-            self._say(f"{worker.name} cannot be started again: {error}")
+            if not self._closed.is_set():
+                self._say(f"{worker.name} cannot be started again: {error}")
             worker.give_up()
             return False
         with self._lock:
-            if not self._closed:
+            if not self._closed.is_set():
                 worker.engine = engine
                 return True
         engine.process.close()  # the run has ended meanwhile

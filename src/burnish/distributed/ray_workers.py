@@ -39,7 +39,7 @@ from burnish.distributed.host import Host, sealed
 from burnish.distributed.launching import Crew, Seat
 from burnish.distributed.network import DistantPulse, connect
 from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked
-from burnish.distributed.peers import START_SECONDS, Peer
+from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError
 from burnish.distributed.pulse import PulseWatch
 from burnish.distributed.team import Meeting
 from burnish.errors import ConfigError, RolloutError
@@ -201,6 +201,8 @@ class RayLauncher:
         """See `Launcher`."""
         group, number = self.places[seat.name]
         _await_places(group, f"process {seat.name!r}", self.each)
+        if seat.given_up.is_set():  # the run may have ended meanwhile, and Ray with it, which would start anew
+            raise RoleLostError(f"start: process {seat.name!r} is not needed any more", remedy="", process=seat.name)
         host = ray.remote(Host).options(
             num_cpus=self.each["CPU"],
             num_gpus=self.each["GPU"],

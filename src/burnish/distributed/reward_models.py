@@ -31,7 +31,7 @@ class RewardModelProcess:
     def __init__(
         self,
         process: Peer,
-        start: Callable[[], Peer] | None,
+        start: Callable[[threading.Event], Peer] | None,
         *,
         restarts: int,
         seconds: float,
@@ -44,9 +44,9 @@ class RewardModelProcess:
         self._seconds = seconds
         self._say = say
         self._started_again: list[float] = []
-        self._closed = False
+        self._closed = threading.Event()
         self._lock = threading.Lock()
-        """Around `_process` and `_closed`, which change together."""
+        """Around `_process` and `_closed`, which change together. A start that is in progress is then given up."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
         """Asks, and starts again, so that there is never more than one of the processes."""
 
@@ -55,7 +55,7 @@ class RewardModelProcess:
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:
-            self._closed = True
+            self._closed.set()
             if self._process is not None:
                 self._process.close()  # whoever waits for its scores gets an error
         self._thread.shutdown(wait=False)
@@ -84,16 +84,16 @@ class RewardModelProcess:
         """The process, made again if there is none."""
         if self._process is None:
             assert self._start is not None, "it is let go of only where it can be started again"
-            process = self._start()
+            process = self._start(self._closed)
             with self._lock:
                 self._process = process
-                if self._closed:
+                if self._closed.is_set():
                     process.close()  # the run has ended meanwhile
         return self._process
 
     def _lose(self, label: str, error: RoleLostError) -> None:
         """Let go of a lost process. Raises what ends the run if it is not to be started again."""
-        if self._start is None or self._closed:
+        if self._start is None or self._closed.is_set():
             raise error
         now = time.monotonic()
         self._started_again = [moment for moment in self._started_again if now - moment < _HOUR]
@@ -101,8 +101,8 @@ class RewardModelProcess:
             raise RewardError(
                 f"reward {label!r} cannot be scored: {error.message}; it is not started again: {self._restarts} "
                 "restarts an hour is the limit (cluster.restarts)",
-                remedy="see why the process ends: mostly too little memory, of which its option tokens_per_microbatch "
-                "takes less",
+                remedy="if it ends: mostly too little memory, of which its option tokens_per_microbatch takes less; if "
+                "it does not answer: raise cluster.stall_seconds",
             ) from error
         self._started_again.append(now)
         self._say(f"{error.message}; it is started again, and asked for the same scores")

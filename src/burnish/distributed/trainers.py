@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from burnish.distributed.handover import SealedWeights
-from burnish.distributed.peers import Peer, ProcessRole, ask_all
+from burnish.distributed.peers import GRACE_SECONDS, Peer, ProcessRole, RoleLostError, ask_all
 from burnish.distributed.server import Named
 
 
@@ -45,9 +45,25 @@ class TeamRole:
         message: tuple[object, ...] = ("call", self.name, "give_weights", (version,), dict[str, object]())
         with ThreadPoolExecutor(1) as giving:
             given = giving.submit(ask_all, others, message, what=f"weights of {self.name}", seconds=self.seconds)
-            shared = self._first.share(version)
+            given.add_done_callback(self._end_first_after)
+            try:
+                shared = self._first.share(version)
+            except Exception:
+                # Mostly because another one is lost, which is then what there is to say.
+                wait([given], timeout=GRACE_SECONDS)
+                for process in others:
+                    process.kill()
+                lost = given.exception()
+                if isinstance(lost, RoleLostError):
+                    raise lost from None
+                raise
             given.result()
         return shared
+
+    def _end_first_after(self, given: Future[list[Any]]) -> None:
+        """The first process would wait for those that have failed to give it their slices."""
+        if given.exception() is not None:
+            self.processes[0].kill()
 
     @property
     def _first(self) -> ProcessRole:

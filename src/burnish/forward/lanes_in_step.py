@@ -54,6 +54,8 @@ class LanesInStep(Lanes):
     def fillers(self, parts: Sequence[Part], costs: Sequence[int]) -> list[Part]:
         """As many as bring this process to the number of passes of the one that has most."""
         assert self.team is not None
+        if not parts:  # nothing in this batch is trained on, and so it is for all processes
+            return []
         dealt = deal(costs, self.count)
         owns = [lanes_of(rank, self.team.size, self.count) for rank in range(self.team.size)]
         passes = [sum(len(dealt[lane]) for lane in range(*own)) for own in owns]

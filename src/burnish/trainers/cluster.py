@@ -8,9 +8,10 @@ cluster, which it starts, asks, and ends, or processes that torchrun has started
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -310,8 +311,9 @@ def _rollout_workers(config: RlConfig, crew: Crew, launcher: Launcher, console: 
     def seat(name: str) -> Seat:
         return Seat(name, engine_seat, (there, recorded_ways(crew.output)))
 
-    def again(name: str) -> ProcessRole:
-        return launcher.start(seat(name)).role("engine", seconds=config.cluster.stall_seconds)
+    def again(name: str, given_up: threading.Event) -> ProcessRole:
+        process = launcher.start(replace(seat(name), given_up=given_up))
+        return process.role("engine", seconds=config.cluster.stall_seconds)
 
     begun: list[Peer] = []
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -57,7 +58,7 @@ def own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Con
         judges = None
         for model, name in zip(config.cluster.own_process, crew.models, strict=True):
             start = partial(_start, config, crew, launcher, model, name)
-            process = start()
+            process = start(threading.Event())
             if model == ROLE:
                 judges = stack.enter_context(
                     RewardModelProcess(
@@ -80,9 +81,9 @@ def own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Con
         yield OwnProcesses(roles, judges, beside, seconds)
 
 
-def _start(config: RlConfig, crew: Crew, launcher: Launcher, model: str, name: str) -> Peer:
+def _start(config: RlConfig, crew: Crew, launcher: Launcher, model: str, name: str, given_up: threading.Event) -> Peer:
     there = config.model_copy(update={"output": str(crew.output)})  # its current folder may be another one
-    return launcher.start(Seat(name, own_seat, (there, recorded_ways(crew.output), model)))
+    return launcher.start(Seat(name, own_seat, (there, recorded_ways(crew.output), model), given_up))
 
 
 @contextmanager

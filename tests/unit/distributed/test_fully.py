@@ -225,11 +225,11 @@ def slowly(*case: Any) -> Any:
 def test_one_process_up_to_rounding(size: int, case: str, module: Any, tmp_path: Path) -> None:
     one = module.Learner(module.Lanes(module.LANES), case)
     before = one.weights()
-    meetings = [Meeting.at_file(rank, size, tmp_path / "meeting", seconds=20) for rank in range(size)]
+    meetings = [Meeting.at_file(rank, size, tmp_path / "meeting", seconds=180) for rank in range(size)]
     seats = [Seat(f"trainer {meeting.rank}", module.learner, (meeting, case)) for meeting in meetings]
     with ExitStack() as stack:
         processes = [stack.enter_context(p) for p in start_all(LocalLauncher(threads=1, stacks=tmp_path), seats)]
-        team = TeamRole(tuple(processes), "learner", seconds=60, cuts_weights=True)
+        team = TeamRole(tuple(processes), "learner", seconds=300, cuts_weights=True)
         wanted = one.gradients()
         assert difference(team.ask("gradients"), wanted) < 1e-6
         assert team.ask("settle") == pytest.approx(one.settle(), rel=1e-6)

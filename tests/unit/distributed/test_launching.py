@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -104,4 +105,16 @@ def test_those_that_wait_for_one_that_cannot_be_started_are_ended(tmp_path: Path
     with pytest.raises(RoleLostError, match="process 'trainer 1'") as raised:
         start_all(launcher, seats)
     assert raised.value.process == "trainer 1"
+    assert all(seat.given_up.is_set() for seat in seats)
+
+
+def interrupts() -> None:
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(10_000)
+
+
+def test_an_interrupt_while_processes_start_ends_them(tmp_path: Path) -> None:
+    seats = [Seat("trainer 0", interrupts, ()), Seat("trainer 1", waits_for_ever, ())]
+    with pytest.raises(KeyboardInterrupt):
+        start_all(LocalLauncher(1, tmp_path), seats)
     assert all(seat.given_up.is_set() for seat in seats)

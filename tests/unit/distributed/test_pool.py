@@ -81,12 +81,16 @@ def pool_of(
     said: list[str] = []
     again: Any = start or (lambda: FakeEngine("again"))
     seats: list[Any] = list(engines)
-    workers = [Worker(engine, again) for engine in seats]
+    workers = [Worker(engine, lambda given_up: again()) for engine in seats]
     return RolloutPool(workers, lanes=lanes, restarts=restarts, say=said.append), said
 
 
 def lost() -> None:
     raise RoleLostError("generate: process 'b' ended", remedy="", process="b")
+
+
+def waited(event: threading.Event) -> None:
+    assert event.wait(60.0)
 
 
 def tokens(rollouts: list[Rollout]) -> list[tuple[int, ...]]:
@@ -105,7 +109,13 @@ def test_rollouts_come_in_the_order_of_the_requests() -> None:
 
 
 def test_what_a_lost_worker_had_goes_to_another() -> None:
-    pool, said = pool_of(FakeEngine("a", lambda: time.sleep(0.02)), FakeEngine("b", lost))
+    taken = threading.Event()
+
+    def dies() -> None:
+        taken.set()
+        lost()
+
+    pool, said = pool_of(FakeEngine("a", lambda: waited(taken)), FakeEngine("b", dies))
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
     assert said == ["generate: process 'b' ended\n  -> ; it is not started again: 0 restarts an hour is the limit"]
     assert pool.take_metrics()["rollout/lost_workers"].result() == 1
@@ -234,7 +244,31 @@ def test_a_worker_that_is_gone_is_tried_again_only_now_and_then() -> None:
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
     assert len(tries) == 1
-    assert pool._returning == set()
+    assert pool._returning == {}
+
+
+def test_the_end_gives_up_a_start_that_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
+    begun = threading.Event()
+
+    def start(given_up: threading.Event) -> FakeEngine:
+        if not said:
+            raise RuntimeError("no node has room")
+        begun.set()
+        waited(given_up)
+        raise RuntimeError("given up")
+
+    said: list[str] = []
+    engine: Any = FakeEngine("b", lost)
+    tries: Any = start
+    pool = RolloutPool([Worker(engine, tries)], lanes=1, restarts=3, say=said.append)
+    with pool:
+        with pytest.raises(RolloutError):
+            pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+        pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
+        waited(begun)
+    assert not pool._returning["b"].is_alive()
+    assert not any("given up" in line for line in said)  # nobody wants to know that any more
 
 
 def test_a_process_that_starts_after_the_end_is_closed() -> None:
@@ -359,7 +393,11 @@ def partial_pool(engines: list[TokenEngine], start: Callable[[], TokenEngine], l
     seats: list[Any] = list(engines)
     again: Any = start
     pool = RolloutPool(
-        [Worker(engine, again) for engine in seats], lanes=lanes, restarts=99, say=lambda _: None, partial=True
+        [Worker(engine, lambda given_up: again()) for engine in seats],
+        lanes=lanes,
+        restarts=99,
+        say=lambda _: None,
+        partial=True,
     )
     pool.sync(Weights(0, lambda: iter([("a", torch.zeros(1))])))
     return pool
@@ -443,7 +481,7 @@ def test_a_worker_that_has_nothing_to_do_for_one_call_works_for_the_next() -> No
         assert second_is_done.wait(60)
 
     pool, _ = pool_of(FakeEngine("a", waits), lanes=1)
-    pool._workers.append(Worker(FakeEngine("b"), lambda: FakeEngine("again")))  # type: ignore[arg-type, return-value]
+    pool._workers.append(Worker(FakeEngine("b"), lambda given_up: FakeEngine("again")))  # type: ignore[arg-type, return-value]
     engines: list[Any] = [worker.engine for worker in pool._workers]
     found: list[list[Rollout]] = []
     first = threading.Thread(target=lambda: found.append(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)))

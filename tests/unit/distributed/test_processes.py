@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.distributed import peers, server
+from burnish.distributed import peers, server, trainers
 from burnish.distributed.handles import RemoteEngine, RemotePolicy
 from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, TracebackElsewhereError
 from burnish.distributed.processes import RoleProcess
@@ -55,6 +55,10 @@ class Role:
 
     def sleeps(self):
         time.sleep(60)
+
+    def diverges_late(self):
+        time.sleep(float(os.environ["DELAY"]))
+        raise DivergenceError(f"loss is nan after {os.environ['DELAY']}", remedy="lower it")
 
     def dies(self):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -296,6 +300,62 @@ def test_one_that_dies_ends_those_that_worked_with_it(
         kill.join()
         assert lost.value.process == "trainer 1"
         assert gone(first.pid)
+
+
+@pytest.mark.slow
+def test_one_that_answers_soon_after_another_is_waited_for_however_long_both_took(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "GRACE_SECONDS", 4.0)
+    with (
+        RoleProcess("trainer 0", module.roles, tmp_path / "left", environment={"DELAY": "5"}) as first,
+        RoleProcess("trainer 1", module.roles, tmp_path / "left", environment={"DELAY": "5.2"}) as second,
+    ):
+        team = TeamRole((first, second), "policy", seconds=60, cuts_weights=True)
+        with pytest.raises(DivergenceError, match="loss is nan after 5"):
+            team.ask("diverges_late")
+        assert team.ask("echo", 1) == 1  # so that the run can still be saved
+
+
+class Slices:
+    """A process of a team whose weights are cut: `share` and what the others give may fail."""
+
+    def __init__(self, name: str, fate: Callable[[], object]) -> None:
+        self.name = name
+        self.fate = fate
+        self.killed = threading.Event()
+
+    def role(self, name: str, *, seconds: float) -> Any:
+        return self
+
+    def share(self, version: int) -> object:
+        return self.fate()
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+def test_one_that_is_lost_while_weights_are_read_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process only sees its connection end."""
+    lost = RoleLostError("weights of policy: process 'trainer 1' ended", remedy="", process="trainer 1")
+
+    def closed() -> object:
+        raise RuntimeError("connection closed by peer")
+
+    def waits() -> object:
+        assert first.killed.wait(60.0)  # or it would wait for the others
+        raise RoleLostError("policy.share: process 'trainer 0' has been ended", remedy="", process="trainer 0")
+
+    def ask_all(*arguments: object, **named: object) -> object:
+        raise lost
+
+    monkeypatch.setattr(trainers, "ask_all", ask_all)
+    for fate in (closed, waits):
+        first = Slices("trainer 0", fate)
+        others: Any = (first, Slices("trainer 1", closed))
+        with pytest.raises(RoleLostError) as raised:
+            TeamRole(others, "policy", seconds=60, cuts_weights=True).share(3)
+        assert raised.value is lost
 
 
 def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, shared: RoleProcess) -> None:

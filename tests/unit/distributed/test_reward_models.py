@@ -41,7 +41,7 @@ def lost() -> None:
 def models_of(first: Any, *later: Any, restarts: int = 3, may_start: bool = True) -> tuple[Any, list[str]]:
     said: list[str] = []
     waiting = iter(later)
-    start = (lambda: next(waiting)) if may_start else None
+    start = (lambda given_up: next(waiting)) if may_start else None
     return RewardModelProcess(first, start, restarts=restarts, seconds=SECONDS, say=said.append), said
 
 
@@ -80,7 +80,7 @@ def test_one_that_is_lost_too_often_ends_the_run_with_the_name_of_the_reward() -
 
 
 def test_an_error_while_it_starts_again_is_the_reason() -> None:
-    def refuses() -> Any:
+    def refuses(given_up: threading.Event) -> Any:
         raise RewardError("the folder is gone", remedy="bring it back")
 
     models = RewardModelProcess(FakePeer(lost), refuses, restarts=3, seconds=SECONDS, say=lambda text: None)  # type: ignore[arg-type]
@@ -111,3 +111,19 @@ def test_nothing_is_started_again_at_the_end_of_a_run() -> None:
     with pytest.raises(RoleLostError):
         outcomes()
     assert said == []
+
+
+def test_the_end_gives_up_a_start_that_is_in_progress() -> None:
+    begun = threading.Event()
+
+    def start(given_up: threading.Event) -> Any:
+        begun.set()
+        assert given_up.wait(SECONDS)
+        raise RoleLostError("start: given up", remedy="", process="reward model")
+
+    models = RewardModelProcess(FakePeer(lost), start, restarts=3, seconds=SECONDS, say=lambda text: None)  # type: ignore[arg-type]
+    with models:
+        outcomes = models.begin("a", [1])
+        assert begun.wait(SECONDS)
+    with pytest.raises(RoleLostError):
+        outcomes()
