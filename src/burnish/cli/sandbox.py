@@ -36,7 +36,7 @@ def try_sandbox() -> None:
         console.print(f"{tier}: {refused or f'tried in {seconds:.1f} s'}", markup=False, highlight=False)
     strongest = next((tier for tier in TIERS[:-1] if found[tier][0] and all(one.held for one in found[tier][0])), None)
     if strongest is None:
-        console.print("no tier confines programs here: use Linux 5.13 or newer, outside of restricted containers")
+        console.print("no tier confines programs here: use Linux 6.2 or newer, outside of restricted containers")
         raise typer.Exit(1)
     console.print(f"tier: auto is [bold]{strongest}[/] on this machine")
 

@@ -7,13 +7,14 @@ are plain values, and the other end checks that.
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
 import threading
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encode
@@ -51,24 +52,25 @@ def run(source: str) -> int:
     status = 0
     try:
         exec(compile(source, "program.py", "exec", dont_inherit=True), module.__dict__)
-        _await_threads()
-        atexit._run_exitfuncs()
     except SystemExit as error:
         status = _status(error.code)
     except BaseException:  # noqa: BLE001  boundary: whatever the code does
         traceback.print_exc(limit=-8)
         status = 1
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        status = status or 1
+    for end in (threading._shutdown, atexit._run_exitfuncs, *_flushes()):  # type: ignore[attr-defined]
+        try:
+            end()
+        except BaseException:  # noqa: BLE001  boundary: as above
+            status = status or 1
     return status
 
 
-def _await_threads() -> None:
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+def _flushes() -> Iterator[Callable[[], object]]:
+    """Of what the program wrote to: the present standard output, if it still can be, and the one that it began with."""
+    first: Any = sys.__stdout__
+    for stream in {id(one): one for one in (sys.stdout, first)}.values():
+        if isinstance(stream, io.IOBase) and not stream.closed:
+            yield stream.flush
 
 
 def _status(code: object) -> int:
@@ -121,7 +123,6 @@ class _Answers:
             "bool": bool,
             "str": str,
             "item": lambda one: one[decode(question["key"], self._object)],
-            "contains": lambda one: decode(question["key"], self._object) in one,
         }
         value = operations[kind](target)
         return {"end": True} if value is _END else {"value": self._encoded(value)}

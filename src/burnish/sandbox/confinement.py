@@ -48,8 +48,8 @@ def prepare(tier: Tier) -> Confinement:
     if tier == "namespaces":
         _leave_the_machine(is_root)
         return Confinement(tier, _spare_user() if is_root else None, True, own_memory)
-    if tier == "landlock" and not landlock.version():
-        raise OSError("this kernel has no Landlock, or it is turned off")
+    if tier == "landlock" and landlock.version() < landlock.COVERS_TRUNCATION:
+        raise OSError("it needs Landlock as Linux has it from 6.2 on, turned on")
     user = _spare_user() if is_root and _can_read_python(_spare_user()) else None
     return Confinement(tier, user, user is not None, own_memory)
 

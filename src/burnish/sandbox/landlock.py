@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from burnish.sandbox.kernel import call
 
+COVERS_TRUNCATION = 3
+"""The first version that keeps a file which may be read from being emptied."""
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every machine
 _ASK_VERSION = 1
 _PATH_BENEATH = 1

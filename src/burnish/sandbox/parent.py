@@ -22,8 +22,8 @@ from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits, Output
 
 START_SECONDS = 60.0
-GRACE_SECONDS = 10.0
-"""For the warm parent to end a job whose time is up, on a busy machine."""
+GRACE_SECONDS = 40.0
+"""For the warm parent to begin a job, and to end one whose time is up, on a busy machine."""
 _ROOT = Path(__file__).parents[2]
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from burnish.sandbox.warm import main; del sys.path[0]; "
@@ -86,7 +86,7 @@ class WarmParent:
                 finally:
                     os.close(writing)
                 lines, ended = self._collect(reading, limits)
-                ended["stderr"] = _text(stderr)
+                self._check(ended, stderr)
         finally:
             os.close(reading)
         return lines, ended
@@ -96,6 +96,7 @@ class WarmParent:
         with _files(_bytes(code), _bytes(stdin), b"", b"") as (source, given, stdout, stderr):
             self._ask("program", limits, (source, given, stdout, stderr))
             ended = self._answer(limits.seconds + GRACE_SECONDS, "program")
+            self._check(ended, stderr)
             return Output(_text(stdout), _text(stderr), ended["code"], ended["seconds"], ended["timed_out"])
 
     def close(self) -> None:
@@ -111,6 +112,14 @@ class WarmParent:
             socket.send_fds(self._channel, [header], list(descriptors))
         except OSError as error:
             raise self._broken(kind) from error
+
+    def _check(self, ended: dict[str, Any], stderr: int) -> None:
+        if not ended["confined"]:
+            said = _text(stderr).strip().rpartition("\n")[2]
+            raise SandboxError(
+                f"a process of the sandbox could not be confined{': ' + said if said else ''}",
+                remedy="`burnish sandbox` tries all tiers; Limits may be too tight",
+            )
 
     def _collect(self, reading: int, limits: Limits) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The verdict's lines, read while the job goes on, because a pipe holds only so much."""

@@ -17,10 +17,11 @@ _FILTER_MODE = 2
 _ALLOW = 0x7FFF0000
 _FAIL = 0x00050000
 _KILL = 0x80000000
-_CLONE_THREAD = 0x00010000
+_THREAD = 0x00010F00  # memory, files, descriptors and handlers shared, in the same group
+_NAMESPACES = 0x7E020000
 _X32 = 0x40000000
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -28,7 +29,7 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Name, number on x86_64, number on aarch64; None where a machine lacks the call.
 _TABLE = """
 read 0 63|write 1 64|close 3 57|fstat 5 80|lseek 8 62|mmap 9 222|mprotect 10 226|munmap 11 215|brk 12 214
-rt_sigaction 13 134|rt_sigprocmask 14 135|rt_sigreturn 15 139|ioctl 16 29|pread64 17 67|pwrite64 18 68|readv 19 65
+rt_sigaction 13 134|rt_sigprocmask 14 135|rt_sigreturn 15 139|pread64 17 67|pwrite64 18 68|readv 19 65
 writev 20 66|sched_yield 24 124|mremap 25 216|madvise 28 233|dup 32 23|nanosleep 35 101|getpid 39 172|exit 60 93
 uname 63 160|fsync 74 82|ftruncate 77 46|getcwd 79 17|chdir 80 49|gettimeofday 96 169|getrusage 98 165
 sysinfo 99 179|times 100 153|getuid 102 174|getgid 104 176|geteuid 107 175|getegid 108 177|getppid 110 173
@@ -44,6 +45,8 @@ getdents 78 -|time 201 -|pipe 22 -|arch_prctl 158 -
 """
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
+_IOCTL = {"x86_64": 16, "aarch64": 29}
+_HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # of terminals and flags; others can send signals
 _FCNTL = {"x86_64": 72, "aarch64": 25}
 _DUPLICATE_AND_FLAGS = (0, 1, 2, 3, 4, 1030)  # not F_SETOWN, which makes the kernel send signals to others
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
@@ -75,7 +78,8 @@ def program(of: str, pid: int, *, threads: bool) -> bytes:
     # C libraries go back to clone, whose flags can be looked at.
     lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _FAIL | errno.ENOSYS)]
     if threads:
-        lines += _if_call(_CLONE[of], 0, [(_ANY_BIT, _CLONE_THREAD)])
+        lines += _if_masked(_CLONE[of], _THREAD | _NAMESPACES, _THREAD)
+    lines += _if_call(_IOCTL[of], 1, [(_EQUAL, request) for request in _HARMLESS])
     lines += _if_call(_FCNTL[of], 1, [(_EQUAL, command) for command in _DUPLICATE_AND_FLAGS])
     # What event loops wake themselves with, which leads nowhere else.
     lines += _if_call(_SOCKETPAIR[of], 0, [(_EQUAL, _AF_UNIX)])
@@ -97,6 +101,20 @@ def _if_call(number: int, argument: int, tests: list[tuple[int, int]]) -> list[t
         *((kind, count - index, 0, value) for index, (kind, value) in enumerate(tests)),
         (_RETURN, 0, 0, _FAIL | errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _if_masked(number: int, mask: int, value: int) -> list[tuple[int, int, int, int]]:
+    """Allow this call if its first argument has these of the bits of a mask; its upper half has to be 0."""
+    return [
+        (_EQUAL, 0, 7, number),
+        (_LOAD, 0, 0, _ARGUMENTS_AT + 4),
+        (_EQUAL, 0, 4, 0),
+        (_LOAD, 0, 0, _ARGUMENTS_AT),
+        (_AND, 0, 0, mask),
+        (_EQUAL, 0, 1, value),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _FAIL | errno.EPERM),
     ]
 
 

@@ -261,14 +261,17 @@ def strongest(*, processes: int = 1, limits: Limits | None = None) -> Sandbox:
         except TierRefusedError as error:
             reasons.append(str(error).splitlines()[0])
             continue
-        fallen = [one.name for one in attack(sandbox) if not one.held]
+        try:
+            fallen = [one.name for one in attack(sandbox) if not one.held]
+        except SandboxError as error:
+            fallen = [str(error).splitlines()[0]]
         if not fallen:
             return sandbox
         sandbox.close()
         reasons.append(f"tier {tier!r} does not hold: {', '.join(fallen)}")
     raise SandboxError(
         "no tier of the sandbox confines programs on this machine:\n  " + "\n  ".join(reasons),
-        remedy="run on Linux 5.13 or newer; or say sandbox.tier: process, which only limits time and memory, and lets "
+        remedy="run on Linux 6.2 or newer; or say sandbox.tier: process, which only limits time and memory, and lets "
         "programs read and change whatever this user can",
     )
 

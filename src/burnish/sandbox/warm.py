@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ threading time traceback typing types unittest uuid zlib numpy sortedcontainers
 _HEADER_BYTES = 1 << 16
 _DESCRIPTORS = 8
 _HIGH = 200
+_START_SECONDS = 30.0
+"""For a process to confine itself, on a busy machine."""
 _END_SECONDS = 5.0
 _FAILED_TO_START = 97
 """Exit status of a process that could not be confined, or that could not begin for another reason of ours."""
@@ -77,21 +79,44 @@ def _serve(
 ) -> dict[str, Any]:
     """One job: fork what it needs, wait for that within the limit, and leave nothing."""
     limits, before = Limits(**header["limits"]), resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.monotonic()
     if header["kind"] == "tests":
         awaited, others = _start_split(descriptors, confinement, limits)
     else:
         code, stdin, stdout, stderr = descriptors
         awaited, others = _fork(lambda: _program(code=3), (stdin, stdout, stderr, code), confinement, limits), []
-    timed_out = not _ended(awaited, limits.seconds, channel)
+    confined = all([child.is_confined(channel) for child in (awaited, *others)])
+    began = time.monotonic()  # the time of a candidate is its own
+    timed_out = confined and not _ended(awaited.pid, limits.seconds, channel)
     seconds = time.monotonic() - began
-    status = _leave_nothing([awaited, *others], awaited)
+    status = _leave_nothing([child.pid for child in (awaited, *others)], awaited.pid)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"code": status, "timed_out": timed_out, "seconds": seconds, "processor_seconds": used}
+    return {
+        "code": status,
+        "timed_out": timed_out,
+        "seconds": seconds,
+        "processor_seconds": used,
+        "confined": confined,
+    }
 
 
-def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: Limits) -> tuple[int, list[int]]:
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A process of a job, and the end of a pipe through which it says that it is confined."""
+
+    pid: int
+    ready: int
+
+    def is_confined(self, channel: socket.socket) -> bool:
+        """Whether it is; it then begins to read code. To be asked once."""
+        try:
+            readable = select.select([self.ready, channel.fileno()], [], [], _START_SECONDS)[0]
+            return self.ready in readable and os.read(self.ready, 1) == b"1"
+        finally:
+            os.close(self.ready)
+
+
+def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: Limits) -> tuple[_Child, list[_Child]]:
     """Tester and candidate, with a pipe in each direction between them. The tester is the one to wait for."""
     code, tests, verdict, stdout, stderr = descriptors
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -116,19 +141,24 @@ def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: L
     return holder, [tested]
 
 
-def _fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement, limits: Limits) -> int:
+def _fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement, limits: Limits) -> _Child:
     """A process with these descriptors as 0, 1, 2 ... and no other, which confines itself and then does this work."""
+    ready, says = os.pipe()
     pid = os.fork()
     if pid:
-        return pid
+        os.close(says)
+        return _Child(pid, ready)
     status = _FAILED_TO_START
     try:
-        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH) for descriptor in given]
+        last = len(given)
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH) for descriptor in (*given, says)]
         for number, descriptor in enumerate(high):
             os.dup2(descriptor, number)
-        os.closerange(len(given), 1 << 30)
+        os.closerange(last + 1, 1 << 30)
         candidate.use_descriptors()
         confine(confinement, limits)
+        os.write(last, b"1")
+        os.close(last)
         random.seed(0)  # the same program has the same luck; a fork changes the seed
         status = work()
     except BaseException:  # noqa: BLE001  boundary: the fork must not go on as a second parent

@@ -34,8 +34,8 @@ class NotPlainError(Exception):
     """A value that cannot cross: of another type, too deep, or too large."""
 
 
-class ClosedError(Exception):
-    """The other end has closed the pipe."""
+class ClosedError(BaseException):
+    """The other end has closed the pipe. No `Exception`, so that tests which catch those do not go on without it."""
 
 
 def encode(value: object, instead: Callable[[object], Any] | None = None, depth: int = 0) -> Any:

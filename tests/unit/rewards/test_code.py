@@ -80,12 +80,42 @@ def test_tests_that_cannot_be_read_are_an_error(columns: dict[str, Any], why: st
 
 
 def test_the_last_block_that_defines_the_function_is_the_program() -> None:
-    task = task_of({**MBPP, "test_list": ["assert double(1) == 2"], "code": "def double(x): return 2 * x"})
+    task = task_of({"test_list": ["assert double(1) == 2"]})
     prelude = "```python\ndef double(x):\n    return x\n```\nBetter:\n```python\ndef double(x):\n    return 2 * x\n```"
     usage = "\nUse it:\n```python\nprint(double(1))\n```\n```bash\nls\n```"
     assert program(prelude + usage, task) == "def double(x):\n    return 2 * x\n"
     assert program("def double(x): return 2 * x", task) == "def double(x): return 2 * x"
     assert program("```py\nx = 1", task) == "x = 1"  # cut off
+
+
+RESPONSES = {
+    "an output": "```python\nprint(4)\n```\nOutput:\n```\n4\n```",
+    "an item of a list": "1. So:\n   ```python\n   print(4)\n   ```",
+    "a fence in a text": '```python\ndef f():\n    """\n    ```\n    """\nprint(4)\n```',
+    "thoughts": "<think>```python\nprint(</think>\n```python\nprint(4)\n```",
+    "the future": "```python\nfrom __future__ import annotations\nprint(4)\n```",
+    "no fence": "print(4)",
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_what_a_response_means(name: str) -> None:
+    task = task_of(APPS)
+    code = program(RESPONSES[name], Task(task.make, header="import math\n"))
+    compile(code, "program.py", "exec")
+    assert code.rstrip().endswith("print(4)")
+    assert "import math" in code
+
+
+def test_a_function_without_a_body_defines_nothing() -> None:
+    task = task_of({"test_list": ["assert double(1) == 2"]})
+    stub = 'def double(x):\n    """Twice x."""\n    ...\n'
+    good = "from __future__ import annotations\ndef double(x): return 2 * x\n"
+    assert program(f"```python\n{good}```\nIts signature:\n```python\n{stub}```", task) == good
+    assert not task.is_defined_in("class A:\n    def double(self, x): return x")
+    assert task.is_defined_in("class Solution:\n    def double(self, x): return x")
+    assert task.is_defined_in("double: object = lambda x: x")
+    assert task.is_defined_in("def double(x) return x")  # no Python, but that is what it tries
 
 
 def test_a_response_may_continue_the_beginning_or_write_all_of_it_again() -> None:

@@ -134,6 +134,17 @@ def test_what_the_code_returns_cannot_end_the_tests_without_a_verdict(sandbox: S
     assert sandbox.output(Program("print('\ud800')", "\ud800")).code == 1
 
 
+def test_the_end_of_the_code_is_not_caught_by_the_tests(sandbox: Sandbox) -> None:
+    text = "try:\n    r = f(1)\n    assert r == 2\nexcept Exception as error:\n    print(error)"
+    verdict = sandbox.run(AssertTests("import os\ndef f(x): os._exit(0)", (text,)))
+    assert (verdict.status, verdict.passed) == ("ended", 0)
+
+
+def test_a_process_that_cannot_be_confined_is_no_verdict(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxError, match="could not be confined"):
+        judged(sandbox, "def f(x): return 1", dataclasses.replace(sandbox.limits, files=3))
+
+
 def test_an_early_end_does_not_make_tests_fewer(sandbox: Sandbox) -> None:
     code = "import os\ndef f(x): return x if x < 9 else os._exit(0)"
     verdict = sandbox.run(AssertTests(code, tuple(f"assert f({n}) == {n}" for n in range(100))))
@@ -153,14 +164,18 @@ PROGRAMS = {
     "buffered input": "import sys\nsys.stdin.buffer.peek(1)\nprint(len(sys.stdin.buffer.readlines()))",
     "an event loop": "import asyncio\nasync def main():\n    await asyncio.sleep(0)\n    print(3)\nasyncio.run(main())",
     "arguments": "import fileinput\nprint(sum(1 for line in fileinput.input()))",
-    "an exit": "print(3)\nraise SystemExit",
+    "an exit": "import atexit\natexit.register(print, 3)\nraise SystemExit",
+    "a pool": "from concurrent.futures import ThreadPoolExecutor as P\npool = P(1)\npool.submit(print, 3)",
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_find_what_they_are_used_to(sandbox: Sandbox, name: str) -> None:
     verdict = sandbox.run(ProgramTests(PROGRAMS[name], (("a\nb\nc\n", "3"),)))
-    assert verdict.status == "passed", verdict
+    if name == "a pool" and verdict.status == "ended":
+        assert "start new thread" in verdict.detail  # as above
+    else:
+        assert verdict.status == "passed", verdict
 
 
 def test_a_deadline_keeps_the_tests_before_it(sandbox: Sandbox) -> None:

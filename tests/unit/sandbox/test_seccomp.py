@@ -25,8 +25,10 @@ def verdict(code: bytes, number: int, *arguments: int, architecture: int = ARCHI
             (register,) = struct.unpack_from("<I", data, value)
         elif kind == 0x06:
             return int(value)
+        elif kind == 0x54:
+            register &= value
         else:
-            true = {0x15: register == value, 0x35: register >= value, 0x45: bool(register & value)}[kind]
+            true = {0x15: register == value, 0x35: register >= value}[kind]
             place += if_true if true else if_false
 
 
@@ -52,6 +54,9 @@ def test_what_acts_on_others_does_not(code: bytes, number: int) -> None:
 def test_threads_but_no_processes(code: bytes) -> None:
     assert verdict(code, 56, 0x3D0F00) == ALLOW  # as the C library starts a thread
     assert verdict(code, 56, 0x01200011) == REFUSE  # as it forks
+    assert verdict(code, 56, 0x10900) == REFUSE  # descriptors of its own, beyond the limit
+    assert verdict(code, 56, 0x103D0F00) == REFUSE  # a namespace of its own
+    assert verdict(code, 56, (1 << 32) | 0x3D0F00) == REFUSE
     assert verdict(code, 435) == MISSING  # so that the C library uses the other one
     assert verdict(program("x86_64", pid=77, threads=False), 56, 0x3D0F00) == REFUSE
 
@@ -65,6 +70,19 @@ def test_limits_are_read_and_not_set(code: bytes) -> None:
 def test_a_process_ends_itself_only(code: bytes) -> None:
     assert verdict(code, 234, 77) == ALLOW
     assert verdict(code, 234, 78) == REFUSE
+
+
+def test_requests_to_devices_send_no_signals(code: bytes) -> None:
+    assert verdict(code, 16, 1, 0x5401) == ALLOW
+    assert verdict(code, 16, 3, 0x8901) == REFUSE
+    assert verdict(code, 16, 3, 0x5452) == REFUSE
+
+
+def test_pairs_of_sockets_lead_nowhere_else(code: bytes) -> None:
+    assert verdict(code, 53, 1) == ALLOW
+    assert verdict(code, 53, 2) == REFUSE
+    assert verdict(code, 44, 3, 0, 0, 0, 0) == ALLOW
+    assert verdict(code, 44, 3, 0, 0, 0, 1 << 40) == REFUSE
 
 
 def test_descriptors_are_not_made_to_send_signals(code: bytes) -> None:

@@ -112,12 +112,31 @@ def test_errors_of_the_code_are_those_that_the_tests_know(judged: Any) -> None:
     assert passed(judged({"texts": [text]}, code)) == [True]
 
 
+def test_tests_that_end_themselves_have_failed(judged: Any) -> None:
+    assert passed(judged({"texts": ["import sys\nif double(1) == 2: sys.exit(1)\nassert double(2) == 4"]})) == [
+        False,
+        False,
+    ]
+    assert passed(judged({"texts": ["import sys\nif double(1) == 2: sys.exit()"]})) == [False]
+    assert passed(judged({"texts": ["import unittest\nassert double(1) == 2\nunittest.main()"]})) == [True]
+
+
+def test_objects_of_the_code_are_not_told_what_is_expected(judged: Any) -> None:
+    code = "class All:\n    def __contains__(self, item): return True\n    def __iter__(self): return iter([1])\n"
+    code += "def f(x): return All()\nclass Left:\n    left = len\ndef g(x): return Left()"
+    assert passed(judged({"texts": ["assert 7 in f(1)\nassert 1 in f(1)"]}, code)) == [False, True]
+    assert passed(judged({"texts": ["n = g(1)\nassert f(n.left) == 2"]}, code)) == [False]
+
+
 BROKEN = {
     "asks nothing": "x = 1",
     "asks only itself": "def double(x): return 2 * x\nassert double(1) == 2",
     "a coroutine": "async def test_it():\n    assert double(1) == 3",
     "a parameter": "def test_it(x):\n    assert double(x) == 3",
     "a function as an argument": "assert double(lambda x: x)",
+    "a function as an argument of a method": (
+        "import unittest\nclass TestIt(unittest.TestCase):\n    def test_it(self): double(lambda x: x)"
+    ),
     "no Python": "assert (",
 }
 

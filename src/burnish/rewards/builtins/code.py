@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 from typing import Any, Literal
 
 from burnish.errors import ConfigError, SandboxError
@@ -13,8 +14,11 @@ from burnish.sandbox.sandbox import Sandbox
 from burnish.sandbox.trial import strongest
 from burnish.words import nearest
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-_PYTHON = ("", "python", "py", "python3")
+# The closing fence has the indentation of the opening one, so that one inside a docstring does not end the block.
+_FENCE = re.compile(r"^([ \t]*)```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^\1```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_PYTHON = ("python", "py", "python3")
+_FUTURE = re.compile(r"^from __future__ import [^\n]*\n?", re.MULTILINE)
+_END = "</think>"
 _SCORES = ("all", "fraction")
 
 
@@ -54,14 +58,24 @@ class Code:
 
 
 def program(response: str, task: Task) -> str:
-    """The code that a response means: its last block marked as Python that defines what the tests call, else its last
-    such block, else the whole response. What does not define it continues the row's beginning of a program."""
-    blocks = [content for language, content in _FENCE.findall(response) if language.lower() in _PYTHON]
+    """The code that a response means, after its thoughts: its last block marked as Python that defines what the tests
+    call, else its last such block, else the same of blocks that are not marked, else the whole response. What does not
+    define it continues the row's beginning of a program."""
+    found = [(language.lower(), dedent(block)) for _, language, block in _FENCE.findall(response.rpartition(_END)[2])]
+    marked = [block for language, block in found if language in _PYTHON]
+    blocks = marked or [block for language, block in found if not language]
     defining = [block for block in blocks if task.is_defined_in(block)]
-    code = (defining or blocks or [response])[-1]
+    code = (defining or blocks or [response.rpartition(_END)[2]])[-1]
     if task.beginning is None or task.is_defined_in(code):
-        return task.header + code
+        return joined(task.header, code)
     return task.beginning + code
+
+
+def joined(header: str, code: str) -> str:
+    """The code below a header, with its imports from the future above both, where they have to be."""
+    if not header:
+        return code
+    return "".join(_FUTURE.findall(code)) + header + _FUTURE.sub("", code)
 
 
 def _tier(name: str) -> Tier:

@@ -66,11 +66,10 @@ class Task:
         """Whether the code defines what the tests call; True if nobody knows its name."""
         if self.entry is None:
             return True
-        name = re.escape(self.entry.rpartition(".")[2])
-        return (
-            re.search(rf"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*=", code, re.MULTILINE)
-            is not None
-        )
+        name, tree = self.entry.rpartition(".")[2], _parsed(code)
+        if tree is not None:
+            return name in _definitions(tree)
+        return re.search(rf"^[ \t]*def[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
 def trivial_programs(task: Task) -> dict[str, str]:
@@ -128,7 +127,10 @@ def _mbpp(columns: Mapping[str, Any]) -> Task:
     imports = _texts(columns.get("test_imports") or [], "test_imports")
     prelude = "\n".join([*imports, str(columns.get("test_setup_code") or "")])
     entry = _called(texts, columns.get("code"))
-    return Task(lambda code: AssertTests(f"{prelude}\n{code}", texts, prelude=prelude, entry=entry), entry)
+    header = f"{prelude}\n" if prelude.strip() else ""
+    names = sorted(_called_names(texts[:1]))
+    wanted = entry or (names[0] if len(names) == 1 else None)
+    return Task(lambda code: AssertTests(code, texts, prelude=prelude, entry=entry), wanted, header=header)
 
 
 def _called(texts: Sequence[str], solution: Any) -> str | None:
@@ -164,12 +166,15 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Task:
     rows: list[Any] = []
     for name in ("public_test_cases", "private_test_cases"):
         if columns.get(name):
-            rows += _json(columns[name], name)
+            rows += _objects(_json(columns[name], name), name)
     metadata = _json(columns.get("metadata") or "{}", "metadata")
     entry = metadata.get("func_name") if isinstance(metadata, dict) else None
     if entry and any(row.get("testtype") == "functional" for row in rows):
         cases = tuple(
-            Case(tuple(map(_json_or_text, str(row["input"]).splitlines())), _json_or_text(str(row["output"])))
+            Case(
+                tuple(map(_json_or_text, str(row.get("input", "")).split("\n"))),
+                _json_or_text(str(row.get("output", ""))),
+            )
             for row in rows
         )
         return Task(lambda code: FunctionTests(code, entry, cases), entry, header=_IMPORTS)
@@ -178,8 +183,7 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Task:
 
 def _listed(rows: Any, column: str) -> Task:
     """A list of objects, each an assertion or an input with its output."""
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise TestsError(f"{column} has to be a list of objects")
+    rows = _objects(rows, column)
     texts = tuple(str(row["assert_code"]) for row in rows if row.get("assert_code"))
     if texts:
         return Task(lambda code: AssertTests(code, texts))
@@ -191,6 +195,12 @@ def _listed(rows: Any, column: str) -> Task:
             raise TestsError(f"{column}: an object has {', '.join(row)}, and neither assert_code nor input and output")
         pairs.append((_text(given), _text(expected)))
     return Task(lambda code: ProgramTests(code, tuple(pairs)))
+
+
+def _objects(rows: Any, column: str) -> list[dict[str, Any]]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TestsError(f"{column} has to be a list of objects")
+    return rows
 
 
 def _texts(value: Any, column: str) -> tuple[str, ...]:
@@ -233,11 +243,35 @@ def _json_or_text(line: str) -> Any:
 
 
 def _is_code(text: str) -> bool:
+    return _parsed(text) is not None
+
+
+def _parsed(text: str) -> ast.Module | None:
     try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        return False
-    return True
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _definitions(tree: ast.Module) -> set[str]:
+    """Names that a program gives something to at its top, or in a class `Solution`; no functions without a body."""
+    found: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name, body=body) | ast.AsyncFunctionDef(name=name, body=body):
+                if not all(isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) for one in body):
+                    found.add(name)
+            case ast.ClassDef(name=name, body=body):
+                found.add(name)
+                if name == "Solution":
+                    found |= _definitions(ast.Module(body, []))
+            case ast.Assign(targets=targets):
+                found |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {alias.asname or alias.name for alias in names}
+    return found
 
 
 def _before(entry: str, beginning: str) -> str:
