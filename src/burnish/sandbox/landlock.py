@@ -1,4 +1,4 @@
-"""Files that a process may still open: by Landlock, which needs no privilege (Linux 5.13 or newer)."""
+"""Files that a process may still open: by Landlock, which needs no privilege."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from burnish.sandbox.job import Case, FunctionTests, Limits, Output, Program
 from burnish.sandbox.parent import TierRefusedError
 from burnish.sandbox.sandbox import Sandbox
 
-_LIMITS = Limits(seconds=5.0, processor_seconds=5.0, memory_mb=128, output_bytes=1 << 16)
+_LIMITS = Limits(seconds=20.0, processor_seconds=20.0, memory_mb=128, output_bytes=1 << 16)
 _SECRET_NAME = "BURNISH_SANDBOX_CANARY"
 _LATE_SECONDS = 0.05
 
