@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,15 @@ def interrupts() -> None:
     time.sleep(10_000)
 
 
-def test_an_interrupt_while_processes_start_ends_them(tmp_path: Path) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where the tests were started in the background, where a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_while_processes_start_ends_them(interruptible: None, tmp_path: Path) -> None:
     seats = [Seat("trainer 0", interrupts, ()), Seat("trainer 1", waits_for_ever, ())]
     with pytest.raises(KeyboardInterrupt):
         start_all(LocalLauncher(1, tmp_path), seats)
