@@ -35,6 +35,7 @@ FROM_OUTSIDE = {
     "benchmarks/results/shares.md": "benchmarks/shares.md",
     "benchmarks/results/simulator.md": "benchmarks/simulator.md",
     "benchmarks/results/cluster.md": "benchmarks/cluster.md",
+    "benchmarks/results/faults.md": "benchmarks/faults.md",
     "examples/README.md": "examples/index.md",
     "examples/cluster_ray/README.md": "examples/cluster_ray.md",
     "examples/cluster_torchrun/README.md": "examples/cluster_torchrun.md",
