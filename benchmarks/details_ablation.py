@@ -200,7 +200,7 @@ def two_epochs(given: Sequence[str], output: Path, seed: int, form: str, rate: f
     ]
     config: RlConfig = load_run_file(EXAMPLE / "rl.yaml", overrides).rl
     with open_rl_run(config, Console(file=io.StringIO())) as run:
-        collected = run.collector.collect(1, 0, Stopwatch())
+        collected = run.supply.collector.collect(1, {}, Stopwatch())
         metrics = MetricStore()
         batch = run.prepare(collected, Stopwatch(), metrics)
         assert batch is not None

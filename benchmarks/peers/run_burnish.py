@@ -5,6 +5,7 @@ rows padded, never packed, every prompt read once per response, all logits at on
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ class WatchedCollector:
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self.scorer = collector.scorer
+        self.engine = collector.engine
         self.seen: list[Collected] = []
 
-    def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
-        self.seen.append(self._collector.collect(step, position, stopwatch))
+    def collect(self, step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
+        self.seen.append(self._collector.collect(step, positions, stopwatch))
         return self.seen[-1]
 
 
@@ -77,8 +78,8 @@ def build_config(task: dict[str, Any], workload: Workload) -> RlConfig:
 
 
 def measure(run: RlRun, warmup: int, steps: int) -> dict[str, Any]:
-    watched = WatchedCollector(run.collector)
-    run.collector = watched  # type: ignore[assignment]
+    watched = WatchedCollector(run.supply.collector)
+    run.supply.collector = watched  # type: ignore[assignment]
     for _ in range(warmup):
         run.train_step()
     watched.seen.clear()

@@ -41,6 +41,9 @@ FROM_OUTSIDE = {
     "examples/cluster_torchrun/README.md": "examples/cluster_torchrun.md",
     "examples/custom_reward/README.md": "examples/custom_reward.md",
     "examples/gsm8k_grpo/README.md": "examples/gsm8k_grpo.md",
+    "examples/rlvr_math_code/README.md": "examples/rlvr_math_code.md",
+    "examples/tiny_code/README.md": "examples/tiny_code.md",
+    "examples/three_domains/README.md": "examples/three_domains.md",
 }
 """Files outside of docs/ that are part of the site, and where they lie there."""
 

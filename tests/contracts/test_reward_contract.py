@@ -4,7 +4,8 @@ responses were ordered, chunked or spread over workers."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,27 @@ def value(response, answer):
 FORM_NAMES = ["function", "asynchronous", "batched", "asynchronous_batched", "Stateful", "AsynchronousStateful"]
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    "command": {"argv": [sys.executable, "-Sc", "import sys; sys.exit('7' not in sys.stdin.read())"], "seconds": 50.0},
     "regex": {"pattern": r"\d"},
     "length": {"target": 20},
     "overlong": {"max_tokens": 30, "buffer_tokens": 20},
 }
 
-COLUMNS = {"level": 1, "test_list": ["assert f(1) == 1"]}  # the tests of a program
+PACKAGES = {"sentiment": "vaderSentiment", "json_schema": "jsonschema", "reasoning_gym": "reasoning_gym"}
+"""Built-ins that need a package of an extra."""
+
+COLUMNS: dict[str, Any] = {
+    "level": 1,
+    "test_list": ["assert f(1) == 1"],  # the tests of a program
+    "choices": ["6", "7", "8"],
+    "json_schema": {"type": "number"},
+    "query": "SELECT a + 4 FROM t",
+    "schema": "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (3)",
+    "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words"],
+    "kwargs": [{}, {"num_words": 4, "relation": "less than"}],
+    "metadata": {},
+    "reasoning_gym": {"task": "chain_sum", "parameters": {}},
+}
 
 RESPONSES = [
     "",
@@ -68,6 +84,7 @@ RESPONSES = [
     "She was so happy. They loved it!",
     "He was sad and cried.",
     "ünïcode ☃ \u0000 \n\n end",
+    "SELECT max(a) + 4 FROM t",
     "Here it is:\n```python\ndef f(x):\n    return x\n```",
     "x" * 500,
 ]
@@ -85,10 +102,14 @@ def _items() -> list[tuple[Prompt, Rollout]]:
 
 
 @pytest.fixture(params=[*BUILT_INS, *FORM_NAMES])
-def reward(request: pytest.FixtureRequest, tmp_path: Path) -> RewardConfig:
+def reward(
+    request: pytest.FixtureRequest, tmp_path: Path, stub_judge: Callable[..., Any], stub_judges: Any
+) -> RewardConfig:
     name = request.param
-    if name == "sentiment":
-        pytest.importorskip("vaderSentiment")
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
+    if name == "judge":
+        return RewardConfig(name=name, options=_asking(stub_judge, stub_judges), timeout_seconds=60)
     if name in BUILT_INS:
         return RewardConfig(name=name, options=OPTIONS.get(name, {}), timeout_seconds=60)
     path = tmp_path / "forms.py"
@@ -130,6 +151,15 @@ def test_contract(reward: RewardConfig, scorer: ProcessRewardScorer) -> None:
     protocol.close()
 
 
+def _asking(stub_judge: Callable[..., Any], stub_judges: Any) -> dict[str, Any]:
+    """Options of a judge that gives a point for every letter, up to 10."""
+
+    def rule(messages: Any) -> str:
+        return f'{{"score": {min(10, len(stub_judges.shown(messages)["response"]))}}}'
+
+    return {"url": stub_judge(rule).url, "model": "stub", "scale": [0, 10]}
+
+
 @pytest.mark.parametrize("name", ["regex", *FORM_NAMES])
 def test_two_workers_give_the_scores_of_one(name: str, tmp_path: Path) -> None:
     path = tmp_path / "forms.py"
@@ -145,7 +175,7 @@ def test_two_workers_give_the_scores_of_one(name: str, tmp_path: Path) -> None:
     assert scores[0] == scores[1]
 
 
-def test_built_ins_keep_to_their_table() -> None:
+def test_built_ins_keep_to_their_table(stub_judge: Callable[..., Any], stub_judges: Any) -> None:
     """Every option in the table is one the reward takes, and the other way round; no score lies above the top score."""
     import inspect
 
@@ -153,8 +183,9 @@ def test_built_ins_keep_to_their_table() -> None:
 
     for name, row in BUILT_INS.items():
         assert set(inspect.signature(find_reward(name)).parameters) == set(row.options), name
-        if name == "sentiment":
-            pytest.importorskip("vaderSentiment")
-        config = RewardConfig(name=name, options=OPTIONS.get(name, {}), timeout_seconds=60)
+        if name in PACKAGES:
+            pytest.importorskip(PACKAGES[name])
+        options = _asking(stub_judge, stub_judges) if name == "judge" else OPTIONS.get(name, {})
+        config = RewardConfig(name=name, options=options, timeout_seconds=60)
         with ProcessRewardScorer([config], ScoringConfig(workers=1)) as scorer:
             assert max(r.reward or 0.0 for r in scorer.score(_items())) <= row.top_score, name

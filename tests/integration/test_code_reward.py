@@ -42,7 +42,7 @@ def test_human_eval_s_own_solutions_pass_and_no_others(shared_dir: Path, sandbox
         ("    import os; os._exit(0)\n", 0),
     ):
         jobs = [
-            task.job(program(row["canonical_solution"] if answer is None else answer, task))
+            task.make(program(row["canonical_solution"] if answer is None else answer, task))
             for row, task in zip(rows, tasks, strict=True)
             if task is not None
         ]

@@ -132,6 +132,7 @@ def check_command(command: str, interface: Any) -> None:
         return
     assert words[0] in interface.commands, command
     sub = interface.commands[words[0]]
+    sub = getattr(sub, "commands", {}).get(words[1] if len(words) > 1 else "", sub)  # `burnish sandbox serve`
     known = {option for param in sub.params for option in param.opts} | {"--help"}
     assert set(given) <= known | at_top, command
     kinds = [KINDS[words[0]]] if words[0] in KINDS else list(KINDS.values())
@@ -143,8 +144,8 @@ def field_exists(kind: type, path: str) -> bool:
     """A field of the run file, or a key inside of one that holds options."""
     if annotation_at(kind, path) is not None:
         return True
-    parent = path.rpartition(".")[0]
-    return bool(parent) and "dict" in str(annotation_at(kind, parent))
+    above = [path.rsplit(".", count)[0] for count in range(1, path.count(".") + 1)]
+    return any("dict" in str(annotation_at(kind, parent)) for parent in above)
 
 
 @pytest.fixture(scope="module")
@@ -186,9 +187,9 @@ OPTIONS_OF_TORCHRUN = {
 
 @every_page
 def test_every_option_that_is_named_exists(page: Path, interface: Any) -> None:
-    known = {
-        option for command in (interface, *interface.commands.values()) for p in command.params for option in p.opts
-    }
+    below = [inner for command in interface.commands.values() for inner in getattr(command, "commands", {}).values()]
+    commands = (interface, *interface.commands.values(), *below)
+    known = {option for command in commands for p in command.params for option in p.opts}
     scripts = "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("benchmarks/**/*.py"))
     scripts += "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("examples/**/*.py"))
     for word in words_of(text_of(page)):

@@ -63,6 +63,10 @@ def test_the_table_of_built_in_rewards_is_the_code() -> None:
     assert {row[0].strip("`") for row in rows} == set(BUILT_INS)
     for name, _, options in rows:
         named = set(in_backticks(options))
+        if name == "`judge`":  # its page has the table
+            its_own = rows_of((DOCS / "judge.md").read_text(encoding="utf-8"), "option")
+            named = {word for row in its_own for word in in_backticks(row[0])}
+            assert named == set(BUILT_INS["judge"].options)
         assert set(BUILT_INS[name.strip("`")].options) <= named, name
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
 from burnish.trainers.rl.setup import open_rl_run
 
@@ -36,7 +37,8 @@ def test_prompts_are_queries_cut_from_documents(tiny_run: Callable[..., RlConfig
         rewards="repetition",
     )
     with open_rl_run(config, QUIET) as run:
-        texts = {encoded.prompt.text for encoded in run.supply.collector.feed.take(2, 0)}
+        feeds = run.supply.collector.domains.feeds
+        texts = {feeds.at(ALL, place).encoded.prompt.text for place in (0, 1)}
     assert texts == {"2=3+4=", "9="}
 
 

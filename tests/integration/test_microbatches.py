@@ -67,7 +67,7 @@ def sampled(
     ).rl
     with ExitStack() as stack:
         run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
-        yield run, run.supply.collector.collect(1, 0, Stopwatch())
+        yield run, run.supply.collector.collect(1, {}, Stopwatch())
 
 
 class GradientCatcher:

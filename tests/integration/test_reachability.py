@@ -80,7 +80,7 @@ def sampled(
     with ExitStack() as stack:
         run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
         collector = dataclasses.replace(run.supply.collector, needs_greedy=True)
-        yield run, collector.collect(1, 0, Stopwatch())
+        yield run, collector.collect(1, {}, Stopwatch())
 
 
 @pytest.fixture(scope="module", params=CRITICS)

@@ -316,7 +316,7 @@ def test_what_the_numbers_depend_on_may_not_change_between_two_starts(
     folder, _ = train(build(2))
     before = trace(folder)
     if file is None:
-        monkeypatch.setattr(fingerprints, "_versions", lambda: {"torch": "1.0"})
+        monkeypatch.setattr(fingerprints, "_versions", lambda _: {"torch": "1.0"})
     else:
         content = (tmp_path / file).read_bytes()
         (tmp_path / file).write_bytes(content + b"\n")

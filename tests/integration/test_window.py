@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from burnish.config.domains import domain_settings
 from burnish.config.schema import RlConfig
+from burnish.data.feeds import SampledPrompts
 from burnish.errors import CheckpointError
 from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.feeds import SampledPrompts, load_prompt_set
+from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.trainers.telemetry.journal import Journal
 
 STEPS = 5
@@ -101,7 +103,8 @@ def sampled_prompts(folder: Path) -> list[Counter[str]]:
 
 def first_prompts(config: RlConfig, count: int) -> Counter[str]:
     """How often each prompt is among the first ones of the data, as the run draws them."""
-    train = load_prompt_set(config, load_tokenizer(config.model), None, "train")
+    (domain,) = domain_settings(config)
+    train = load_prompt_set(config, domain, load_tokenizer(config.model), None, "train")
     feed = SampledPrompts(train, train.sampler(seed=config.seed, shuffle=config.data.shuffle))
     return Counter(encoded.prompt.id for encoded in feed.take(count, 0))
 

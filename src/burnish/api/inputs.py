@@ -20,7 +20,7 @@ from burnish.api.functions import importable_name, text_of
 from burnish.api.policy import Policy
 from burnish.api.run import Run
 from burnish.checkpointing.sources import INPUTS_FOLDER, function_file
-from burnish.config.names import IN_MEMORY, MODEL_REWARD
+from burnish.config.names import IN_MEMORY, MODEL_REWARD, PUZZLES
 from burnish.config.schema import RewardConfig
 from burnish.config.schema_data import DataSource
 from burnish.errors import CheckpointError, ConfigError, DataError
@@ -61,6 +61,8 @@ class Inputs:
             found["data"] = self._data(found["data"])
         if "rewards" in found:
             found["rewards"] = self._rewards(found["rewards"])
+        if isinstance(found.get("domains"), Mapping):
+            found["domains"] = {name: self._domain(name, own) for name, own in cast("Any", found["domains"]).items()}
         normalization = found.get("normalization")
         if isinstance(normalization, Mapping):
             found["normalization"] = self._with_sources(normalization, ("prompts", "references"))
@@ -133,6 +135,14 @@ class Inputs:
             return self._with_sources(given, ("train", "eval"))
         return self._with_sources({"train": given}, ("train",))
 
+    def _domain(self, name: str, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        found = dict(given)
+        for split in (split for split in ("train", "eval") if split in found):
+            found[split] = self._sources(found[split], f"{name}-{split}")
+        return found | {"rewards": self._rewards(found["rewards"])} if "rewards" in found else found
+
     def _with_sources(self, given: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
         return dict(given) | {name: self._sources(given[name], name) for name in names if name in given}
 
@@ -156,7 +166,7 @@ class Inputs:
             self.rows[f"{name}.jsonl"] = given
             return str(self.folder / f"{name}.jsonl")
         raise DataError(
-            f"data.{name} is a {type(given).__module__}.{type(given).__qualname__}",
+            f"the data set {name!r} is a {type(given).__module__}.{type(given).__qualname__}",
             remedy="give a path, a list of dictionaries, or one split of a data set (a table of pandas: "
             "table.to_dict('records'))",
         )
@@ -233,9 +243,9 @@ def _plain(value: object) -> Json:
 
 
 def _is_source(item: object) -> bool:
-    """A mapping with only the keys of a source, including `path`; a path; a data set; a list of rows."""
+    """A mapping with only the keys of a source, including what its rows are; a path; a data set; a list of rows."""
     if isinstance(item, Mapping):
-        return "path" in item and set(item) <= _SOURCE_KEYS
+        return ("path" in item or PUZZLES in item) and set(item) <= _SOURCE_KEYS
     return isinstance(item, (str, Path, list, tuple)) or _is_dataset(item)
 
 

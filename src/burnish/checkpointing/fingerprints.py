@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,6 +21,7 @@ import torch
 from burnish import __version__
 from burnish.checkpointing.sources import named_files
 from burnish.config.schema import RunConfig
+from burnish.data import puzzles
 from burnish.errors import CheckpointError
 from burnish.reading import UnreadableError, read_json
 from burnish.types import Json
@@ -49,7 +50,7 @@ class Fingerprints:
         """The current fingerprints. Reads all files that the run depends on completely."""
         found = {name: _fingerprint(path) for name, path in named_files(config).items()}
         files = {name: content for name, content in found.items() if content is not None}
-        return Fingerprints(files, _versions(), _machine())
+        return Fingerprints(files, _versions(PACKAGES + _packages_of(config)), _machine())
 
     @staticmethod
     def read(folder: Path) -> Fingerprints | None:
@@ -133,9 +134,14 @@ def _fingerprint(path: Path) -> FileContent | None:
         return None
 
 
-def _versions() -> dict[str, str]:
+def _packages_of(config: RunConfig) -> tuple[str, ...]:
+    """Packages that only some runs depend on."""
+    return (puzzles.PACKAGE,) if any(source.reasoning_gym is not None for source in config.data.train) else ()
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
     found = {"burnish": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

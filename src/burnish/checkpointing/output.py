@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from burnish.checkpointing.chaining import split_choice
-from burnish.checkpointing.sources import INPUTS_FOLDER, Place, read_places
+from burnish.checkpointing.sources import INPUTS_FOLDER, Place, of_sources, read_places
 from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
 from burnish.reading import FOLDER, file_problem
@@ -51,8 +51,7 @@ def _places_read(config: RunConfig) -> Iterator[Place]:
 
     Options of rewards are left out, because a reward may also write to what they name.
     """
-    evaluated = (Place(f"data.eval.{i}", source.path, "data") for i, source in enumerate(config.data.eval))
-    for place in (*read_places(config), *evaluated):
+    for place in (*read_places(config), *of_sources(config.named_sources("eval"))):
         if place.kind in ("model", "settings"):
             yield replace(place, text=str(split_choice(place.text)[0]))
         elif place.kind != "option":

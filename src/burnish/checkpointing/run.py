@@ -41,6 +41,9 @@ MAY_DIFFER = (
     "optimization.tokens_per_microbatch",
     "rollout.max_batch_rows",
     "scoring.workers",
+    "sandbox.tier",
+    "sandbox.url",
+    "sandbox.token_variable",
     "cluster",
 )
 """Fields (and everything below them) that a resumed run may change, because they do not affect what is learned, except
@@ -49,6 +52,21 @@ by rounding (model.device, model.kernels).
 `steps` may change too if `optimization.schedule` is constant. With other schedules, the learning rate of every step
 depends on it.
 """
+
+JUDGE_MAY_DIFFER = (
+    "url",
+    "key_variable",
+    "concurrency",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "retries",
+    "request_timeout_seconds",
+    "cache",
+    "price_in",
+    "price_out",
+    "labels",
+)
+"""Options of a reward `judge` that say where and how fast it is asked, and not what."""
 
 MUST_NOT_DIFFER = ("cluster.window",)
 """Exceptions from these: it decides what a step trains on, and what a checkpoint holds of later steps."""
@@ -220,8 +238,39 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
     now = to_dict(config)
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
-    found = differences(_with_defaults(before, config), now)
+    found = differences(_what_judges_are_asked(_with_defaults(before, config)), _what_judges_are_asked(now))
     return [one for one in found if one.field in MUST_NOT_DIFFER or not _is_under(one.field, allowed)]
+
+
+def _what_judges_are_asked(config: dict[str, Json]) -> dict[str, Json]:
+    """The configuration, or that of a domain, without the options of judges that may differ."""
+    rewards, domains = config.get("rewards"), config.get("domains")
+    found = dict(config)
+    if isinstance(rewards, list):
+        found["rewards"] = [_asked(reward) for reward in rewards]
+    if isinstance(domains, dict):
+        found["domains"] = {
+            name: _what_judges_are_asked(_trained_part(domain)) if isinstance(domain, dict) else domain
+            for name, domain in domains.items()
+        }
+    return found
+
+
+def _trained_part(domain: dict[str, Json]) -> dict[str, Json]:
+    """A domain without what may differ: its held-out data, and how it is evaluated, except what counts as solved, which
+    also decides how difficult a prompt is."""
+    evaluation = domain.get("evaluation")
+    kept = {name: value for name, value in domain.items() if name not in ("eval", "evaluation")}
+    if isinstance(evaluation, dict):
+        kept["evaluation"] = {name: evaluation.get(name) for name in ("success", "success_score")}
+    return kept
+
+
+def _asked(reward: Json) -> Json:
+    options = reward.get("options") if isinstance(reward, dict) else None
+    if not isinstance(reward, dict) or not isinstance(options, dict) or reward.get("name") != "judge":
+        return reward
+    return {**reward, "options": {name: value for name, value in options.items() if name not in JUDGE_MAY_DIFFER}}
 
 
 def differences(before: dict[str, Json], now: dict[str, Json], prefix: str = "") -> list[Difference]:

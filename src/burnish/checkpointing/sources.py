@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -64,14 +64,14 @@ def read_places(config: RunConfig) -> Iterator[Place]:
         yield Place("model.tokenizer", model.tokenizer, "settings")
     if model.chat_template is not None and "{" not in model.chat_template:  # with a brace it is the template itself
         yield Place("model.chat_template", model.chat_template, "settings")
-    yield from _sources("data.train", config.data.train)
+    yield from of_sources(config.named_sources("train"))
     if isinstance(config, RlConfig):
         yield from _of_rl(config)
     if isinstance(config, RmConfig):
         if config.normalization.policy is not None:
             yield Place("normalization.policy", config.normalization.policy, "model")
-        yield from _sources("normalization.prompts", config.normalization.prompts)
-        yield from _sources("normalization.references", config.normalization.references)
+        yield from of_sources(_by_place("normalization.prompts", config.normalization.prompts))
+        yield from of_sources(_by_place("normalization.references", config.normalization.references))
 
 
 def function_file(name: str) -> Path:
@@ -89,7 +89,7 @@ def existing(text: str) -> Path | None:
 
 
 def _of_rl(config: RlConfig) -> Iterator[Place]:
-    for index, reward in enumerate(config.rewards):
+    for index, reward in enumerate(config.all_rewards):
         field = f"rewards.{index}"
         if reward.name.startswith(MODEL_REWARD):
             yield Place(field, reward.name.removeprefix(MODEL_REWARD), "model")
@@ -99,16 +99,26 @@ def _of_rl(config: RlConfig) -> Iterator[Place]:
             yield Place(field, reward.name, "code")
         for name, value in reward.options.items():
             if isinstance(value, str):
-                yield Place(f"{field}.options.{name}", value, "option")
+                of_judge = reward.name == "judge" and name == "model_path"
+                yield Place(f"{field}.options.{name}", value, "model" if of_judge else "option")
     yield Place("algorithm.estimator", config.algorithm.estimator, "code")
     yield Place("algorithm.loss", config.algorithm.loss, "code")
     yield Place("rollout.engine", config.rollout.engine, "code")
+    for name, domain in config.domains.items():
+        if domain.chat_template is not None and "{" not in domain.chat_template:
+            yield Place(f"domains.{name}.chat_template", domain.chat_template, "settings")
     if config.critic.init not in ("policy", "reward_model"):
         yield Place("critic.init", config.critic.init, "model")
 
 
-def _sources(field: str, sources: Sequence[DataSource]) -> Iterator[Place]:
-    return (Place(f"{field}.{index}", source.path, "data") for index, source in enumerate(sources))
+def of_sources(sources: Mapping[str, DataSource]) -> Iterator[Place]:
+    """The files and folders of data sources; none for rows that are made (their settings are in the run file)."""
+    named = ((field, source.path) for field, source in sources.items() if source.reasoning_gym is None)
+    return (Place(field, path, "data") for field, path in named)
+
+
+def _by_place(field: str, sources: Sequence[DataSource]) -> dict[str, DataSource]:
+    return {f"{field}.{index}": source for index, source in enumerate(sources)}
 
 
 def _files(place: Place) -> Found:

@@ -19,11 +19,11 @@ COMMANDS = (
     ("plan", "show_plan", "Look before you run"),
     ("check", "check_rewards", "Look before you run"),
     ("algorithms", "show_algorithms", "Look before you run"),
-    ("sandbox", "try_sandbox", "Look before you run"),
+    ("sandbox", "commands", "Look before you run"),
     ("report", "write_report", "Look after a run"),
     ("chat", "chat", "Look after a run"),
 )
-"""Name of the command, its function in `burnish.cli.NAME`, and its panel in the help."""
+"""Name of the command, its function (or its group of commands) in `burnish.cli.NAME`, and its panel in the help."""
 
 _HELP = """Reinforcement learning for language models: a run file in, a better model out.
 
@@ -61,7 +61,10 @@ def build_app() -> typer.Typer:
         module_name = f"burnish.cli.{name}"
         if importlib.util.find_spec(module_name) is not None:
             command = vars(importlib.import_module(module_name))[function]
-            app.command(name, rich_help_panel=panel)(command)
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=panel)
+            else:
+                app.command(name, rich_help_panel=panel)(command)
     return app
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +16,9 @@ from burnish.errors import ConfigError, DataError, ModelError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.config.schema import RlConfig
-    from burnish.config.schema_data import DataSource
+    from burnish.config.domains import DomainSettings, Split
+    from burnish.config.schema import RewardConfig, RlConfig
+    from burnish.config.schema_evaluation import RlEvaluationConfig
     from burnish.rewards import GoldReport, ProcessRewardScorer
     from burnish.rewards.gold import Encode
     from burnish.rewards.success import Success
@@ -44,8 +47,10 @@ def check_rewards(
     A reward that fails on them would teach the wrong thing. The command also
     shows how each data file was read, and the scores of the gold answers for
     each reward. No weights are loaded. Rewards that read tokens need the
-    model's tokenizer. The exit code is 1 if a gold answer does not reach the
-    top score, or if a program that solves nothing passes the tests of a row.
+    model's tokenizer. Judges are only asked about rows that a human has judged
+    (option labels): their agreement is shown. The exit code is 1 if a gold
+    answer does not reach the top score, or if a row pays for a program, JSON
+    value or query that solves nothing.
 
     [bold]Examples[/bold]
     burnish check run.yaml
@@ -63,82 +68,146 @@ def check_rewards(
         return _list_rewards(console)
     if file is None:
         raise ConfigError("no run file is given", remedy="burnish check FILE, or burnish check --list")
+    from burnish.config.domains import domain_settings, used_domains
     from burnish.trainers.chaining import pinned
 
     config, chained = pinned(load_run_file(file, overrides or (), "rl").rl)
     for line in chained:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     failing = 0
-    for name, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if sources:
-            failing += _check_sources(config, name, sources, top_score, show, console)
+    for split in ("train", "eval"):
+        for domain in used_domains(config, domain_settings(config), split):
+            failing += _check_domain(config, domain, split, top_score, show, console)
     if failing:
         raise typer.Exit(EXIT_FOUND_SOMETHING)
     return None
 
 
-def _check_sources(
-    config: RlConfig, name: str, sources: Sequence[DataSource], top_score: float | None, show: int, console: Console
+def _check_domain(
+    config: RlConfig, domain: DomainSettings, split: Split, top_score: float | None, show: int, console: Console
 ) -> int:
-    """Print how the data were read and what failed. Returns the number of failures."""
-    from burnish.data.prompts import read_prompts
-    from burnish.rewards import ProcessRewardScorer, check_gold
-    from burnish.rewards.success import full_marks, success_of
-    from burnish.rewards.weak_tests import find_weak_tests
+    """Print how the data of a domain were read, how judges agree with humans, and what failed. Returns the number of
+    failures."""
+    from burnish.config.domains import sources_of
+    from burnish.data.prompts import DomainRows, read_prompts
 
-    prompts, understandings = read_prompts(sources)
+    name = domain.title("data", split)
+    prompts, understandings = read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))
+    if not prompts:  # data that domains share, without a row of this one
+        return 0
     console.print(f"[bold]{name}[/]")
     for understanding in understandings:
         for line in understanding.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    judges = [reward for reward in domain.rewards if reward.name == "judge"]
+    for judge in judges:
+        _show_agreement(config, judge, prompts, console)
+    others = _without(domain, judges) if judges else domain
+    return _check_gold(config, others, name, prompts, top_score, show, console) if others.rewards else 0
+
+
+def _without(domain: DomainSettings, judges: Sequence[RewardConfig]) -> DomainSettings:
+    """The domain without its judges. They are asked about rows that a human has judged, and about nothing else: each
+    answer has its price."""
+    evaluation = domain.evaluation
+    if evaluation.success is not None and evaluation.success.partition("/")[0] in {j.log_label for j in judges}:
+        evaluation = evaluation.model_copy(update={"success": None, "success_score": None})
+    others = tuple(reward for reward in domain.rewards if reward not in judges)
+    return replace(domain, rewards=others, evaluation=evaluation)
+
+
+def _show_agreement(config: RlConfig, judge: RewardConfig, prompts: Sequence[Prompt], console: Console) -> None:
+    """Print how far a judge and the humans of a labelled data set agree."""
+    from burnish.rewards import ProcessRewardScorer
+    from burnish.rewards.judging.agreement import measure_agreement
+    from burnish.rewards.judging.judges import read_options
+    from burnish.rewards.judging.local import OpenModel
+    from burnish.rewards.specs import spec_of
+
+    options = read_options(spec_of(judge))
+    if options.labels is None:
+        line = f"judge {judge.log_label!r} is not asked: its option labels names no column with a human's scores"
+        return console.print(line, markup=False, soft_wrap=True)
+    open_model: OpenModel | None = None
+    if options.model_path is not None:
+        from burnish.rollouts.answering import open_model  # imports torch
+
+    scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
+    with ProcessRewardScorer([judge], scoring, columns=_columns(prompts), open_model=open_model) as scorer:
+        found = measure_agreement(prompts, scorer, options)
+    return console.print(f"judge {judge.log_label!r}: {found}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_gold(
+    config: RlConfig,
+    domain: DomainSettings,
+    name: str,
+    prompts: Sequence[Prompt],
+    top_score: float | None,
+    show: int,
+    console: Console,
+) -> int:
+    """Print what the gold answers get, and which programs pass weak tests. Returns the number of failures."""
+    from burnish.rewards import ProcessRewardScorer, check_gold, gold_response
+    from burnish.rewards.success import full_marks, success_of
+    from burnish.rewards.weak_tests import TRIVIAL_RESPONSES, find_weak_tests
+
+    rewards = domain.rewards
     # So that all failures are reported, instead of stopping at the first bad batch.
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
-    with ProcessRewardScorer(config.rewards, scoring, columns=_columns(prompts)) as scorer:
-        judge = full_marks(config.rewards, scorer.answer_labels) if top_score is None else None
-        success = success_of(config.rewards, scorer.answer_labels, config.evaluation)
+    with ProcessRewardScorer(rewards, scoring, columns=_columns(prompts), sandbox=config.sandbox) as scorer:
+        judge = full_marks(rewards, scorer.answer_labels) if top_score is None else None
+        success = success_of(rewards, scorer.answer_labels, domain.evaluation)
         report = check_gold(
             prompts,
             scorer,
             top_score=-math.inf if top_score is None else top_score,  # if nothing judges, any score passes
             labels=scorer.answer_labels,
+            response=partial(gold_response, options_column=_options_column(rewards)),
             encode=_token_encoder(config, scorer, console),
             judge=judge,
             success=success,
         )
         labels = scorer.answer_labels if judge is None else tuple(judge.thresholds)
-        programs = [reward.log_label for reward in config.rewards if reward.name == "code"]
-        weak = [found for label in programs for found in find_weak_tests(prompts, scorer, label)]
-    _show_report(report, judge, labels, show, console)
-    if prompts and len(report.without_gold) == len(prompts):
+        tried = [reward for reward in rewards if reward.name in TRIVIAL_RESPONSES]
+        weak = [found for one in tried for found in find_weak_tests(prompts, scorer, one.name, one.log_label)]
+    if judge is None and top_score is None and not report.checked and (domain.name or tried):
+        # Other domains, and responses that solve nothing, can still be checked.
+        console.print(
+            "nothing to check: no row has a gold answer, and no reward compares with one", soft_wrap=True, end="\n\n"
+        )
+    elif report.checked:
+        _show_report(report, judge, labels, show, console)
+    else:
         raise DataError(
             f"none of the {len(prompts):,} rows of {name} has a gold answer, so there is nothing to check",
             remedy=f"name the column of the answers ({name}.0.columns: {{answer: ...}}), or add it",
         )
     unreached = success is not None and report.checked > 0 and report.solved == 0
     if success is not None:
-        _show_success(report, success, explicit=_sets_success(config), console=console)
-    if programs:
+        _show_success(report, success, explicit=_sets_success(domain.evaluation), console=console)
+    if tried:
         _show_weak_tests(weak, show, console)
     return len(report.failures) + unreached + len(weak)
 
 
 def _show_weak_tests(weak: Sequence[WeakTests], show: int, console: Console) -> None:
-    """Print the rows whose tests would pay for programs that do nothing."""
+    """Print the rows that would pay for responses that do nothing."""
     from rich.table import Table
 
     rows = len({found.prompt_id for found in weak})
-    line = f"rows whose tests pay for programs that solve nothing, which the policy would learn to write: {rows:,}"
-    console.print(line if weak else "no program that solves nothing passes the tests of a row", soft_wrap=True)
+    line = f"rows that pay for responses that solve nothing, which the policy would learn to write: {rows:,}"
+    console.print(line if weak else "no row pays for a response that solves nothing", soft_wrap=True)
     if weak and show:
-        table = Table("row", "a program that")
+        table = Table("row", "a response that")
         for found in weak[:show]:
-            table.add_row(_short(found.prompt_id), found.program)
+            table.add_row(_short(found.prompt_id), found.response)
         console.print(table)
     console.print()
 
 
-def _sets_success(config: RlConfig) -> bool:
-    return config.evaluation.success is not None or config.evaluation.success_score is not None
+def _sets_success(settings: RlEvaluationConfig) -> bool:
+    return settings.success is not None or settings.success_score is not None
 
 
 def _show_success(report: GoldReport, success: Success, *, explicit: bool, console: Console) -> None:
@@ -148,7 +217,7 @@ def _show_success(report: GoldReport, success: Success, *, explicit: bool, conso
             f"no gold answer counts as solved ({success}), so accuracy, pass@k and maj@k can never rise above 0: "
             "fix the rewards, or set evaluation.success and evaluation.success_score"
         )
-    elif explicit:
+    elif explicit and report.checked:
         line = f"{report.solved:,} of {report.checked:,} gold answers count as solved ({success})"
     else:
         return
@@ -184,6 +253,12 @@ def _token_encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Conso
         return tokens if end is None or tokens[-1:] == (end,) else (*tokens, end)
 
     return encode
+
+
+def _options_column(rewards: Sequence[RewardConfig]) -> str | None:
+    """The column that holds the options of multiple choice, if one of the rewards names it."""
+    named = [reward.options.get("column") for reward in rewards if reward.name == "choice"]
+    return next((column for column in named if isinstance(column, str)), None)
 
 
 def _columns(prompts: Sequence[Prompt]) -> set[str]:

@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
     from burnish.sandbox.confinement import Tier
     from burnish.sandbox.trial import Attack
 
 
-def try_sandbox() -> None:
+commands = typer.Typer(
+    rich_markup_mode="rich", add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+"""`burnish sandbox`, which tries the sandbox, and its subcommand `serve`."""
+
+Host = Annotated[str, typer.Option(help="Address to listen at; others than this machine's own need a token.")]
+Port = Annotated[int, typer.Option(help="Port to listen at.", min=1, max=65_535)]
+Processes = Annotated[int, typer.Option(help="Jobs that run at the same time.", min=1, max=1_024)]
+Queue = Annotated[int, typer.Option(help="Jobs that may wait for those; more are refused with status 503.", min=0)]
+TierName = Annotated[
+    str, typer.Option("--tier", help="auto, namespaces, landlock, or process, which confines nothing.")
+]
+Seconds = Annotated[float, typer.Option(help="Longest time that a job can ask for.", min=0.1, max=3_600.0)]
+Memory = Annotated[int, typer.Option(help="Most memory that a job can ask for.", min=16)]
+TokenVariable = Annotated[
+    str | None, typer.Option(help="Environment variable that holds the token, of 16 characters or more.")
+]
+_TOKEN_CHARACTERS = 16
+
+
+@commands.callback(invoke_without_command=True)
+def try_sandbox(context: typer.Context) -> None:
     """Try to break out of the sandbox that runs code from models, and say what holds on this machine.
 
     Every tier is attacked in the same ways, and the effects are looked for from
     outside. The exit status is 1 if no tier that confines programs holds. The
     weakest, `process`, limits only time and memory; it is shown for comparison.
+
+    [bold]burnish sandbox serve[/bold] runs programs for other machines.
     """
+    if context.invoked_subcommand is not None:
+        return
     from rich.console import Console
     from rich.table import Table
 
@@ -39,6 +67,52 @@ def try_sandbox() -> None:
         console.print("no tier confines programs here: use Linux 6.2 or newer, outside of restricted containers")
         raise typer.Exit(1)
     console.print(f"tier: auto is [bold]{strongest}[/] on this machine")
+
+
+@commands.command("serve")
+def serve_sandbox(
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    processes: Processes = 2,
+    queue: Queue = 64,
+    tier: TierName = "auto",
+    most_seconds: Seconds = 60.0,
+    most_memory_mb: Memory = 2_048,
+    token_variable: TokenVariable = None,
+) -> None:
+    """Run programs and tests for other machines, over HTTP.
+
+    It speaks SandboxFusion's schema (POST /run_code), and judges whole jobs for
+    [bold]sandbox: {url: ...}[/bold] of a run file (POST /judge).
+
+    [bold]Examples[/bold]
+    burnish sandbox serve --processes 8
+    SECRET=... burnish sandbox serve --host 0.0.0.0 --token-variable SECRET
+    """
+    from rich.console import Console
+
+    from burnish.sandbox.job import Limits
+    from burnish.sandbox.server import Service, check_address, serve
+    from burnish.sandbox.trial import opened
+
+    most = Limits(seconds=most_seconds, processor_seconds=most_seconds, memory_mb=most_memory_mb)
+    service = Service(processes=processes, queue=queue, most=most, token=_token(token_variable))
+    check_address(host, service.token)  # before the attacks, which take seconds
+    with opened(tier, processes=processes) as sandbox:
+        Console().print(f"tier {sandbox.tier}, {processes} at a time: http://{host}:{port}", highlight=False)
+        serve(sandbox, service, host=host, port=port)
+
+
+def _token(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "")
+    if len(token) < _TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
+        raise ConfigError(
+            f"the environment variable {variable} holds no token",
+            remedy=f"set it to a secret of {_TOKEN_CHARACTERS} characters or more, as `openssl rand -hex 32` gives",
+        )
+    return token
 
 
 def _attacked(tier: Tier) -> tuple[list[Attack], float, str]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from burnish.config import names
+from burnish.config.domains import domain_settings, sources_of
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
-from burnish.config.schema_data import DataConfig
+from burnish.config.schema_data import DataSource
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_run import RunConfig
@@ -19,7 +20,8 @@ from burnish.words import suggestion
 def check_sft(config: SftFields) -> list[Problem]:
     """All contradictions in a run file of `burnish sft`."""
     problems = [
-        *held_out(config.data),
+        *held_out(config),
+        *generated(config),
         *shared_work(config.cluster),
         *only_optimizer_rests(config.cluster),
         *known_sinks(config),
@@ -37,14 +39,14 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
     """Missing fields that a run of this kind cannot start without. Only for run files: code may pass data and rewards
     itself."""
     problems = []
-    if not config.data.train:
+    if not config.named_sources("train"):
         remedy = "add it, for example `data: {train: train.jsonl}`"
         problems.append(Problem("data.train", f"is empty, and {kind} needs training data", remedy))
-    if isinstance(config, RlFields) and not config.rewards:
+    if isinstance(config, RlFields) and not config.all_rewards:
         remedy = "name at least one, for example `rewards: math` or `rewards: my_reward.py:score`"
         problems.append(Problem("rewards", "is empty, but responses need at least one reward", remedy))
     splits = isinstance(config, RmFields) and config.held_out_fraction > 0
-    if not config.data.eval and not splits and "every_steps" in config.evaluation.model_fields_set:
+    if not config.named_sources("eval") and not splits and "every_steps" in config.evaluation.model_fields_set:
         every = config.evaluation.every_steps
         if every is not None and every != type(config.evaluation)().every_steps:
             message = f"is {every}, but data.eval is empty, so there is nothing to evaluate on"
@@ -58,12 +60,64 @@ def warmup_too_long(warmup: int, total: int, product: str) -> Problem:
     return Problem("optimization.warmup_steps", message, f"set it to at most {total}")
 
 
-def held_out(data: DataConfig) -> Iterator[Problem]:
-    paths = {source.path for source in data.train if source.split == "train" and source.limit is None}
-    for index, source in enumerate(data.eval):
+def held_out(config: RunConfig) -> Iterator[Problem]:
+    """Data sets to evaluate on that are also training data."""
+    files = [source for source in config.named_sources("train").values() if source.reasoning_gym is None]
+    paths = {source.path for source in files if source.split == "train" and source.limit is None}
+    for field, source in config.named_sources("eval").items():
+        if source.reasoning_gym is not None:
+            continue  # `generated` compares the seeds
         if source.path in paths and source.split == "train" and source.subset is None and source.limit is None:
             message = f"{source.path!r} is also training data, so the evaluation would not be held out"
-            yield Problem(f"data.eval.{index}.path", message, "name another file or split, or set a limit to allow it")
+            yield Problem(f"{field}.path", message, "name another file or split, or set a limit to allow it")
+
+
+def generated(config: RunConfig) -> Iterator[Problem]:
+    """Sources whose rows reasoning-gym makes. That a task and its parameters exist is checked when it is loaded."""
+    train, evaluated = config.named_sources("train"), config.named_sources("eval")
+    for field, source in (train | evaluated).items():
+        yield from _generated(field, source)
+    made = [source for source in train.values() if source.reasoning_gym is not None]
+    for field, source in evaluated.items():
+        for other in made:
+            shared = set(source.reasoning_gym or ()) & set(other.reasoning_gym or ())
+            if shared and source.seed == other.seed:
+                message = f"is {source.seed}, as in the training data, which has the task {min(shared)} too"
+                yield Problem(f"{field}.seed", message, f"set another one, for example {source.seed + 1}")
+                break
+
+
+def _generated(field: str, source: DataSource) -> Iterator[Problem]:
+    tasks = source.reasoning_gym
+    changed = source.model_dump(exclude_defaults=True)
+    if tasks is None:
+        for name in [name for name in ("size", "seed") if name in changed]:
+            yield Problem(f"{field}.{name}", "is for rows that reasoning_gym makes", "remove it, or use limit")
+        return
+    if source.path != names.PUZZLES:
+        message = f"is {source.path!r}, but reasoning_gym makes the rows of this source"
+        yield Problem(f"{field}.path", message, "remove one of the two, or make them two sources")
+    if not tasks:
+        yield Problem(f"{field}.reasoning_gym", "names no task", "name one, for example `{chain_sum: {}}`")
+    if source.size > names.PUZZLE_ROWS:
+        yield Problem(f"{field}.size", f"is {source.size:,}", f"make at most {names.PUZZLE_ROWS:,} rows")
+    for other in [other for other in ("split", "subset", "document_separator", "max_bytes") if other in changed]:
+        yield Problem(f"{field}.{other}", "is for rows from files", "remove it")
+
+
+def unsound_puzzles(config: RlFields) -> Iterator[Problem]:
+    """Tasks that pay answers which solve nothing, where the reward for them does not say that it allows them."""
+    for domain in domain_settings(config):
+        sources = (*sources_of(config, domain, "train"), *sources_of(config, domain, "eval"))
+        tasks = {task for source in sources for task in source.reasoning_gym or ()}
+        for reward in (reward for reward in domain.rewards if reward.name == names.PUZZLES):
+            allowed = reward.options.get("allow") or ()
+            for task in sorted(tasks & names.UNSOUND_PUZZLES.keys() - set(allowed)):
+                message = (
+                    f"does not name {task}, a task of the data whose scores are unsound: {names.UNSOUND_PUZZLES[task]}"
+                )
+                remedy = f"remove the task, or accept that with options: {{allow: [{task}]}}"
+                yield Problem(f"rewards.{config.all_rewards.index(reward)}.options.allow", message, remedy)
 
 
 def known_sinks(config: RunConfig) -> Iterator[Problem]:

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 
 from burnish.config import names
 from burnish.config.checks import (
+    generated,
     held_out,
     is_function_name,
     known_sinks,
     offload,
     shared_work,
+    unsound_puzzles,
     warmup_too_long,
 )
+from burnish.config.checks_domains import check_domains
+from burnish.config.domains import domain_settings
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
-from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, ScoringConfig
+from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, SandboxConfig, ScoringConfig
 from burnish.words import suggestion
 
 
@@ -27,7 +31,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_names(algorithm),
         *_options(algorithm),
         *_clips(algorithm),
-        *_unused(algorithm),
+        *_unused(config),
         *_units(algorithm),
         *_skipping(config),
         *_kl(algorithm),
@@ -38,15 +42,19 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_staleness(config),
         *_timing(config),
         *_scoring(config.scoring),
+        *_sandbox(config.sandbox),
         *_endings(config),
         *_labels(config),
         *_judging_reward(config),
+        *check_domains(config),
         *_critic(config),
         *shared_work(config.cluster),
         *_full_sharding(config),
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config) | _awake(config)),
-        *held_out(config.data),
+        *held_out(config),
+        *generated(config),
+        *unsound_puzzles(config),
         *known_sinks(config),
     ]
 
@@ -92,16 +100,17 @@ def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
             yield Problem(path, message, f"set it (the preset {loss!r} uses {own[path]:g})")
 
 
-def _unused(algorithm: AlgorithmConfig) -> Iterator[Problem]:
+def _unused(config: RlFields) -> Iterator[Problem]:
     """Numbers that are set but never used."""
-    estimator = algorithm.estimator
+    algorithm, estimator = config.algorithm, config.algorithm.estimator
+    refills = any(domain.refills for domain in domain_settings(config))
     known = estimator in names.ESTIMATOR_NAMES
     for field, is_used, remedy in (
         ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
         ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
         ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
-        ("max_refills", algorithm.dynamic_sampling, "it belongs to dynamic_sampling: true"),
+        ("max_refills", refills, "it belongs to dynamic_sampling: true, and to difficulty of domains"),
         ("mismatch_low", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
         ("mismatch_high", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
     ):
@@ -205,7 +214,7 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
 
 def _arithmetic(config: RlFields) -> Iterator[Problem]:
     rollout, optimization = config.rollout, config.optimization
-    responses = rollout.prompts_per_step * rollout.group_size
+    responses = rollout.prompts_per_step * min(domain.group_size for domain in domain_settings(config))
     if optimization.minibatches > responses:
         message = (
             f"is {optimization.minibatches}, but a step has only {responses} responses "
@@ -239,7 +248,7 @@ def _own_process(config: RlFields) -> Iterator[Problem]:
             yield Problem(f"cluster.own_process.{index}", f"{name} is named twice", "keep one of the two")
         elif name in absent:
             yield Problem(f"cluster.own_process.{index}", f"is {name}, but {absent[name]}", "remove it")
-    for index, reward in enumerate(config.rewards if "reward_model" in asked else ()):
+    for index, reward in enumerate(config.all_rewards if "reward_model" in asked else ()):
         device = reward.options.get("device")
         if reward.is_model and str(device).startswith("cuda:"):
             message = f"is {device}, but reward models have a process of their own, which sees one GPU"
@@ -275,7 +284,7 @@ def _absent(config: RlFields) -> dict[str, str]:
         absent["critic"] = f"the estimator {algorithm.estimator!r} has no critic"
     elif config.critic.kind == "shared":
         absent["critic"] = "critic.kind is shared: a head on the policy's own backbone"
-    if config.rewards and not any(reward.is_model for reward in config.rewards):
+    if config.all_rewards and not any(reward.is_model for reward in config.all_rewards):
         absent["reward_model"] = "no reward is a reward model (model:PATH)"
     return absent
 
@@ -293,8 +302,8 @@ def _critic(config: RlFields) -> Iterator[Problem]:
     if critic.init != "policy" and critic.head_init_std != 0:
         message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} has its own head"
         yield Problem("critic.head_init_std", message, "set it to 0, or critic.init: policy")
-    models = [reward for reward in config.rewards if reward.is_model]
-    if critic.init == "reward_model" and len(models) != 1 and config.rewards:
+    models = [reward for reward in config.all_rewards if reward.is_model]
+    if critic.init == "reward_model" and len(models) != 1 and config.all_rewards:
         message = f"is reward_model, but {len(models)} of the rewards are reward models (model:PATH), not exactly one"
         yield Problem(
             "critic.init", message, "use one model:PATH reward, name the critic's own folder, or set init: policy"
@@ -339,6 +348,20 @@ def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:
         yield Problem("scoring.failure_score", message, "set scoring.on_failure to score, or remove failure_score")
 
 
+def _sandbox(sandbox: SandboxConfig) -> Iterator[Problem]:
+    """The sandbox of another machine has a tier of its own, and that of this machine no address."""
+    if sandbox.url is None:
+        for name, value in (("token_variable", sandbox.token_variable), ("grade", sandbox.grade)):
+            if value != SandboxConfig.model_fields[name].default:
+                yield Problem(f"sandbox.{name}", "is for a sandbox on another machine", "set sandbox.url, or remove it")
+        return
+    if not sandbox.url.startswith(("http://", "https://")):
+        yield Problem("sandbox.url", f"is {sandbox.url!r}", "give http://HOST:PORT or https://HOST")
+    if sandbox.tier != "auto":
+        message = f"is {sandbox.tier}, but programs run at sandbox.url, whose server has a tier of its own"
+        yield Problem("sandbox.tier", message, "remove it")
+
+
 def _endings(config: RlFields) -> Iterator[Problem]:
     """Responses of a fixed length, and responses that are cut for scoring."""
     scoring, rollout, algorithm = config.scoring, config.rollout, config.algorithm
@@ -365,22 +388,30 @@ def _endings(config: RlFields) -> Iterator[Problem]:
 
 def _labels(config: RlFields) -> Iterator[Problem]:
     seen: dict[str, int] = {}
-    for index, reward in enumerate(config.rewards):
+    rewards = config.all_rewards
+    for index, reward in enumerate(rewards):
         label = reward.log_label
         if label in seen:
             message = f"{label!r} is also the label of reward {seen[label]}, so the logs could not tell them apart"
-            yield Problem(f"rewards.{index}.label", message, "give each its own label")
+            where = f"rewards.{index}.label" if index < len(config.rewards) else f"domains.{reward.domains[0]}.rewards"
+            yield Problem(where, message, "give each its own label")
         seen.setdefault(label, index)
-    if config.rewards and all(reward.weight == 0 for reward in config.rewards):
+    for index, reward in enumerate(config.rewards):
+        if reward.audit and reward.weight not in (1.0, 0.0):
+            message = f"is {reward.weight:g}, but an audit is not part of the sum"
+            yield Problem(f"rewards.{index}.weight", message, "remove it, or audit: true")
+    if rewards and all(reward.audit for reward in rewards):
+        yield Problem("rewards.0.audit", "is true for all rewards, so nothing is trained on", "set another reward")
+    elif rewards and all(reward.trained_weight == 0 for reward in rewards):
         yield Problem("rewards.0.weight", "is 0, like all others, so every score would be 0", "give one a weight")
 
 
 def _judging_reward(config: RlFields) -> Iterator[Problem]:
     """The reward that decides whether a response is solved."""
     name = config.evaluation.success
-    if name is None or not config.rewards:  # code may pass rewards itself
+    if name is None or not config.all_rewards:  # code may pass rewards itself
         return
-    rewards = {reward.log_label: reward for reward in config.rewards}
+    rewards = {reward.log_label: reward for reward in config.all_rewards}
     label = name if name in rewards else name.partition("/")[0]
     if label not in rewards:
         message = f"is {name!r}, which is not the label of a reward"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from burnish.config.checks import (
+    generated,
     held_out,
     known_sinks,
     only_optimizer_rests,
@@ -21,7 +22,8 @@ def check_rm(config: RmFields) -> list[Problem]:
     """All contradictions in a run file of `burnish rm`."""
     problems = [
         *_preset(config),
-        *held_out(config.data),
+        *held_out(config),
+        *generated(config),
         *_pairs_only(config),
         *_score_place(config),
         *shared_work(config.cluster),

@@ -32,7 +32,10 @@ def _problems(
 ) -> list[Problem]:
     if item["type"] == "problems":
         return [_with_origin(p, provenance) for p in item["ctx"]["problems"]]
-    path = _path(item["loc"], data, section)
+    if item["loc"][-1:] == ("[key]",):
+        key = str(item["loc"][-2])
+        return [_wrong_key(_path(item["loc"][:-1], data, section).removesuffix(f".{key}"), key, item)]
+    path = _path(item["loc"], data, section, names_a_key=item["type"] in ("missing", "extra_forbidden"))
     if item["type"] == "extra_forbidden":
         return [_unknown_key(path, section)]
     if item["type"] == "missing":
@@ -40,12 +43,21 @@ def _problems(
     return [_wrong_value(path, item, section)]
 
 
-def _path(loc: tuple[int | str, ...], data: object, section: type[BaseModel]) -> str:
-    """The dotted path in the run file, without the parts that pydantic adds for the members of a union."""
+def _wrong_key(path: str, key: str, item: ErrorDetails) -> Problem:
+    """A key of a section whose keys are names, or steps."""
+    if item["type"] == "string_pattern_mismatch":
+        message = f"has the key {key!r}, which cannot be part of dotted paths and of the names of metrics"
+        return Problem(path, message, "use a name without dots and spaces")
+    return Problem(path, f"has the key {key!r}, which is not a step", "use whole numbers from 0 on")
+
+
+def _path(loc: tuple[int | str, ...], data: object, section: type[BaseModel], *, names_a_key: bool = False) -> str:
+    """The dotted path in the run file, without the parts that pydantic adds for the members of a union. `names_a_key`:
+    the last part is a key, which may be one that the data lack."""
     parts: list[str] = []
     for number, part in enumerate(loc):
         inside = _inside(data, part)
-        if inside is _NOWHERE and not (number == len(loc) - 1 and isinstance(data, dict)):
+        if inside is _NOWHERE and not (names_a_key and number == len(loc) - 1 and isinstance(data, dict)):
             continue
         data = inside
         parts.append(str(part))
@@ -128,8 +140,8 @@ def _expected(path: str, section: type[BaseModel]) -> str:
     annotation = fields.annotation_at(section, path)
     if annotation is None:
         return "another value"
-    inner, repeated = fields.inner_section(annotation)
-    if inner is None or repeated:
+    inner, many = fields.inner_section(annotation)
+    if inner is None or many:
         return fields.describe(annotation)
     required = [name for name, info in inner.model_fields.items() if info.is_required()]
     return "a section with keys such as " + ", ".join(required or list(inner.model_fields)[:4])

@@ -24,6 +24,8 @@ _WORDS: Mapping[object, str] = {
     bool: "true or false",
     Any: "any value",
 }
+Many = Literal["", "N", "NAME"]
+_MANY: Mapping[object, Many] = {tuple: "N", dict: "NAME"}
 _YES = ("true", "yes", "on")
 _NO = ("false", "no", "off")
 
@@ -49,21 +51,22 @@ def iter_fields(section: type[BaseModel], prefix: str = "") -> Iterator[Field]:
     for name, annotation in field_annotations(section).items():
         path = f"{prefix}{name}"
         yield Field(path, annotation, section.model_fields[name])
-        inner, repeated = inner_section(annotation)
+        inner, many = inner_section(annotation)
         if inner is not None:
-            yield from iter_fields(inner, f"{path}.N." if repeated else f"{path}.")
+            yield from iter_fields(inner, f"{path}.{many}." if many else f"{path}.")
 
 
-def inner_section(annotation: object) -> tuple[type[BaseModel] | None, bool]:
-    """The section class that a field holds, and whether it holds a list of them."""
+def inner_section(annotation: object) -> tuple[type[BaseModel] | None, Many]:
+    """The section class that a field holds, and what stands between their names in a dotted path if it holds several:
+    `N` for a list of sections, `NAME` for sections by name."""
     bare = strip(annotation)
     if isinstance(bare, type) and issubclass(bare, BaseModel):
-        return bare, False
+        return bare, ""
     for argument in get_args(bare):
-        section, repeated = inner_section(argument)
+        section, many = inner_section(argument)
         if section is not None:
-            return section, repeated or get_origin(bare) is tuple
-    return None, False
+            return section, _MANY.get(get_origin(bare), many)
+    return None, ""
 
 
 def strip(annotation: object) -> object:
@@ -80,9 +83,12 @@ def expand(annotation: object, value: Json) -> Json:
             value = wrapped.func(value)  # type: ignore[call-arg]
     bare = strip(annotation)
     if isinstance(value, dict):
-        section, repeated = inner_section(bare)
-        if section is not None and not repeated:
+        section, many = inner_section(bare)
+        if section is not None and many == "":
             return expand_section(section, value)
+        if section is not None and many == "NAME":
+            inner = get_args(bare)[1]
+            return {name: expand(inner, item) for name, item in value.items()}
     if isinstance(value, (list, tuple)) and get_origin(bare) is tuple:
         return [expand(get_args(bare)[0], item) for item in value]
     return value
@@ -113,7 +119,8 @@ def _kind(bare: object) -> str:
     if origin is tuple:
         return f"list of {len(arguments)}: {describe(arguments[0])}"
     if origin is dict:
-        return f"names with values ({describe(arguments[1])})"
+        keys = "names" if strip(arguments[0]) is str else "steps"
+        return f"{keys} with values ({describe(arguments[1])})"
     if isinstance(bare, type) and issubclass(bare, BaseModel):
         return "section"
     return _WORDS.get(bare, str(bare))
@@ -190,8 +197,10 @@ def annotation_at(section: type[BaseModel], path: str) -> object:
     """Annotation of a dotted path (`data.train.0.limit`), or None if there is no such field."""
     annotation: object = section
     for part in path.split("."):
-        inner, _ = inner_section(annotation)
-        if inner is not None and part in inner.model_fields:
+        inner, many = inner_section(annotation)
+        if many == "NAME" and get_origin(strip(annotation)) is dict:
+            annotation = get_args(strip(annotation))[1]
+        elif inner is not None and part in inner.model_fields:
             annotation = field_annotations(inner)[part]
         elif part.isascii() and part.isdigit() and get_origin(strip(annotation)) is tuple:
             annotation = get_args(strip(annotation))[0]

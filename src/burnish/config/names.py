@@ -152,3 +152,19 @@ VLLM_RESERVED = {
     "distributed_executor_backend": "the worker is one process",
 }
 """Arguments of `vllm.LLM` that a run file cannot set, and why."""
+
+PUZZLES = "reasoning_gym"
+"""Path of a data source whose rows reasoning-gym makes, and name of the reward that scores them."""
+PUZZLE_ROWS = 1 << 20
+"""Most rows of such a source."""
+PUZZLE_SEEDS = 1 << 12
+"""Seeds that such a source can have. Row i of seed s is made with the number s * PUZZLE_ROWS + i, so that no two of
+them share one; some tasks take no number above 2^32."""
+UNSOUND_PUZZLES: Mapping[str, str] = {
+    "game_of_life_halting": "any answer gets 1",
+    "palindrome_generation": "any text gets .02, a blank .05",
+    "propositional_logic": "any word gets up to .25",
+    "puzzle24": "the same answer, 6*4*1*1, gets 1 in every row",
+    "sentence_reordering": "any text gets .05",
+}
+"""Tasks of reasoning-gym 0.1.25 that pay answers which solve nothing, and what they pay."""

@@ -71,9 +71,9 @@ def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[B
     """The section and all sections inside it, with their dotted paths; each class once."""
     found = [(path, section)]
     for field in fields.iter_fields(section):
-        inner, repeated = fields.inner_section(field.annotation)
+        inner, many = fields.inner_section(field.annotation)
         if inner is not None:
-            found.append((field.path + (".N" if repeated else ""), inner))
+            found.append((f"{field.path}.{many}" if many else field.path, inner))
     seen: dict[type[BaseModel], str] = {}
     for where, inner in found:
         seen[inner] = f"{seen[inner]}`, `{where}" if inner in seen else where

@@ -14,12 +14,13 @@ from pydantic import model_validator
 from burnish.config.checks import check_sft
 from burnish.config.checks_rl import check_rl
 from burnish.config.checks_rm import check_rm
+from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import (
     AlgorithmConfig,
     CriticConfig,
-    RewardConfig,
     RlFields,
     RolloutConfig,
+    SandboxConfig,
     ScoringConfig,
     VllmConfig,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "RmConfig",
     "RolloutConfig",
     "RunConfig",
+    "SandboxConfig",
     "ScoringConfig",
     "SftConfig",
     "VllmConfig",

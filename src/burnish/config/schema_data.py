@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from burnish.config.section import PathText, PositiveInt, Section, as_list, path_shorthand
+from burnish.config import names
+from burnish.config.section import PathText, PositiveInt, Section, as_list
 from burnish.types import UseKernels
 
 
@@ -59,7 +60,16 @@ class DataSource(Section):
     """One data set."""
 
     path: PathText
-    """File (.jsonl, .json, .csv, .parquet, .txt, also with .gz), folder of a saved data set, or hub name."""
+    """File (.jsonl, .json, .csv, .parquet, .txt, also with .gz), folder of a saved data set, or hub name. Left out for
+    `reasoning_gym`."""
+    reasoning_gym: dict[str, dict[str, Any]] | None = None
+    """Tasks of the package reasoning-gym that make the rows instead of a file (docs/data.md), each with its parameters
+    and a `weight`: `{chain_sum: {max_terms: 3}, gcd: {weight: 2}}`."""
+    size: PositiveInt = 1_000
+    """Rows to make, of all tasks of `reasoning_gym` together."""
+    seed: Annotated[int, Field(ge=0, lt=names.PUZZLE_SEEDS)] = 0
+    """Which rows `reasoning_gym` makes. Rows of different seeds never come from the same random numbers, and training
+    and evaluation need different seeds."""
     split: str = "train"
     """Split of a hub or saved data set."""
     subset: str | None = None
@@ -99,7 +109,16 @@ class DataSource(Section):
     `<|endoftext|>` if the file contains it, else two blank lines, else one blank line, else the end of each line."""
 
 
-Source = Annotated[DataSource, BeforeValidator(path_shorthand)]
+def source_shorthand(value: object) -> object:
+    """A path in full, and the name that stands where generated rows have no path."""
+    if isinstance(value, str):
+        return {"path": value}
+    if isinstance(value, dict) and value.get("reasoning_gym") is not None:
+        return {"path": names.PUZZLES, **value}
+    return value
+
+
+Source = Annotated[DataSource, BeforeValidator(source_shorthand)]
 Sources = Annotated[tuple[Source, ...], BeforeValidator(as_list)]
 
 

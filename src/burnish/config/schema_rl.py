@@ -9,8 +9,11 @@ from pydantic import BeforeValidator, Field
 
 from burnish.config import names
 from burnish.config.schema_cluster import ClusterConfig
+from burnish.config.schema_data import DataSource
+from burnish.config.schema_domains import DomainConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.config.schema_optimization import RlOptimizationConfig
+from burnish.config.schema_reward import Reward, RewardConfig, VariableName
 from burnish.config.schema_run import RlLoggingConfig, RunConfig
 from burnish.config.section import (
     Count,
@@ -22,50 +25,8 @@ from burnish.config.section import (
     Section,
     Temperature,
     as_list,
-    name_shorthand,
     preset_shorthand,
 )
-
-VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
-
-
-class RewardConfig(Section):
-    """One reward. Several rewards are added up with their weights."""
-
-    name: PathText
-    """Built-in name (`burnish check --list`), `path/to/file.py:function`, `package.module:function`, or `model:PATH`
-    for a reward model, where PATH is a folder or a run (`model:runs/rm@best`; its options are device, dtype and
-    tokens_per_microbatch)."""
-    weight: float = 1.0
-    """Weight of this reward in the sum."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the reward; a misspelt one is an error."""
-    timeout_seconds: Seconds = 10.0
-    """Time limit for one response (for a batched reward: for one call), after which the worker is killed."""
-    label: str | None = None
-    """Name in the logs, needed when the same reward is used twice."""
-    environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
-    """Environment variables that this reward can read, for example `[JUDGE_API_KEY]`, in addition to the harmless ones
-    that all rewards can read (see docs/rewards.md). Their values are never written anywhere."""
-
-    @property
-    def log_label(self) -> str:
-        """The `label`. Without one: `model` for a reward model, else the name of the function or built-in."""
-        if self.label:
-            return self.label
-        return "model" if self.is_model else self.name.rpartition(":")[2]
-
-    @property
-    def is_model(self) -> bool:
-        """Whether it is a reward model (`model:PATH`)."""
-        return self.name.startswith(names.MODEL_REWARD)
-
-    def weighted(self, weight: float) -> RewardConfig:
-        """The same reward with another weight."""
-        return RewardConfig.model_validate({**self.model_dump(), "weight": weight})
-
-
-Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
 
 
 class ScoringConfig(Section):
@@ -93,6 +54,26 @@ class ScoringConfig(Section):
     `truncate_token` is set, one cut off at max_response_tokens. It is -1 in both lineage styles
     (https://arxiv.org/abs/1909.08593, section 3.1.1; the EOS trick of https://arxiv.org/abs/2403.17031). `null` scores
     incomplete responses like all others."""
+
+
+class SandboxConfig(Section):
+    """Where programs of the policy run: what the reward `code` takes for options that it does not set itself."""
+
+    tier: Literal["auto", "namespaces", "landlock", "process"] = "auto"
+    """How programs are confined on this machine (docs/sandbox.md); `auto` is the strongest tier that holds. `process`
+    confines nothing."""
+    seconds: Annotated[float, Field(gt=0)] = 6.0
+    """For all tests of a response together; less than the reward's `timeout_seconds`."""
+    memory_mb: PositiveInt = 512
+    """Memory of a program, beyond Python's own."""
+    url: str | None = None
+    """Server that runs programs instead of this machine: `burnish sandbox serve`, or one with SandboxFusion's
+    schema."""
+    token_variable: VariableName | None = None
+    """Environment variable that holds the server's token."""
+    grade: Literal["split", "shared"] = "split"
+    """`shared` lets a server that only runs programs test functions and assertions in the process of the program, which
+    can cheat there. Each score then says so in its part `shared`."""
 
 
 class AlgorithmConfig(Section):
@@ -281,6 +262,10 @@ class CriticConfig(Section):
         return self.coef if self.coef is not None else {"shared": 0.1, "separate": 1.0}[self.kind]
 
 
+DomainName = Annotated[str, Field(pattern=r"^[^.\s\x00]+$")]
+"""Part of a dotted path and of the names of metrics."""
+
+
 class RlFields(RunConfig):
     """Fields of a run file of `burnish rl`."""
 
@@ -295,7 +280,11 @@ class RlFields(RunConfig):
     bound, and the numbers of a run depend on how fast its processes are. For `cluster.rollout_workers`."""
     rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
     """Rewards: a name, a section, or a list of them."""
+    domains: dict[DomainName, DomainConfig] = Field(default_factory=dict)
+    """Domains that are trained together, by name, each with data and rewards of its own (docs/domains.md). Without any,
+    all prompts are of one kind."""
     scoring: ScoringConfig = ScoringConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     algorithm: Annotated[AlgorithmConfig, BeforeValidator(preset_shorthand)] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -303,6 +292,26 @@ class RlFields(RunConfig):
     optimization: RlOptimizationConfig = RlOptimizationConfig()
     evaluation: RlEvaluationConfig = RlEvaluationConfig()
     logging: RlLoggingConfig = RlLoggingConfig()
+
+    @property
+    def all_rewards(self) -> tuple[RewardConfig, ...]:
+        """The rewards of all domains, those under `rewards` first. A reward that several domains name with the same
+        settings is there once, with all of their names."""
+        found: list[RewardConfig] = list(self.rewards)
+        bound: dict[str, RewardConfig] = {}
+        for name, domain in self.domains.items():
+            for reward in domain.rewards:
+                key = reward.model_dump_json(exclude={"domains"})
+                before = bound[key].domains if key in bound else ()
+                bound[key] = reward.model_copy(update={"domains": (*before, name)})
+        return (*found, *bound.values())
+
+    def named_sources(self, split: Literal["train", "eval"]) -> dict[str, DataSource]:
+        found = super().named_sources(split)
+        for name, domain in self.domains.items():
+            own = domain.train if split == "train" else domain.eval
+            found |= {f"domains.{name}.{split}.{index}": source for index, source in enumerate(own)}
+        return found
 
     @property
     def whitens_minibatches(self) -> bool:

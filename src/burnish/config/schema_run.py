@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from burnish.config.schema_data import DataConfig, ModelConfig
+from burnish.config.schema_data import DataConfig, DataSource, ModelConfig
 from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.section import NonNegativeInt, NotHere, OutputPath, PositiveInt, Section, as_list, path_shorthand
 
@@ -65,3 +65,8 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     debug: DebugConfig = DebugConfig()
+
+    def named_sources(self, split: Literal["train", "eval"]) -> dict[str, DataSource]:
+        """All training or held-out data sets of the run, by the field that names each (`data.train.0`)."""
+        own = self.data.train if split == "train" else self.data.eval
+        return {f"data.{split}.{index}": source for index, source in enumerate(own)}

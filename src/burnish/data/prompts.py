@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from burnish.config.domains import ALL, DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
+from burnish.config.schema_rl import RlFields
 from burnish.data.chat import AUTO, encode_prompt, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, load_sources, require_rows
@@ -20,6 +22,7 @@ from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
+from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +30,37 @@ if TYPE_CHECKING:
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
 _COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
+
+
+_ELSEWHERE = "rows of other domains"
+
+
+@dataclass(frozen=True, slots=True)
+class DomainRows:
+    """Which rows are of a domain. names: all domains, if the data are shared and the rows say which they are of; None
+    if all rows are of this one."""
+
+    domain: str
+    names: Collection[str] | None = None
+
+    @classmethod
+    def of(cls, config: RlFields, domain: DomainSettings, split: Split) -> DomainRows | None:
+        """The domain's rows in the data sets that it takes them from; None if all rows are of one kind."""
+        if domain.name == ALL:
+            return None
+        own = domain.train if split == "train" else domain.eval
+        return cls(domain.name, None if own else tuple(config.domains))
+
+    def with_domain(self, prompt: Prompt) -> Prompt | None:
+        """The prompt of this domain; None for one of another. DataError for one of none."""
+        if self.names is None:
+            return replace(prompt, domain=self.domain)
+        if prompt.domain not in self.names:
+            raise DataError(
+                f"prompt {prompt.id} is of the domain {prompt.domain!r}, which is not under `domains`",
+                remedy=suggestion(prompt.domain, self.names),
+            )
+        return prompt if prompt.domain == self.domain else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +101,7 @@ def load_prompts(
     chat: ChatFormat = AUTO,
     context_tokens: int | None = None,
     query: QueryConfig | None = None,
+    rows: DomainRows | None = None,
 ) -> PromptSet:
     """Prompts of all sources, encoded.
 
@@ -74,17 +109,20 @@ def load_prompts(
     error, depending on `over_long`, and counted.
     context_tokens: length of the model's context. A prompt that leaves no room for a response is always an error.
     query: cut a query from each row of layout `text`. Rows without one are left out and counted.
+    rows: only those of a domain; there may be none.
     """
     parts = [
-        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query)
+        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query, rows)
         for loaded in load_sources(sources, "prompts")
     ]
+    # A source of shared data may have no row of this domain.
+    used = [(source, *part) for source, part in zip(sources, parts, strict=True) if part[0]]
     return PromptSet(
-        prompts=tuple(prompt for part in parts for prompt, _ in part[0]),
-        prompt_tokens=tuple(tokens for part in parts for _, tokens in part[0]),
-        source_sizes=tuple(len(part[0]) for part in parts),
-        weights=tuple(source.weight for source in sources),
-        understandings=tuple(part[1] for part in parts),
+        prompts=tuple(prompt for _, kept, _ in used for prompt, _ in kept),
+        prompt_tokens=tuple(tokens for _, kept, _ in used for _, tokens in kept),
+        source_sizes=tuple(len(kept) for _, kept, _ in used),
+        weights=tuple(source.weight for source, _, _ in used),
+        understandings=tuple(understanding for _, _, understanding in used),
     )
 
 
@@ -99,6 +137,7 @@ def _source_prompts(
     chat: ChatFormat,
     context_tokens: int | None,
     query: QueryConfig | None,
+    rows: DomainRows | None,
 ) -> tuple[_Encoded, Understanding]:
     cuts = query if loaded.reading.schema == "text" and loaded.source.prompt_template is None else None
     kept: _Encoded = []
@@ -106,6 +145,12 @@ def _source_prompts(
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
         prompt = _prompt(loaded, row_id, row, changed, chat)
+        if rows is not None:
+            named = rows.with_domain(prompt)
+            if named is None:
+                skipped[_ELSEWHERE] += 1
+                continue
+            prompt = named
         if cuts is not None:
             cut = _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
             if cut is None:
@@ -125,8 +170,11 @@ def _source_prompts(
         if uses_template(prompt, chat):
             changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
         kept.append((prompt, tokens))
-    require_rows(kept, loaded, skipped)
+    if not skipped[_ELSEWHERE]:
+        require_rows(kept, loaded, skipped)
     understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+    if rows is not None:
+        understanding = replace(understanding, domain=rows.domain)
     return kept, understanding if cuts is None else replace(understanding, query=_cut_description(cuts))
 
 
@@ -224,13 +272,19 @@ def _check_context(tokens: Sequence[int], context_tokens: int | None, row: Row) 
         )
 
 
-def read_prompts(sources: Sequence[DataSource]) -> tuple[list[Prompt], list[Understanding]]:
-    """All prompts of all sources, and how each source was read. No tokenizer is used, so no length limit applies."""
+def read_prompts(
+    sources: Sequence[DataSource], of: DomainRows | None = None
+) -> tuple[list[Prompt], list[Understanding]]:
+    """All prompts of all sources (with `of`, those of a domain), and how each source was read. No tokenizer is used, so
+    no length limit applies."""
     prompts: list[Prompt] = []
     understandings = []
     for loaded in load_sources(sources, "prompts"):
         changed: Counter[str] = Counter()
         rows = [_prompt(loaded, row_id, row, changed, AUTO) for row_id, row in loaded.rows_with_ids()]
-        prompts += rows
-        understandings.append(loaded.understanding(kept=len(rows), skipped=Counter(), changed=changed))
+        ours = [prompt for prompt in (row if of is None else of.with_domain(row) for row in rows) if prompt is not None]
+        prompts += ours
+        skipped = Counter({_ELSEWHERE: len(rows) - len(ours)})
+        understanding = loaded.understanding(kept=len(ours), skipped=skipped, changed=changed)
+        understandings.append(understanding if of is None else replace(understanding, domain=of.domain))
     return prompts, understandings

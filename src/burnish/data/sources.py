@@ -1,4 +1,5 @@
-"""Read the rows of a `DataSource`: a file, a folder of files, a saved data set or a name on the hub."""
+"""Read the rows of a `DataSource`: a file, a folder of files, a saved data set, a name on the hub, or puzzles that are
+made."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from burnish.config.schema_data import DataSource
 from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
+from burnish.data.puzzle_rows import puzzle_rows
 from burnish.data.rows import Row, hint, plain_row, reading_row
 from burnish.errors import DataError
 from burnish.reading import reading
@@ -28,7 +30,7 @@ def read_table(source: DataSource) -> Table:
     """The rows of a source, up to its `limit`. DataError if it cannot be read or is empty."""
     rows: list[Row] = []
     left_out: dict[str, None] = {}
-    typed = _is_typed(Path(source.path).expanduser())
+    typed = source.reasoning_gym is None and _is_typed(Path(source.path).expanduser())
     with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set again"):
         for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
             with reading_row(where):
@@ -49,6 +51,8 @@ def _is_typed(path: Path) -> bool:
 
 def needs_download(source: DataSource) -> bool:
     """Whether the path is the name of a data set on the hub rather than a path on this machine."""
+    if source.reasoning_gym is not None:
+        return False
     path = Path(source.path).expanduser()
     return not (path.is_dir() or path.is_file() or data_suffix(path)) and _is_hub_name(source.path)
 
@@ -80,6 +84,8 @@ def _short_name(source: DataSource, *, parents: int) -> str:
 
 
 def _raw_rows(source: DataSource) -> Iterator[RawRow]:
+    if source.reasoning_gym is not None:
+        return puzzle_rows(source)
     path = Path(source.path).expanduser()
     if path.is_dir():
         return _folder_rows(path, source)

@@ -48,8 +48,7 @@ class TeamRole:
             given.add_done_callback(self._end_first_after)
             try:
                 shared = self._first.share(version)
-            except Exception:
-                # Mostly because another one is lost, which is then what there is to say.
+            except Exception:  # raised again; mostly because another one is lost, which is then what there is to say
                 wait([given], timeout=GRACE_SECONDS)
                 for process in others:
                     process.kill()

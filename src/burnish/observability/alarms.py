@@ -27,7 +27,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Fires when `trips` holds in `patience` rows on end. A row without the metric neither counts nor resets.
+    """Fires when `trips` holds in `patience` rows in a row. A row without the metric neither counts nor resets.
 
     `trips(value, start, row)`: `start` is the mean of the metric's first readings, None until there are enough.
     """
@@ -39,6 +39,28 @@ class Detector:
     knob: str
     patience: int = 1
 
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Fires when a metric of a family is below its first readings, by at least `FALL` of them, in `patience` rows
+    in a row in which another metric is above its own."""
+
+    name: str
+    falls: str
+    """With `{word}`, which names the alarm: each metric of the family has one."""
+    rises: str
+    message: Callable[[str, float, float], str]
+    """From the word, the value and what it began with."""
+    knob: str
+    patience: int = 5
+
+    def words(self, row: Row) -> list[str]:
+        return _words(self.falls, row)
+
+
+FALL = 0.1
+SMALLEST_FALL = 0.02
+"""For metrics that begin near 0."""
 
 SMALL_KL_PER_RESPONSE = 10.0
 """Nats. To make one answer certain that the reference gave one time in 20,000 costs as much: that is learning."""
@@ -63,7 +85,7 @@ DETECTORS: tuple[Detector, ...] = (
         metric="reward/std",
         trips=lambda std, start, row: std <= 1e-6 * max(1.0, abs(row.get("reward/mean", 0.0))),
         message=lambda std, start, row: (
-            f"every response of three steps on end scored {row.get('reward/mean', 0.0):.6g}: "
+            f"every response of three steps in a row scored {row.get('reward/mean', 0.0):.6g}: "
             "there is nothing to learn from"
         ),
         knob="look at the recorded rollouts and `burnish check`; easier prompts, a reward with partial credit, "
@@ -75,7 +97,7 @@ DETECTORS: tuple[Detector, ...] = (
         metric="rollout/truncated_fraction",
         trips=lambda fraction, start, row: fraction >= 0.999,
         message=lambda fraction, start, row: (
-            "every response of two steps on end was cut at the length limit: none has an end to be judged by"
+            "every response of two steps in a row was cut at the length limit: none has an end to be judged by"
         ),
         knob="rollout.max_response_tokens up, or rollout.stop / rollout.stop_token_ids when the end has another sign",
         patience=2,
@@ -184,8 +206,8 @@ DETECTORS: tuple[Detector, ...] = (
         # While the critic warms up the policy makes no optimizer step, and its row says so by naming none.
         trips=lambda explained, start, row: explained < 0 and "policy/optimizer_steps" in row,
         message=lambda explained, start, row: (
-            f"the critic's explained variance was below 0 for ten steps on end and is {explained:.3g}: the advantages "
-            "are noisier than they would be with the mean return in its place"
+            f"the critic's explained variance was below 0 for ten steps in a row and is {explained:.3g}: the "
+            "advantages are noisier than they would be with the mean return in its place"
         ),
         knob="critic.warmup_steps up, so that it learns before the policy moves on; for a head on a shared trunk also "
         "critic.learning_rate or critic.coef up; where values swing from step to step, critic.learning_rate down",
@@ -199,7 +221,7 @@ DETECTORS: tuple[Detector, ...] = (
             > max(row.get("critic/return_std", 0.0), 0.2 * abs(row.get("critic/return_mean", 0.0)))
         ),
         message=lambda value, start, row: (
-            f"for twenty steps on end the mean value was further from the mean return than the returns spread, now "
+            f"for twenty steps in a row the mean value was further from the mean return than the returns spread, now "
             f"{value:.3g} against {row.get('critic/return_mean', 0.0):.3g}: the critic moves too slowly"
         ),
         knob="critic.learning_rate up (a value moves by about learning rate x hidden size an optimizer step), "
@@ -226,11 +248,89 @@ DETECTORS: tuple[Detector, ...] = (
         name="gradient zero",
         metric="policy/grad_norm",
         trips=lambda norm, start, row: norm == 0.0,
-        message=lambda norm, start, row: "the gradient was exactly zero two steps on end: the weights do not move",
+        message=lambda norm, start, row: "the gradient was exactly zero two steps in a row: the weights do not move",
         knob="rewards that differ inside a group, rollout.group_size up, algorithm.mask_truncated off",
         patience=2,
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A detector for each metric whose name has any text in place of `{word}`; `of` makes it for that text."""
+
+    metric: str
+    of: Callable[[str], Detector]
+
+    def words(self, row: Row) -> list[str]:
+        return _words(self.metric, row)
+
+
+def _starved(domain: str) -> Detector:
+    return Detector(
+        name=f"domain {domain} starved",
+        metric=f"domain/{domain}/prompts",
+        trips=lambda prompts, start, row: prompts == 0 and row.get(f"domain/{domain}/missing", 0.0) > 0,
+        message=lambda prompts, start, row: (
+            f"for five steps in a row no prompt of the domain {domain} was trained on: "
+            "its groups carry no signal, or none of its prompts is of the difficulty that is asked for"
+        ),
+        knob=f"domains.{domain}: prompts of another difficulty, wider bounds in difficulty.keep, a larger group_size, "
+        "a reward with partial credit; algorithm.max_refills up",
+        patience=5,
+    )
+
+
+def _constant(domain: str) -> Detector:
+    return Detector(
+        name=f"domain {domain} constant",
+        metric=f"domain/{domain}/constant_fraction",
+        trips=lambda fraction, start, row: fraction >= 0.999,
+        message=lambda fraction, start, row: (
+            f"in every group of the domain {domain} all responses scored the same for five steps in a row: "
+            "nothing is learned from it"
+        ),
+        knob=f"domains.{domain}: prompts of another difficulty, a reward with partial credit, a larger group_size",
+        patience=5,
+    )
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("domain/{word}/prompts", _starved),
+    Family("domain/{word}/constant_fraction", _constant),
+)
+PARTINGS: tuple[Parting, ...] = (
+    Parting(
+        name="domain falls",
+        falls="reward/domain/{word}",
+        rises="reward/mean",
+        message=lambda domain, value, start: (
+            f"the mean reward rises while that of the domain {domain} fell from {start:.3g} to {value:.3g}"
+        ),
+        knob="a larger domains.NAME.share or loss_weight for it, or normalize: running if its rewards are smaller",
+    ),
+    Parting(
+        name="reward gamed",
+        falls="reward/audit/{word}",
+        rises="reward/mean",
+        message=lambda label, value, start: (
+            f"the trained reward rises while the audit {label} fell from {start:.3g} to {value:.3g}: "
+            "the policy may have found how to be paid without doing what is asked"
+        ),
+        knob="read the best-paid responses in the report; a stricter reward, or a KL to the reference",
+    ),
+)
+
+
+def _words(metric: str, row: Row) -> list[str]:
+    """What stands in place of `{word}` in the names of the row that are like this one."""
+    before, _, after = metric.partition("{word}")
+    whole = len(before) + len(after)
+    return [
+        name[len(before) : len(name) - len(after)]
+        for name in row
+        if name.startswith(before) and name.endswith(after) and len(name) > whole
+    ]
 
 
 @dataclass(slots=True)
@@ -242,6 +342,13 @@ class Memory:
     start_sum: float = 0.0
     fired: bool = False
 
+    def read(self, value: float) -> float | None:
+        """Take in a reading. Returns the mean of the first ones, once there are enough."""
+        self.readings += 1
+        if self.readings <= START_READINGS:
+            self.start_sum += value
+        return self.start()
+
     def start(self) -> float | None:
         return self.start_sum / START_READINGS if self.readings > START_READINGS else None
 
@@ -251,11 +358,16 @@ class AlarmBell:
     """All detectors of a run with their memories."""
 
     detectors: Sequence[Detector] = DETECTORS
+    families: Sequence[Family] = FAMILIES
+    partings: Sequence[Parting] = PARTINGS
     memories: dict[str, Memory] = field(default_factory=dict)
 
     def check(self, step: int, row: Row) -> list[Alarm]:
         """Take in the row of a step and return the alarms that fire at it for the first time."""
-        return [alarm for detector in self.detectors if (alarm := self._look(detector, step, row)) is not None]
+        detectors = [*self.detectors, *(family.of(word) for family in self.families for word in family.words(row))]
+        found = [self._look(detector, step, row) for detector in detectors]
+        found += [self._compare(parting, word, step, row) for parting in self.partings for word in parting.words(row)]
+        return [alarm for alarm in found if alarm is not None]
 
     def state(self) -> dict[str, dict[str, float]]:
         """Plain values for a checkpoint."""
@@ -273,15 +385,28 @@ class AlarmBell:
         memory = self.memories.setdefault(detector.name, Memory())
         if value is None or memory.fired:
             return None
-        memory.readings += 1
-        if memory.readings <= START_READINGS:
-            memory.start_sum += value
-        start = memory.start()
+        start = memory.read(value)
         memory.streak = memory.streak + 1 if detector.trips(value, start, row) else 0
         if memory.streak < detector.patience:
             return None
         memory.fired = True
         return Alarm(detector.name, detector.message(value, start, row), detector.knob, step)
+
+    def _compare(self, parting: Parting, word: str, step: int, row: Row) -> Alarm | None:
+        key = f"{parting.name}: {word}"
+        lower = self.memories.setdefault(key, Memory())
+        higher = self.memories.setdefault(f"{key}, {parting.rises}", Memory())
+        value, other = row[parting.falls.replace("{word}", word)], row.get(parting.rises)
+        if lower.fired or other is None:
+            return None
+        start, began = lower.read(value), higher.read(other)
+        fell = start is not None and value < start - max(FALL * abs(start), SMALLEST_FALL)
+        rose = began is not None and other > began
+        lower.streak = lower.streak + 1 if fell and rose else 0
+        if lower.streak < parting.patience or start is None:
+            return None
+        lower.fired = True
+        return Alarm(key, parting.message(word, value, start), parting.knob, step)
 
 
 def replay(rows: Sequence[Mapping[str, Any]]) -> list[Alarm]:

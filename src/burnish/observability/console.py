@@ -34,6 +34,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 """Heading, metric and format of each column. A metric that the run does not have gets no column."""
 
 FAMILIES: tuple[tuple[str, str, str, int], ...] = (
+    ("reward/domain/", "in ", ".3f", 2),
     ("reward/part/", "", ".3f", 2),
     ("eval/pass@", "pass@", ".1%", 1),
     ("eval/maj@", "maj@", ".1%", 1),

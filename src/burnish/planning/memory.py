@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from burnish.config import names
+from burnish.config.domains import responses_per_step
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_data import LoraConfig
 from burnish.planning.model_facts import ModelFacts, RewardFacts
@@ -228,7 +229,7 @@ def sampling_items(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]
         return ()
     if isinstance(config, RlConfig):
         rollout = config.rollout
-        at_once = -(-rollout.prompts_per_step * rollout.group_size // config.cluster.num_lanes)
+        at_once = -(-responses_per_step(config) // config.cluster.num_lanes)
         tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
         return (_cache(min(rollout.max_batch_rows, at_once), tokens, facts, _cache_width(config, width)),)
     settings = config.normalization
@@ -266,8 +267,8 @@ def _scored_tokens(config: RlConfig, budget: int) -> int:
     """Tokens in one pass of a reward model: its budget, or less if a step has less and nothing is evaluated."""
     rollout = config.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    step = rollout.prompts_per_step * rollout.group_size * longest
-    return max(longest, budget if config.data.eval and config.evaluation.happens else min(budget, step))
+    step = responses_per_step(config) * longest
+    return max(longest, budget if config.named_sources("eval") and config.evaluation.happens else min(budget, step))
 
 
 def copy_of_weights(
@@ -360,7 +361,7 @@ def microbatch_tokens(config: Trained) -> int:
         return max(min(budget, -(-config.optimization.comparisons_per_batch * one // lanes)), one)
     rollout = config.rollout
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    responses = -(-rollout.prompts_per_step * rollout.group_size // config.optimization.minibatches)
+    responses = -(-responses_per_step(config) // config.optimization.minibatches)
     return max(min(budget, -(-responses * longest // lanes)), longest)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from burnish.config import names
+from burnish.config.domains import at_step, domain_settings, responses_per_step
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
 from burnish.planning.model_facts import ModelFacts, RewardFacts
@@ -114,7 +115,7 @@ def plan_rl(
     """The plan of `burnish rl`. If known, `num_prompts` are those in data.train, `facts` the model's sizes, and
     `rewards` those of its reward models."""
     rollout, optimization = config.rollout, config.optimization
-    responses = rollout.prompts_per_step * rollout.group_size
+    responses = responses_per_step(config)
     per_step = optimization.epochs * optimization.minibatches
     greedy = rollout.prompts_per_step if config.algorithm.estimator in names.GREEDY_ESTIMATORS else 0
     passes = None if not num_prompts else config.steps * rollout.prompts_per_step / num_prompts
@@ -193,7 +194,7 @@ def split_evenly(total: int, parts: int) -> tuple[int, ...]:
 
 def num_evaluations(config: RlConfig) -> int:
     """Number of evaluations in the whole run: at the start, every `every_steps` steps, and after the last step."""
-    if not config.data.eval:
+    if not config.named_sources("eval"):
         return 0
     every = config.evaluation.every_steps
     after = set() if every is None else {*range(every, config.steps + 1, every), config.steps}
@@ -202,7 +203,7 @@ def num_evaluations(config: RlConfig) -> int:
 
 def _models(config: RlConfig) -> Iterator[ModelRole]:
     algorithm = config.algorithm
-    for reward in config.rewards:
+    for reward in config.all_rewards:
         if reward.is_model:
             path = reward.name.removeprefix(names.MODEL_REWARD)
             yield ModelRole("reward_model", f"rewards names {path}; it scores with weight {reward.weight:g}")
@@ -239,21 +240,24 @@ def _critic(config: RlConfig) -> Iterator[ModelRole]:
 
 def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | None) -> Iterator[PlanLine]:
     rollout = config.rollout
-    prompts, group = rollout.prompts_per_step, rollout.group_size
-    responses = prompts * group
+    prompts, responses = rollout.prompts_per_step, responses_per_step(config)
     yield PlanLine("one step", "prompts", f"{prompts:,}", "rollout.prompts_per_step")
-    product = f"{prompts} prompts x {group} (rollout.group_size)"
-    yield PlanLine("one step", "responses", f"{responses:,}", product)
+    if config.domains:
+        yield PlanLine("one step", "responses, at most", f"{responses:,}", "each domain's prompts x its group_size")
+        yield from _domain_lines(config)
+    else:
+        product = f"{prompts} prompts x {rollout.group_size} (rollout.group_size)"
+        yield PlanLine("one step", "responses", f"{responses:,}", product)
     if config.algorithm.estimator in names.GREEDY_ESTIMATORS:
         because = f"the estimator {config.algorithm.estimator} needs one per prompt; they are not trained on"
         yield PlanLine("one step", "greedy responses", f"{prompts:,}", because)
     most = responses * rollout.max_response_tokens
     because = f"{responses} responses x {rollout.max_response_tokens} (rollout.max_response_tokens)"
     yield PlanLine("one step", "response tokens, at most", f"{most:,}", because)
-    if config.algorithm.dynamic_sampling:
+    if any(domain.refills for domain in domain_settings(config)):
         rounds = config.algorithm.max_refills
-        because = f"constant groups are refilled in up to {rounds} more rounds (algorithm.max_refills)"
-        yield PlanLine("one step", "responses, at most", f"{responses * (rounds + 1):,}", because)
+        because = f"groups that do not teach are refilled in up to {rounds} more rounds (algorithm.max_refills)"
+        yield PlanLine("one step", "responses with refills, at most", f"{responses * (rounds + 1):,}", because)
     whole = config.steps * prompts
     yield PlanLine("whole run", "steps", f"{config.steps:,}", "steps")
     yield PlanLine("whole run", "responses", f"{config.steps * responses:,}", f"{config.steps} steps x {responses}")
@@ -263,9 +267,23 @@ def _sampling_lines(config: RlConfig, num_prompts: int | None, passes: float | N
     yield PlanLine("whole run", "passes over the data", number_in_words(passes), because)
 
 
+def _domain_lines(config: RlConfig) -> Iterator[PlanLine]:
+    """The part of each domain in a step."""
+    domains = domain_settings(config)
+    for domain in domains:
+        parts = []
+        for first in sorted({first for other in domains for first in other.shares}):
+            share = at_step(domain.shares, first) / sum(at_step(other.shares, first) for other in domains)
+            since = f" from step {first}" if first else ""
+            parts.append(f"{config.rollout.prompts_per_step * share:.3g}{since}")
+        rewards = ", ".join(reward.log_label for reward in domain.rewards)
+        because = f"x {domain.group_size} responses; rewards: {rewards}"
+        yield PlanLine("one step", f"prompts of {domain.name}", ", ".join(parts), because)
+
+
 def _update_lines(config: RlConfig) -> Iterator[PlanLine]:
     optimization = config.optimization
-    sizes = split_evenly(config.rollout.prompts_per_step * config.rollout.group_size, optimization.minibatches)
+    sizes = split_evenly(responses_per_step(config), optimization.minibatches)
     shown = f"{sizes[0]:,}" if len(set(sizes)) == 1 else f"{sizes[-1]:,} or {sizes[0]:,}"
     because = f"responses / {optimization.minibatches} (optimization.minibatches)"
     yield PlanLine("one step", "responses per minibatch", shown, because)
@@ -321,7 +339,7 @@ def _other_lines(config: RlConfig, evaluations: int) -> Iterator[PlanLine]:
 
 
 def _when_evaluated(config: RlConfig) -> str:
-    if not config.data.eval:
+    if not config.named_sources("eval"):
         return "data.eval is empty"
     every = config.evaluation.every_steps
     times = ["before the first step"] if config.evaluation.begins else []

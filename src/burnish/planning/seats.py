@@ -141,7 +141,7 @@ def _own_seats(
 
 def _with_judges(seat: Seat, config: RlConfig, machine: Machine, rewards: Sequence[RewardFacts]) -> Iterator[Seat]:
     """The seat with reward models, and one for each GPU other than its own on which it has some."""
-    count = sum(reward.is_model for reward in config.rewards)
+    count = sum(reward.is_model for reward in config.all_rewards)
     words = ("reward model",) if count == 1 else (f"{count} reward models",) if count else ()
     items: dict[int | None, list[MemoryItem]] = {}
     for reward in rewards:

@@ -16,6 +16,7 @@ from burnish.config.section import Section
 from burnish.types import Json
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_DOMAIN = re.compile(r"^domains\.[^.]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def departures(resolved: Mapping[str, Json]) -> list[Departure]:
     known |= dict(preset.values) if preset is not None else {}
     found = []
     for path, value in _leaves(resolved).items():
-        default = known.get(_NUMBER.sub(".N", path), PydanticUndefined)
+        default = known.get(_NUMBER.sub(".N", _DOMAIN.sub("domains.NAME", path)), PydanticUndefined)
         required = default is PydanticUndefined
         plain = None if required else to_jsonable_python(default)
         if required or value != plain:

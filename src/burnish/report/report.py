@@ -24,6 +24,7 @@ from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import ChartData, build_charts, headline, histogram_chart, overlay
 from burnish.report.departures import Departure, departures
 from burnish.report.samples import Limits, Samples, sample_rollouts
+from burnish.report.score_plots import score_charts
 from burnish.report.value_plots import value_charts
 from burnish.types import Json
 
@@ -95,7 +96,12 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
         name=name,
         tiles=headline(rows),
         alarms=replay(rows),
-        charts=[*build_charts(rows), *_value_charts(run_dir, rows), *score_histogram(run_dir)],
+        charts=[
+            *build_charts(rows),
+            *_value_charts(run_dir, rows),
+            *score_charts(run_dir / "rollouts"),
+            *score_histogram(run_dir),
+        ],
         samples=sample_rollouts(run_dir / "rollouts", limits),
         config=config,
         departures=_departures(config),

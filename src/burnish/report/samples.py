@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -111,7 +112,7 @@ def _spread(paths: Sequence[Path], limit: int) -> list[Path]:
 def _read_groups(path: Path) -> list[Group]:
     """The lines of a file by group, in the order of the file."""
     groups: dict[int, Group] = {}
-    try:
+    with reading_recorded(path):
         for line in read_rollouts(path):
             fresh: Group = {
                 "id": line["prompt_id"],
@@ -122,11 +123,18 @@ def _read_groups(path: Path) -> list[Group]:
                 "responses": [],
             }
             groups.setdefault(line["group_id"], fresh)["responses"].append(_compact(line))
+    return list(groups.values())
+
+
+@contextmanager
+def reading_recorded(path: Path) -> Iterator[None]:
+    """Turns what another kind of file causes while its lines are read into a DataError that names it."""
+    try:
+        yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a file of recorded rollouts: {error!r}", remedy="remove it, or record that step again"
         ) from error
-    return list(groups.values())
 
 
 def _compact(line: RecordedLine) -> Response:

@@ -15,21 +15,26 @@ TOLERANCE = 1e-5  # relative; token rewards are often summed in single precision
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """The outcome of one reward, with its name in the logs and its weight in the sum."""
+    """The outcome of one reward, with its name in the logs and its weight in the sum. An audit is only logged."""
 
     label: str
     weight: float
     outcome: Outcome
+    audit: bool = False
 
 
 def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float | None) -> Rollout:
     """The rollout with reward, reward_parts, token_rewards and status.
 
-    If any reward failed, the status is that of the first failed one, and the reward is `failure_score` (None leaves the
-    rollout unscored). The parts of the other rewards are kept for the logs.
+    A reward that returned None is left out of the sum if another one scored the response: it was not for it. If any
+    other reward failed, or none scored, the status is that of the first such one, and the reward is `failure_score`
+    (None leaves the rollout unscored). The parts of the other rewards are kept for the logs, and those of audits.
     """
     parts = _parts(results)
-    failed = [result for result in results if result.outcome.status is not RewardStatus.OK]
+    results = [result for result in results if not result.audit]
+    answered = any(result.outcome.status is RewardStatus.OK for result in results)
+    passing = (RewardStatus.OK, RewardStatus.MISSING) if answered else (RewardStatus.OK,)
+    failed = [result for result in results if result.outcome.status not in passing]
     if failed:
         first = failed[0].outcome
         return dataclasses.replace(

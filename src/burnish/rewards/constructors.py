@@ -7,7 +7,7 @@ into the `rewards` of `burnish.train`; `.weighted(0.5)` gives the same reward wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -87,14 +87,154 @@ def repetition(*, n: int = 3, unit: Literal["words", "tokens"] = "words", **sett
 def code(
     *,
     score: Literal["all", "fraction"] = "all",
-    tier: Literal["auto", "namespaces", "landlock", "process"] = "auto",
-    seconds: float = 6.0,
-    memory_mb: int = 512,
+    tier: Literal["auto", "namespaces", "landlock", "process"] | None = None,
+    seconds: float | None = None,
+    memory_mb: int | None = None,
+    url: str | None = None,
+    token_variable: str | None = None,
+    grade: Literal["split", "shared"] | None = None,
     **settings: Unpack[Settings],
 ) -> RewardConfig:
     """1 when the program in the response passes all tests of its row (`fraction`: the share that it passes), run in the
-    sandbox. `seconds` is for all tests of a response together."""
-    return _reward("code", {"score": score, "tier": tier, "seconds": seconds, "memory_mb": memory_mb}, settings)
+    sandbox. `seconds` is for all tests of a response together. What is None is that of the run's `sandbox`."""
+    options = {"score": score, "tier": tier, "seconds": seconds, "memory_mb": memory_mb}
+    return _reward("code", {**options, "url": url, "token_variable": token_variable, "grade": grade}, settings)
+
+
+def reasoning_gym(
+    *, extract: Literal["auto", "tags", "all"] = "auto", allow: Sequence[str] = (), **settings: Unpack[Settings]
+) -> RewardConfig:
+    """What the task of reasoning-gym that made the row gives for the answer in the response. `allow`: names of tasks
+    with unsound scores to use all the same. Needs `burnish[reasoning-gym]`."""
+    allowed = allow if isinstance(allow, str) else list(allow)
+    return _reward("reasoning_gym", {"extract": extract, "allow": allowed}, settings)
+
+
+def choice(*, column: str | None = None, **settings: Unpack[Settings]) -> RewardConfig:
+    """1 when the option that the response states last, by its label or text, is the right one, else 0. `column`: the
+    one with the options, by default `choices`, else `options`."""
+    return _reward("choice", {"column": column}, settings)
+
+
+def instructions(
+    *,
+    mode: Literal["strict", "loose"] = "strict",
+    score: Literal["all", "fraction"] = "all",
+    **settings: Unpack[Settings],
+) -> RewardConfig:
+    """1 when the response follows all verifiable instructions of its row (`fraction`: the share that it follows), as
+    IFEval has them. Rows about a language need `burnish[instructions]`."""
+    return _reward("instructions", {"mode": mode, "score": score}, settings)
+
+
+def json_schema(
+    schema: dict[str, Any] | str | None = None,
+    *,
+    column: str | None = None,
+    whole: bool = False,
+    **settings: Unpack[Settings],
+) -> RewardConfig:
+    """1 when the JSON of the response is valid against the JSON Schema of its row (`column`: by default `json_schema`,
+    else `schema`) or against this one, else 0. `whole`: nothing may be around it. Needs `burnish[json-schema]`."""
+    return _reward("json_schema", {"schema": schema, "column": column, "whole": whole}, settings)
+
+
+def command(
+    argv: Sequence[str],
+    *,
+    score: Literal["exit_code", "stdout"] = "exit_code",
+    wrong: Sequence[int] = (1,),
+    suffix: str = "",
+    folder: str | None = None,
+    seconds: float = 8.0,
+    too_slow: Literal["error", "wrong"] = "error",
+    memory_mb: int | None = None,
+    output_mb: int = 16,
+    **settings: Unpack[Settings],
+) -> RewardConfig:
+    """What a program says of the response: 1 for exit status 0, 0 for one of `wrong`, an error for others (`stdout`:
+    its last line is the score). It reads the response from standard input, or from the file that replaces `{file}`."""
+    options = {
+        "argv": argv if isinstance(argv, str) else list(argv),
+        "score": score,
+        "wrong": list(wrong),
+        "suffix": suffix,
+        "folder": folder,
+        "seconds": seconds,
+        "too_slow": too_slow,
+        "memory_mb": memory_mb,
+        "output_mb": output_mb,
+    }
+    return _reward("command", options, settings)
+
+
+def sql(
+    *,
+    gold: str | None = None,
+    schema: str | None = None,
+    fill: int = 3,
+    empty: Literal["error", "accept"] = "error",
+    column_order: bool = True,
+    tolerance: float = 1e-6,
+    tier: Literal["auto", "namespaces", "landlock", "process"] = "auto",
+    seconds: float = 4.0,
+    memory_mb: int = 256,
+    **settings: Unpack[Settings],
+) -> RewardConfig:
+    """1 when the query in the response gives the rows of the gold query on every database of its row, else 0, run in
+    SQLite in the sandbox. `gold`, `schema`: columns, if their names are not recognised. `fill`: databases with made-up
+    rows for tables that the script leaves empty."""
+    options = {
+        "gold": gold,
+        "schema": schema,
+        "fill": fill,
+        "empty": empty,
+        "column_order": column_order,
+        "tolerance": tolerance,
+        "tier": tier,
+        "seconds": seconds,
+        "memory_mb": memory_mb,
+    }
+    return _reward("sql", options, settings)
+
+
+def judge(
+    url: str | None = None,
+    model: str | None = None,
+    *,
+    model_path: str | None = None,
+    device: str | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    key_variable: str | None = None,
+    form: Literal["score", "rubric", "pairwise", "steps"] = "score",
+    template: str | None = None,
+    system: str | None = None,
+    reference: bool = False,
+    scale: Sequence[float] | Mapping[str, float] | None = None,
+    answer_format: Literal["json", "tag", "last_line"] = "json",
+    criteria: Sequence[Mapping[str, Any]] | str | None = None,
+    one_call: bool = True,
+    opponents: int = 7,
+    step_pattern: str | None = None,
+    temperature: float = 0.0,
+    max_tokens: int = 1024,
+    seed: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    concurrency: int = 16,
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
+    retries: int = 4,
+    request_timeout_seconds: float | None = None,
+    cache: str | None = None,
+    price_in: float | None = None,
+    price_out: float | None = None,
+    labels: str | None = None,
+    **settings: Unpack[Settings],
+) -> RewardConfig:
+    """What another language model says of the response, from 0 to 1: one behind an OpenAI-compatible endpoint (`url`,
+    `model`), or one that this process loads (`model_path`). docs/judge.md says what each option does."""
+    given = {name: value for name, value in locals().items() if name != "settings"}
+    return _reward("judge", given, settings)
 
 
 def sentiment(

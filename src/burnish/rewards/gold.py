@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from burnish.rewards.builtins.choice_rows import question_of_row
+from burnish.rewards.builtins.reading_rows import RowError
+from burnish.rewards.builtins.sql_rows import gold_query
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import TOLERANCE, Success
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
@@ -55,18 +59,44 @@ class GoldReport:
         return (self.checked - len(self.failures)) / self.checked if self.checked else 0.0
 
 
-def gold_response(prompt: Prompt) -> str | None:
+def _holds_tests(answer: object) -> bool:
+    """Whether the answer is the tests of a programming task, as verl and ROLL keep them, and not a solution."""
+    if isinstance(answer, str) and answer.lstrip().startswith("{"):
+        try:
+            answer = json.loads(answer)
+        except ValueError:
+            return False
+    return isinstance(answer, Mapping) and ({"inputs", "outputs"} <= answer.keys() or "assert_case" in answer)
+
+
+def gold_response(prompt: Prompt, options_column: str | None = None) -> str | None:
     """What a perfect model would respond: the column `gold_response`, else `completion`, else the answer unchanged (in
     GSM8K this is the whole worked solution), else the solution of a programming task (`canonical_solution` in
-    HumanEval, `code` in MBPP). None if the row has none of them."""
+    HumanEval, `code` in MBPP), else the query of an SQL task (`sql` or `query`). None if the row has none of them.
+
+    An answer that is the position of an option becomes the option's label. options_column: the one with the options,
+    as the reward `choice` takes it.
+    """
     columns = prompt.columns
     solution = columns.get("code") if "test_list" in columns else columns.get("canonical_solution")
-    for value in (columns.get("gold_response"), columns.get("completion"), prompt.answer, solution):
+    answer = _label_of_answer(prompt, options_column) or (None if _holds_tests(prompt.answer) else prompt.answer)
+    query = gold_query(columns, prompt.answer)
+    for value in (columns.get("gold_response"), columns.get("completion"), answer, solution, query):
         if isinstance(value, (list, tuple)):
             value = value[0] if value else None
         if value is not None and str(value).strip():
             return str(value)
     return None
+
+
+def _label_of_answer(prompt: Prompt, options_column: str | None) -> str | None:
+    if not isinstance(prompt.answer, int) or isinstance(prompt.answer, bool):
+        return None
+    try:
+        question = question_of_row(prompt.columns, prompt.answer, options_column)
+    except RowError:  # scoring the answer as it is says so
+        return None
+    return None if question is None else question.labels[question.gold]
 
 
 def check_gold(

@@ -33,6 +33,7 @@ class RewardSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 10.0
     environment: tuple[str, ...] = ()
+    concurrency: int | None = None
 
     @property
     def is_model(self) -> bool:
@@ -48,6 +49,11 @@ class RewardSpec:
     def runs_inline(self) -> bool:
         """Whether it may run in the training process: only built-ins that cannot hang."""
         return self.name in BUILT_INS and BUILT_INS[self.name].runs == "inline"
+
+    @property
+    def is_judge(self) -> bool:
+        """Whether it asks another model (`judge`), which `burnish.rewards.judging` does in the training process."""
+        return self.name in BUILT_INS and BUILT_INS[self.name].runs == "service"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
 
 ASYNC_GRACE_SECONDS = 1.0  # an asynchronous worker enforces the limit itself, so it gets a little more time here
+MAX_CONCURRENT = 128  # responses that an asynchronous reward awaits at once in one worker
 MAX_PAUSE_SECONDS = 3600.0  # `poll` takes milliseconds as a 32-bit integer
 
 Outcomes = dict[tuple[int, int], Outcome]
@@ -41,17 +42,19 @@ Outcomes = dict[tuple[int, int], Outcome]
 class Task:
     """Responses for one reward, given by its number: `items` are their numbers, `rows` their arguments.
 
-    A batched task has one set of arguments for all its items.
+    A batched task has one set of arguments for all its items. One that is `alone` is not joined with others: its
+    response may be the one that has ended a worker.
     """
 
     reward: int
     items: tuple[int, ...]
     rows: tuple[Arguments, ...]
     batched: bool = False
+    alone: bool = False
 
     def only(self, item: int) -> Task:
         """The same task reduced to one response."""
-        return Task(self.reward, (item,), (self.rows[self.items.index(item)],))
+        return Task(self.reward, (item,), (self.rows[self.items.index(item)],), alone=True)
 
     def request(self, number: int) -> list[Any]:
         """The message to a worker, whose answers repeat `number`."""
@@ -178,13 +181,49 @@ class WorkerPool:
 
     def _assign(self) -> None:
         for worker in self._workers:
-            if worker.group.pending and worker.ready and worker.task is None:
-                self._assign_to(worker, worker.group.pending.popleft())
+            if worker.ready and worker.task is None:
+                task = self._next_task(worker.group)
+                if task is not None:
+                    self._assign_to(worker, task)
         for group in self._groups:
             mine = [worker for worker in self._workers if worker.group is group]
             starting = sum(not worker.ready for worker in mine)  # each of these will take one of the pending tasks
             for _ in range(min(self._size - len(mine), len(group.pending) - starting)):
                 self._start(group)
+
+    def _next_task(self, group: _Group) -> Task | None:
+        """The oldest task whose reward may score more responses now. One of an asynchronous reward takes others along:
+        begun one by one, as responses arrive, they are awaited together."""
+        for place, task in enumerate(group.pending):
+            room = self._room(task.reward)
+            if room > 0:
+                del group.pending[place]
+                return self._joined(task, group, room) if self._concurrent(task) else task
+        return None
+
+    def _room(self, reward: int) -> int:
+        """How many more responses the reward may score at once, in one worker."""
+        limit, asynchronous = self._specs[reward].concurrency, self._signatures[reward].asynchronous
+        most = MAX_CONCURRENT if asynchronous else 1
+        if limit is None:
+            return most
+        busy = [worker for worker in self._workers if worker.task is not None and worker.task.reward == reward]
+        return min(most, limit - sum(len(worker.waiting) if asynchronous else 1 for worker in busy))
+
+    def _joined(self, first: Task, group: _Group, room: int) -> Task:
+        """The task with those of the same reward behind it, cut to a worker's share of them and to the room."""
+        if first.alone:
+            return first
+        alike: list[Task] = []
+        others: list[Task] = []
+        for task in group.pending:
+            (alike if task.reward == first.reward and not task.alone else others).append(task)
+        pairs = [pair for task in (first, *alike) for pair in zip(task.items, task.rows, strict=True)]
+        size = min(room, max(len(first.items), -(-len(pairs) // self._size)))
+        taken, left = pairs[:size], pairs[size:]
+        group.pending.clear()
+        group.pending.extend([*(Task(first.reward, (item,), (row,)) for item, row in left), *others])
+        return Task(first.reward, tuple(item for item, _ in taken), tuple(row for _, row in taken))
 
     def _remove_dead(self) -> None:
         """Remove idle workers that ended, or sent something unasked, since the last call."""

@@ -12,8 +12,9 @@ from burnish.types import Metric, Prompt, Rollout
 class RewardScorer(Protocol):
     """Scores responses. A failed one keeps `reward=None`, with a status and detail. It never becomes a silent 0."""
 
-    def begin(self, items: Sequence[tuple[Prompt, Rollout]]) -> None:
-        """Start scoring these in the background, without waiting, if they can be scored one by one.
+    def begin(self, items: Sequence[tuple[Prompt, Rollout]], *, idle_cores: bool = True) -> None:
+        """Start scoring these in the background, without waiting, if they can be scored one by one. Without idle cores
+        only with rewards that wait for others rather than compute.
 
         It is called repeatedly while other responses are still being sampled, also with no items. Finally `score` is
         called with all of them.

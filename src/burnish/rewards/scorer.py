@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, RewardError
@@ -14,23 +14,24 @@ from burnish.rewards.endings import Ending
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
-from burnish.rewards.pool import Outcomes, Task, WorkerPool
+from burnish.rewards.outcome import Outcome, failure
+from burnish.rewards.pool import MAX_CONCURRENT, Outcomes, Task, WorkerPool
 from burnish.rewards.specs import specs_of
-from burnish.types import Metric, Reduction, RewardStatus, Rollout
+from burnish.types import Metric, Prompt, Reduction, RewardStatus, Rollout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
 
-    from burnish.config.schema import RewardConfig, ScoringConfig
+    from burnish.config.schema import RewardConfig, SandboxConfig, ScoringConfig
+    from burnish.rewards.judging.judges import Judges
+    from burnish.rewards.judging.local import OpenModel
     from burnish.rewards.model_reward import RewardModels
-    from burnish.rewards.outcome import Outcome
     from burnish.rewards.protocol import ScoringModels
 
 MAX_CHUNK = 32  # responses per message to a worker
 MAX_REASON = 1000  # characters of the first failure in the message
-MAX_CONCURRENT = 128  # responses that an asynchronous reward awaits at once in one worker
 FAILURES = (RewardStatus.TIMEOUT, RewardStatus.ERROR, RewardStatus.MISSING)
 
 
@@ -39,7 +40,9 @@ class ProcessRewardScorer:
 
     User code and built-ins that could hang run in killable worker processes. Cheap built-ins and reward models
     (`model:PATH`) run in this process, except with `models_elsewhere`: then `ask_models` says where the models are,
-    before anything is scored. Rewards are loaded in the constructor, so a wrong name or option raises RewardError or
+    before anything is scored. Judges are asked from a thread of this process; `open_model` loads those that are models
+    of this process, and without it they are only checked. `sandbox` is where programs run, for rewards that do not say
+    it in their options. Rewards are loaded in the constructor, so a wrong name or option raises RewardError or
     ConfigError before anything is sampled, and so does a parameter that `columns` does not provide.
     """
 
@@ -50,14 +53,16 @@ class ProcessRewardScorer:
         *,
         columns: Collection[str] | None = None,
         models_elsewhere: bool = False,
+        sandbox: SandboxConfig | None = None,
+        open_model: OpenModel | None = None,
     ) -> None:
         if not rewards:
             raise ConfigError("rewards is empty, so nothing scores responses", remedy="set rewards, for example: math")
         self._scoring = scoring
-        self._weights = [reward.weight for reward in rewards]
-        self._specs = specs_of(rewards)
+        self._rewards = tuple(rewards)
+        self._specs = specs_of(rewards, sandbox)
         self._inline: dict[int, LoadedReward] = {}
-        here = [index for index, spec in enumerate(self._specs) if spec.runs_inline or spec.is_model]
+        here = [index for index, spec in enumerate(self._specs) if spec.runs_inline or spec.is_model or spec.is_judge]
         self._remote = [index for index in range(len(self._specs)) if index not in here]
         for index, spec in enumerate(self._specs):
             if spec.runs_inline:
@@ -66,11 +71,13 @@ class ProcessRewardScorer:
                 function_named(spec.name)  # refused here, before a process is forked to find out
         self._models_here = _load_models(self._specs, elsewhere=models_elsewhere)
         self._models: ScoringModels | None = self._models_here
+        self._judges = _open_judges(self._specs, open_model)
         self._pool = WorkerPool(
             [self._specs[index] for index in self._remote],
             scoring.workers,
             start_timeout_seconds=scoring.start_timeout_seconds,
         )
+        self._begun_early: set[int] = set()  # the rewards that were sent them
         self._begun: dict[tuple[int, int], tuple[int, Rollout]] = {}  # by sample: number in the pool's tasks, rollout
         self._caller = Caller()
         self._signatures = self._read_signatures()
@@ -106,6 +113,8 @@ class ProcessRewardScorer:
         Raises ConfigError if `scoring.truncate_token` is not a single token.
         """
         self._ending = Ending.of(self._scoring, tokenizer)
+        if self._judges is not None:
+            self._judges.attach_policy(tokenizer)
         return [] if self._models_here is None else self._models_here.attach_policy(tokenizer)
 
     def ask_models(self, models: ScoringModels) -> None:
@@ -122,25 +131,52 @@ class ProcessRewardScorer:
         for signature in self._signatures:
             signature.check_columns(columns)
 
-    def begin(self, items: Sequence[Item]) -> None:
-        """Send responses to the workers while others are still being sampled. `score` uses the results.
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """RewardError if a reward has a parameter that not all prompts which it is for provide."""
+        for index, signature in enumerate(self._signatures):
+            columns = [set(prompt.columns) for prompt in prompts if self._is_for(index, prompt)]
+            if columns:
+                signature.check_columns(set.intersection(*columns))
 
-        These rewards wait for `score`: batched ones, which need all responses at once, asynchronous ones, which want
-        many, those that run in this process, and reward models. Raises what `score` raises for a reward that breaks
-        its contract.
+    def _is_for(self, index: int, prompt: Prompt) -> bool:
+        """Whether this reward scores responses to this prompt."""
+        return self._rewards[index].scores(prompt.domain)
+
+    def _check_items(self, items: Sequence[Item]) -> None:
+        """RewardError if a reward has a parameter that no row which it is for provides."""
+        for index, signature in enumerate(self._signatures):
+            columns = [set(prompt.columns) for prompt, _ in items if self._is_for(index, prompt)]
+            if columns:
+                signature.check_columns(set.union(*columns))
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether a reward waits for others rather than compute: an asynchronous one, or a judge at an endpoint."""
+        return any(self._only_waits(index) for index in range(len(self._specs)))
+
+    def begin(self, items: Sequence[Item], *, idle_cores: bool = True) -> None:
+        """Send responses to the workers and to judges while others are still being sampled. `score` uses the results.
+        Without idle cores only those are sent that a reward waits for (`only_waits`).
+
+        These rewards wait for `score`: batched ones, which need all responses at once, those that run in this process,
+        reward models, and judges that compare a group. Raises what `score` raises for a reward that breaks its
+        contract.
         """
         items = [(prompt, rollout) for prompt, rollout in items if _sample(rollout) not in self._begun]
-        if items:
-            self.check_columns({name for prompt, _ in items for name in prompt.columns})
+        self._check_items(items)
         first = len(self._begun)
         self._begun.update({_sample(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
         numbered = list(enumerate(self._seen(items), start=first))
+        if items:
+            may = [index for index in self._remote if self._can_begin(index)]
+            self._begun_early = {index for index in may if idle_cores or self._only_waits(index)}
+        self._begin_judging(numbered)
         try:
             self._pool.begin(
                 task
                 for place, index in enumerate(self._remote)
-                if self._can_begin(index) and numbered
-                for task in self._tasks(place, index, numbered)
+                if index in self._begun_early
+                for task in self._tasks(place, index, self._for(index, numbered))
             )
         except BaseException:
             self._begun.clear()
@@ -155,12 +191,12 @@ class ProcessRewardScorer:
         """
         if not items:
             return []
-        self.check_columns({name for prompt, _ in items for name in prompt.columns})
+        self._check_items(items)
         started = time.monotonic()
         ending = self._ending
         seen = self._seen(items)
         outcomes = self._outcomes(items, seen)
-        scored = [self._combined(position, rollout, outcomes) for position, (_, rollout) in enumerate(seen)]
+        scored = [self._combined(position, item, outcomes) for position, item in enumerate(seen)]
         if ending is not None:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
@@ -178,10 +214,12 @@ class ProcessRewardScorer:
             name = f"time/reward_worker_seconds/{self._specs[index].label}"
             metrics[name] = Metric(Reduction.SUM, self._pool.seconds[position])
             self._pool.seconds[position] = 0.0
-        return metrics
+        return metrics if self._judges is None else metrics | self._judges.take_metrics()
 
     def close(self) -> None:
-        """End the worker processes. Idempotent."""
+        """End the worker processes, and the thread of the judges. Idempotent."""
+        if self._judges is not None:
+            self._judges.close()
         self._pool.close()
 
     def __enter__(self) -> ProcessRewardScorer:
@@ -194,7 +232,9 @@ class ProcessRewardScorer:
         remote = self._pool.signatures() if self._remote else []
         found = {**dict(zip(self._remote, remote, strict=True))}
         found.update({index: reward.signature for index, reward in self._inline.items()})
-        found.update({index: _signature_of_model(spec.label) for index, spec in self._of_models()})
+        for index, spec in self._of_models():
+            judges = self._judges if spec.is_judge else None
+            found[index] = _signature_of_model(spec.label) if judges is None else judges.signature(spec.label)
         return [found[index] for index in range(len(self._specs))]
 
     def _seen(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -203,25 +243,40 @@ class ProcessRewardScorer:
         return items if ending is None else [(prompt, ending.seen(rollout)) for prompt, rollout in items]
 
     def _outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
-        """The outcome of every (reward, position). `seen` are the items as rewards see them. Reward models of another
-        process score while the rewards here do."""
+        """The outcome of every (reward, position). `seen` are the items as rewards see them. Judges and reward models
+        of another process score while the rewards here do."""
         outcomes: Outcomes = {}
-        begun = {index: self._begin_model(spec.label, seen) for index, spec in self._of_models()}
+        begun = {index: self._begin_model(index, seen) for index, _ in self._of_models()}
         for index, reward in self._inline.items():
-            for position, item in enumerate(seen):
+            for position, item in self._for(index, enumerate(seen)):
                 outcomes[index, position] = self._caller.one(reward, reward.signature.arguments(item))
         for (index, position), outcome in self._remote_outcomes(items, seen).items():
             outcomes[index, position] = outcome
-        for index, scored in begun.items():
-            outcomes.update({(index, position): found for position, found in enumerate(scored())})
+        for index, (positions, scored) in begun.items():
+            outcomes.update({(index, place): found for place, found in zip(positions, scored(), strict=True)})
         return outcomes
 
-    def _of_models(self) -> list[tuple[int, RewardSpec]]:
-        return [(index, spec) for index, spec in enumerate(self._specs) if spec.is_model]
+    def _for(self, index: int, numbered: Iterable[tuple[int, Item]]) -> list[tuple[int, Item]]:
+        """Those of these responses that the reward is for."""
+        return [(number, item) for number, item in numbered if self._is_for(index, item[0])]
 
-    def _begin_model(self, label: str, seen: Sequence[Item]) -> Callable[[], list[Outcome]]:
-        assert self._models is not None, "`ask_models` says where models that are elsewhere can be asked"
-        return self._models.begin(label, seen)
+    def _of_models(self) -> list[tuple[int, RewardSpec]]:
+        """Reward models and judges, which score all responses of a step in one call."""
+        return [(index, spec) for index, spec in enumerate(self._specs) if spec.is_model or spec.is_judge]
+
+    def _begin_judging(self, numbered: Sequence[tuple[int, Item]]) -> None:
+        for index, spec in enumerate(self._specs):
+            if self._judges is not None and spec.is_judge:
+                self._judges.begin_early(spec.label, [item for _, item in self._for(index, numbered)])
+
+    def _begin_model(self, index: int, seen: Sequence[Item]) -> tuple[list[int], Callable[[], list[Outcome]]]:
+        """The positions of the responses that the model or judge scores, and what waits for their outcomes."""
+        spec = self._specs[index]
+        models = self._judges if spec.is_judge else self._models
+        assert models is not None, "`ask_models` says where models that are elsewhere can be asked"
+        ours = self._for(index, enumerate(seen))
+        scored = models.begin(spec.label, [item for _, item in ours]) if ours else list
+        return [position for position, _ in ours], scored
 
     def _remote_outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
         """The outcomes of the rewards that run in workers.
@@ -240,7 +295,7 @@ class ProcessRewardScorer:
         tasks = [
             task
             for place, index in enumerate(self._remote)
-            for task in self._tasks(place, index, fresh if self._can_begin(index) else numbered)
+            for task in self._tasks(place, index, self._for(index, fresh if index in self._begun_early else numbered))
         ]
         position_of = {number: position for position, number in enumerate(number_of)}
         return {
@@ -250,8 +305,10 @@ class ProcessRewardScorer:
         }
 
     def _can_begin(self, index: int) -> bool:
-        signature = self._signatures[index]
-        return not signature.batched and not signature.asynchronous
+        return not self._signatures[index].batched
+
+    def _only_waits(self, index: int) -> bool:
+        return self._specs[index].is_judge or (self._can_begin(index) and self._signatures[index].asynchronous)
 
     def _tasks(self, place: int, index: int, items: Sequence[tuple[int, Item]]) -> list[Task]:
         """The calls of one reward for numbered responses. `place` is its number among the rewards in workers."""
@@ -274,11 +331,16 @@ class ProcessRewardScorer:
             for start in range(0, len(items), size)
         ]
 
-    def _combined(self, position: int, rollout: Rollout, outcomes: Outcomes) -> Rollout:
+    def _combined(self, position: int, item: Item, outcomes: Outcomes) -> Rollout:
+        prompt, rollout = item
         results = [
-            Weighted(spec.label, weight, outcomes[index, position])
-            for index, (spec, weight) in enumerate(zip(self._specs, self._weights, strict=True))
+            Weighted(self._specs[index].label, reward.weight, outcomes[index, position], reward.audit)
+            for index, reward in enumerate(self._rewards)
+            if (index, position) in outcomes
         ]
+        if all(result.audit for result in results):
+            nothing = failure(RewardStatus.MISSING, f"no reward is for the domain {prompt.domain!r}")
+            results.append(Weighted("", 0.0, nothing))
         return combine(rollout, results, self._scoring.failure_score)
 
     def check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
@@ -318,6 +380,16 @@ def _load_models(specs: Sequence[RewardSpec], *, elsewhere: bool) -> RewardModel
     for spec in of_models:
         check_model_reward(spec)
     return None
+
+
+def _open_judges(specs: Sequence[RewardSpec], open_model: OpenModel | None) -> Judges | None:
+    """The judges among the rewards, None without any. An HTTP client is imported only if there is one."""
+    of_judges = [spec for spec in specs if spec.is_judge]
+    if not of_judges:
+        return None
+    from burnish.rewards.judging.judges import Judges
+
+    return Judges(of_judges, open_model)
 
 
 class _Counts:

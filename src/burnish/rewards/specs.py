@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError
@@ -12,18 +13,45 @@ from burnish.rewards.environment import check_environment
 from burnish.rewards.loading import RewardSpec
 
 if TYPE_CHECKING:
-    from burnish.config.schema import RewardConfig
+    from burnish.config.schema import RewardConfig, SandboxConfig
+
+RUN_PROGRAMS: Mapping[str, frozenset[str] | None] = {"code": None, "sql": frozenset({"tier"})}
+"""Built-in rewards that run what the policy writes, with the options that `sandbox` of a run file gives; None for all.
+Queries have limits of their own, and run on this machine."""
 
 
 def spec_of(reward: RewardConfig) -> RewardSpec:
     """The specification of a reward. Its label is the given one, else the name of the built-in or function, or
     `model`."""
-    return RewardSpec(reward.name, reward.log_label, dict(reward.options), reward.timeout_seconds, reward.environment)
+    return RewardSpec(
+        reward.name,
+        reward.log_label,
+        dict(reward.options),
+        reward.timeout_seconds,
+        reward.environment,
+        reward.concurrency,
+    )
 
 
-def specs_of(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
-    """One for each reward. ConfigError for two with the same label, and for an `environment` that has no effect or
-    names a variable that is not set."""
+def in_sandbox(spec: RewardSpec, sandbox: SandboxConfig) -> RewardSpec:
+    """The specification with the run's sandbox: its own options win, and it can read the token. Unchanged for a reward
+    that runs no programs."""
+    if spec.name not in RUN_PROGRAMS:
+        return spec
+    # What a run file leaves out is left to the reward, so that one built in Python has the same defaults.
+    taken = RUN_PROGRAMS[spec.name]
+    options = {
+        **sandbox.model_dump(exclude_defaults=True, include=None if taken is None else set(taken)),
+        **spec.options,
+    }
+    token = options.get("token_variable")
+    variables = (*spec.environment, *((token,) if token is not None and token not in spec.environment else ()))
+    return replace(spec, options=options, environment=variables)
+
+
+def specs_of(rewards: Sequence[RewardConfig], sandbox: SandboxConfig | None = None) -> list[RewardSpec]:
+    """One for each reward, with the run's sandbox. ConfigError for two with the same label, and for an `environment`
+    that has no effect or names a variable that is not set."""
     labels = [reward.log_label for reward in rewards]
     for label, count in Counter(labels).items():
         if count > 1:
@@ -31,15 +59,22 @@ def specs_of(rewards: Sequence[RewardConfig]) -> list[RewardSpec]:
                 f"two rewards have the label {label!r}", remedy="give each its own label: under rewards, label: ..."
             )
     specs = [spec_of(reward) for reward in rewards]
+    if sandbox is not None:
+        specs = [in_sandbox(spec, sandbox) for spec in specs]
     for spec in specs:
         _check_environment(spec)
     return specs
 
 
 def _check_environment(spec: RewardSpec) -> None:
-    if spec.environment and (spec.is_model or spec.runs_inline):
+    if spec.concurrency is not None and (spec.is_model or spec.is_judge or spec.runs_inline):
+        where = "has a concurrency among its options" if spec.is_judge else "does not run in workers"
+        raise ConfigError(f"reward {spec.label!r} sets `concurrency`, but it {where}", remedy="remove it")
+    if spec.environment and (spec.is_model or spec.is_judge or spec.runs_inline):
         raise ConfigError(
             f"reward {spec.label!r} sets `environment`, but it runs in the training process and sees all variables",
-            remedy="remove `environment` from it",
+            remedy="name the variable with its key in the option key_variable"
+            if spec.is_judge
+            else "remove `environment` from it",
         )
     check_environment(spec.environment, spec.label, os.environ)

@@ -29,17 +29,18 @@ class Success:
     thresholds: Mapping[str, float]
 
     def solved(self, rollout: Rollout) -> bool | None:
-        """Whether every reward of the criterion reaches its threshold.
+        """Whether every reward of the criterion that scored the response reaches its threshold.
 
-        None if that cannot be decided, because the response has no reward or lacks one of the parts. A response whose
-        reward failed and got `scoring.failure_score` is not solved.
+        None if that cannot be decided, because the response has no reward or none of the parts. A response whose reward
+        failed and got `scoring.failure_score` is not solved.
         """
         if rollout.reward is None:
             return None
-        found = [(rollout.reward_parts.get(name), least) for name, least in self.thresholds.items()]
-        if any(score is None for score, _ in found):
-            return None if rollout.status is RewardStatus.OK else False
-        return all(score is not None and _reaches(score, least) for score, least in found)
+        parts = rollout.reward_parts
+        found = [(parts[name], least) for name, least in self.thresholds.items() if name in parts]
+        if rollout.status is not RewardStatus.OK and len(found) < len(self.thresholds):
+            return False
+        return all(_reaches(score, least) for score, least in found) if found else None
 
     def check_parts(self, rollouts: Sequence[Rollout]) -> None:
         """ConfigError if some responses were scored, but none has one of the parts of the criterion."""
@@ -69,12 +70,12 @@ def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) ->
 
     That score is declared for built-ins and 1 for a user's own reward. `answer_labels`: the rewards that compare with
     the answer (`ProcessRewardScorer.answer_labels`). A reward with a negative weight is a penalty and not part of the
-    criterion. None if no reward compares with the answer.
+    criterion, nor is an audit. None if no reward compares with the answer.
     """
     tops = {
         label: OWN_TOP_SCORE if (top := _declared_top(reward)) is None else top
         for label, reward in _by_label(rewards).items()
-        if label in answer_labels and reward.weight >= 0
+        if label in answer_labels and reward.weight >= 0 and not reward.audit
     }
     return Success(tops) if tops else None
 

@@ -1,8 +1,8 @@
-"""Tests that pay for nothing, found before training finds them."""
+"""Rows that pay for nothing, found before training finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.rewards.builtins.code_tests import TestsError, task_of_row, trivial_programs
@@ -14,16 +14,18 @@ from burnish.types import Prompt, Rollout
 
 @dataclass(frozen=True, slots=True)
 class WeakTests:
-    """A row whose tests a program that does nothing passes, and what that program is."""
+    """A row that pays for a response that does nothing, and what that response does or is."""
 
     prompt_id: str
-    program: str
+    response: str
 
 
-def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, label: str) -> list[WeakTests]:
-    """Score programs that solve no task with the reward of this label, a `code`, and return those that get its best."""
-    tried = [(prompt, *program) for prompt in prompts for program in _programs(prompt)]
-    scored = scorer.score([(prompt, as_rollout(prompt, code, None)) for prompt, _, code in tried])
+def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, name: str, label: str) -> list[WeakTests]:
+    """Score responses that solve nothing with the reward of this label, and return those that get its best. name: which
+    built-in that reward is, of `TRIVIAL_RESPONSES`."""
+    trivial = TRIVIAL_RESPONSES[name]
+    tried = [(prompt, what, text) for prompt in prompts for what, text in trivial(prompt).items()]
+    scored = scorer.score([(prompt, as_rollout(prompt, text, None)) for prompt, _, text in tried])
     return [
         WeakTests(prompt.id, what)
         for (prompt, what, _), rollout in zip(tried, scored, strict=True)
@@ -31,15 +33,36 @@ def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, label: str)
     ]
 
 
-def _programs(prompt: Prompt) -> list[tuple[str, str]]:
+def _programs(prompt: Prompt) -> dict[str, str]:
     try:
         task = task_of_row(prompt.columns, prompt.answer)
     except TestsError:  # scoring the gold answer says so
-        return []
+        return {}
     if task is None:
-        return []
+        return {}
     # In a block, so that an empty one is a program too and does not continue the row's beginning.
-    return [(what, f"```python\n{code}```") for what, code in trivial_programs(task).items()]
+    return {what: f"```python\n{code}```" for what, code in trivial_programs(task).items()}
+
+
+def _values(prompt: Prompt) -> dict[str, str]:
+    return {f"is {text}": text for text in ("null", "{}", "[]", "0", '""')}
+
+
+def _queries(prompt: Prompt) -> dict[str, str]:
+    return {
+        "gives no rows": "SELECT 1 WHERE 0",
+        "gives one row of NULL": "SELECT NULL",
+        "gives 0": "SELECT 0",
+        "gives 1": "SELECT 1",
+    }
+
+
+TRIVIAL_RESPONSES: Mapping[str, Callable[[Prompt], dict[str, str]]] = {
+    "code": _programs,
+    "json_schema": _values,
+    "sql": _queries,
+}
+"""By the name of a built-in reward: responses to a row that solve nothing, by what they do or are."""
 
 
 def _part(rollout: Rollout, label: str) -> float:

@@ -157,7 +157,8 @@ class _Answers:
         return encode(value, self._instead)
 
     def _instead(self, value: object) -> Any:
-        if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # a scalar or array has a plain value
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):  # they have plain values
             return self._encoded(value.tolist())
         if isinstance(value, (int, float, str, bytes, list, tuple, dict, set, frozenset)):
             raise NotPlainError(f"an object of a class of its own, {type(value).__name__!r}, instead of a plain value")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Status = Literal["passed", "failed", "not_loaded", "ended", "timed_out", "out_of_memory"]
 """`not_loaded`: the code raised before anything was called. `ended`: its process ended by itself, or was killed by the
@@ -104,3 +104,21 @@ class Verdict:
     def fraction(self) -> float:
         """Share of the tests that passed."""
         return self.passed / self.total if self.total else 0.0
+
+
+class Runner(Protocol):
+    """What runs jobs: the `Sandbox` of this machine, or a `RemoteSandbox`. Several threads may use one."""
+
+    limits: Limits
+
+    def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
+        """Judge a candidate. SandboxError when there can be no verdict."""
+        ...
+
+    def output(self, job: Program, limits: Limits | None = None) -> Output:
+        """Run a program once. SandboxError."""
+        ...
+
+    def close(self) -> None:
+        """End its processes, or its connections."""
+        ...

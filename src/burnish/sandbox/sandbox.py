@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +14,7 @@ from burnish.errors import SandboxError
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output, Program, ProgramTests, Status, Verdict
 from burnish.sandbox.parent import WarmParent
-from burnish.sandbox.wire import encode
+from burnish.sandbox.wire import NotPlainError, encode
 
 WAIT_SECONDS = 600.0
 """For a warm parent to become free."""
@@ -47,15 +47,14 @@ class Sandbox:
     def close(self) -> None:
         """End all processes, when the jobs that run have ended."""
         for _ in range(self.processes):
-            parent = self._idle.get(timeout=WAIT_SECONDS)
+            parent = self._free()
             if parent is not None:
                 parent.close()
 
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
-        """Judge a candidate. Raises SandboxError if there is no verdict through no fault of the candidate, and if the
-        tests test nothing."""
+        """Judge a candidate. Raises SandboxError when the sandbox fails, or the tests cannot run or test nothing."""
         if isinstance(job, ProgramTests):
-            return self._judge_programs(job, limits or self.limits)
+            return judge_programs(self.output, job, limits or self.limits)
         return self._judge_split(job, limits or self.limits)
 
     def output(self, job: Program, limits: Limits | None = None) -> Output:
@@ -69,49 +68,55 @@ class Sandbox:
             return list(threads.map(self.run, jobs))
 
     def _judge_split(self, job: FunctionTests | AssertTests, limits: Limits) -> Verdict:
+        questions = _questions(job)
         with self._parent() as parent:
-            lines, ended = parent.tests(job.code, _questions(job), limits)
+            lines, ended = parent.tests(job.code, questions, limits)
         return _verdict(lines, ended)
-
-    def _judge_programs(self, job: ProgramTests, limits: Limits) -> Verdict:
-        if not job.pairs:
-            raise _no_tests()
-        passed, seconds, first = 0, 0.0, ("passed", "")
-        for number, (stdin, expected) in enumerate(job.pairs, start=1):
-            left = replace(limits, seconds=limits.seconds - seconds)
-            output = self.output(Program(job.code, stdin), left)
-            seconds += output.seconds
-            if seconds >= limits.seconds:
-                detail = f"input {number}: stopped after {seconds:.1f} s"
-                return Verdict("timed_out", passed, len(job.pairs), seconds, first[1] or detail)
-            if same_output(expected, output.stdout) and output.code == 0:
-                passed += 1
-            elif first[0] == "passed":
-                first = _why(output, number, expected)
-        status: Status = first[0]  # type: ignore[assignment]
-        return Verdict(status, passed, len(job.pairs), seconds, first[1])
 
     @contextmanager
     def _parent(self) -> Iterator[WarmParent]:
-        """A warm parent for this thread alone. One that failed is replaced at the next need."""
+        """A warm parent for this thread alone. After any error, Ctrl-C too, it is replaced at the next need: its answer
+        may still be to come, and would be taken for that of the next job."""
+        kept = self._free()
         try:
-            parent = self._idle.get(timeout=WAIT_SECONDS)
-        except queue.Empty:
-            raise SandboxError(
-                f"no process of the sandbox became free within {WAIT_SECONDS:g} seconds",
-                remedy="more of them (sandbox.processes), or shorter limits",
-            ) from None
-        kept: WarmParent | None = None
-        try:
-            kept = parent if parent is not None else WarmParent(self.tier)
+            kept = kept or WarmParent(self.tier)
             yield kept
-        except SandboxError:
+        except BaseException:
             if kept is not None:
                 kept.close()
             kept = None
             raise
         finally:
             self._idle.put(kept)
+
+    def _free(self) -> WarmParent | None:
+        """The next one that nobody uses; None for one that is still to be started."""
+        try:
+            return self._idle.get(timeout=WAIT_SECONDS)
+        except queue.Empty:
+            raise SandboxError(
+                f"no process of the sandbox became free within {WAIT_SECONDS:g} seconds",
+                remedy="open it with more processes, or give shorter limits",
+            ) from None
+
+
+def judge_programs(run: Callable[[Program, Limits], Output], job: ProgramTests, limits: Limits) -> Verdict:
+    """The verdict on a program that `run` runs once for each input. What it should write never goes there."""
+    if not job.pairs:
+        raise no_tests()
+    passed, seconds, first = 0, 0.0, ("passed", "")
+    for number, (stdin, expected) in enumerate(job.pairs, start=1):
+        output = run(Program(job.code, stdin), replace(limits, seconds=limits.seconds - seconds))
+        seconds += output.seconds
+        if output.timed_out or seconds >= limits.seconds:
+            detail = f"input {number}: stopped after {seconds:.1f} s"
+            return Verdict("timed_out", passed, len(job.pairs), seconds, first[1] or detail)
+        if same_output(expected, output.stdout) and output.code == 0:
+            passed += 1
+        elif first[0] == "passed":
+            first = _why(output, number, expected)
+    status: Status = first[0]  # type: ignore[assignment]
+    return Verdict(status, passed, len(job.pairs), seconds, first[1])
 
 
 def same_output(expected: str, found: str) -> bool:
@@ -145,14 +150,20 @@ def _number(word: str) -> Decimal | None:
 def _questions(job: FunctionTests | AssertTests) -> dict[str, Any]:
     if isinstance(job, AssertTests):
         return {"texts": list(job.texts), "prelude": job.prelude, "entry": job.entry}
-    cases = [
-        {
-            "arguments": encode(list(case.arguments)),
-            "named": encode(dict(case.named)),
-            "expected": encode(_forms(case)),
-        }
-        for case in job.cases
-    ]
+    try:
+        cases = [
+            {
+                "arguments": encode(list(case.arguments)),
+                "named": encode(dict(case.named)),
+                "expected": encode(_forms(case)),
+            }
+            for case in job.cases
+        ]
+    except NotPlainError as error:
+        raise SandboxError(
+            f"a case for {job.entry!r} cannot be sent: {error}",
+            remedy="give numbers, texts, lists, sets and dictionaries",
+        ) from error
     return {"cases": cases, "entry": job.entry, "tolerance": job.tolerance}
 
 
@@ -166,7 +177,7 @@ def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
     """What the tester's lines, and the way in which it ended, come to."""
     results = [line for line in lines if "passed" in line]
     passed = sum(line["passed"] for line in results)
-    details = [_clean(line["detail"]) for line in results if "detail" in line]
+    details = [clean(line["detail"]) for line in results if "detail" in line]
     planned = [line["total"] for line in lines if "total" in line]
     total = len(results) if lines and "end" in lines[-1] else max([len(results), *planned])
     seconds = float(ended["seconds"])
@@ -175,16 +186,16 @@ def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
         return Verdict("timed_out", passed, max(total, passed + 1), seconds, f"stopped after {seconds:.1f} s")
     if "not_loaded" in last:
         status: Status = "out_of_memory" if last["not_loaded"].startswith(_OUT_OF_MEMORY) else "not_loaded"
-        return Verdict(status, 0, max(total, 1), seconds, _clean(last["not_loaded"]))
+        return Verdict(status, 0, max(total, 1), seconds, clean(last["not_loaded"]))
     if "ended" in last:
-        return Verdict("ended", passed, max(total, passed + 1), seconds, _clean(last["ended"]))
+        return Verdict("ended", passed, max(total, passed + 1), seconds, clean(last["ended"]))
     if "broken" in last or not planned:
         why = last.get("broken", f"their process has ended with status {ended['code']}")
         raise SandboxError(f"the tests gave no verdict: {why}", remedy="mend the tests, or leave the row out")
     if "end" not in last:  # what the code returned was too much for them
         return Verdict("ended", passed, max(total, passed + 1), seconds, "the tests' process has ended")
     if total == 0:
-        raise _no_tests()
+        raise no_tests()
     if passed == total:
         return Verdict("passed", passed, total, seconds)
     memory = any("MemoryError" in detail for detail in details)
@@ -192,7 +203,7 @@ def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
 
 
 def _why(output: Output, number: int, expected: str) -> tuple[Status, str]:
-    said = _clean(output.stderr.strip().rpartition("\n")[2])
+    said = clean(output.stderr.strip().rpartition("\n")[2])
     if output.code:
         memory = said.startswith(_OUT_OF_MEMORY)
         detail = f"input {number}: ended with status {output.code}{': ' + said if said else ''}"
@@ -200,12 +211,12 @@ def _why(output: Output, number: int, expected: str) -> tuple[Status, str]:
     return "failed", f"input {number}: wrote {output.stdout.strip()!r:.100}, not {expected.strip()!r:.100}"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """A detail that can be printed and saved."""
     return text.encode(errors="replace").decode()[:_DETAIL]
 
 
-def _no_tests() -> SandboxError:
+def no_tests() -> SandboxError:
     return SandboxError(
         "the tests test nothing: no assertion about the code, no test function and no case was found in them",
         remedy="check the columns that hold the tests",

@@ -29,7 +29,7 @@ _SHOWN = 100
 
 
 class CandidateError(Exception):
-    """The code raised something that the tests cannot know, or returned what is no plain value."""
+    """The code raised an exception of a class that the tests do not know, or returned a value that cannot cross."""
 
 
 class BrokenTestsError(Exception):

@@ -20,6 +20,7 @@ from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import Case, FunctionTests, Limits, Output, Program
 from burnish.sandbox.parent import TierRefusedError
 from burnish.sandbox.sandbox import Sandbox
+from burnish.words import suggestion
 
 _LIMITS = Limits(seconds=20.0, processor_seconds=20.0, memory_mb=128, output_bytes=1 << 16)
 _SECRET_NAME = "BURNISH_SANDBOX_CANARY"
@@ -250,6 +251,16 @@ def attack(sandbox: Sandbox) -> list[Attack]:
     hung = sandbox.output(Program("while True: pass"), replace(_LIMITS, seconds=0.2))
     found.append(Attack("never ends", hung.timed_out, f"ended with {hung.code}"))
     return found
+
+
+def opened(tier: str, *, processes: int = 1, limits: Limits | None = None) -> Sandbox:
+    """A sandbox of this tier, or with `auto` of the strongest that holds. SandboxError if there is none."""
+    if tier == "auto":
+        return strongest(processes=processes, limits=limits)
+    found = next((one for one in TIERS if one == tier), None)
+    if found is None:
+        raise SandboxError(f"the sandbox has no tier {tier!r}", remedy=suggestion(tier, ("auto", *TIERS)))
+    return Sandbox(found, processes=processes, limits=limits)
 
 
 def strongest(*, processes: int = 1, limits: Limits | None = None) -> Sandbox:

@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import random
-import resource
 import select
 import signal
 import socket
@@ -78,7 +77,7 @@ def _serve(
     header: dict[str, Any], descriptors: Sequence[int], confinement: Confinement, channel: socket.socket
 ) -> dict[str, Any]:
     """One job: fork what it needs, wait for that within the limit, and leave nothing."""
-    limits, before = Limits(**header["limits"]), resource.getrusage(resource.RUSAGE_CHILDREN)
+    limits = Limits(**header["limits"])
     if header["kind"] == "tests":
         awaited, others = _start_split(descriptors, confinement, limits)
     else:
@@ -89,15 +88,7 @@ def _serve(
     timed_out = confined and not _ended(awaited.pid, limits.seconds, channel)
     seconds = time.monotonic() - began
     status = _leave_nothing([child.pid for child in (awaited, *others)], awaited.pid)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {
-        "code": status,
-        "timed_out": timed_out,
-        "seconds": seconds,
-        "processor_seconds": used,
-        "confined": confined,
-    }
+    return {"code": status, "timed_out": timed_out, "seconds": seconds, "confined": confined}
 
 
 @dataclass(frozen=True, slots=True)

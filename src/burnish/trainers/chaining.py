@@ -6,12 +6,14 @@ If the other run has trained further since, a resume is refused (the error gives
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import CriticConfig, RewardConfig, RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_domains import DomainConfig
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -25,7 +27,8 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
     changed: dict[str, Any] = {"model": _model(config.model, said)}
     if isinstance(config, RlConfig):
         changed["critic"] = _critic(config.critic, said)
-        changed["rewards"] = tuple(_reward(reward, index, said) for index, reward in enumerate(config.rewards))
+        changed["rewards"] = _rewards(config.rewards, "rewards", said)
+        changed["domains"] = {name: _domain(domain, name, said) for name, domain in config.domains.items()}
     if isinstance(config, RmConfig) and config.normalization.policy is not None:
         policy = _weights(config.normalization.policy, "normalization.policy", said)
         changed["normalization"] = config.normalization.model_copy(update={"policy": policy})
@@ -44,10 +47,18 @@ def _model(model: ModelConfig, said: Found) -> ModelConfig:
     return model.model_copy(update={"path": path, "tokenizer": tokenizer})
 
 
-def _reward(reward: RewardConfig, index: int, said: Found) -> RewardConfig:
+def _domain(domain: DomainConfig, name: str, said: Found) -> DomainConfig:
+    return domain.model_copy(update={"rewards": _rewards(domain.rewards, f"domains.{name}.rewards", said)})
+
+
+def _rewards(rewards: Sequence[RewardConfig], field: str, said: Found) -> tuple[RewardConfig, ...]:
+    return tuple(_reward(reward, f"{field}.{index}.name", said) for index, reward in enumerate(rewards))
+
+
+def _reward(reward: RewardConfig, field: str, said: Found) -> RewardConfig:
     if not reward.name.startswith(MODEL_REWARD):
         return reward
-    weights = _weights(reward.name.removeprefix(MODEL_REWARD), f"rewards.{index}.name", said)
+    weights = _weights(reward.name.removeprefix(MODEL_REWARD), field, said)
     return reward.model_copy(update={"name": MODEL_REWARD + weights})
 
 

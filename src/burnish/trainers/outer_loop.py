@@ -19,6 +19,7 @@ from rich.console import Console
 from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.domains import ALL
 from burnish.config.schema import RunConfig
 from burnish.models.roles import TrainingState
 from burnish.trainers.interrupt import StopRequest, graceful_stop
@@ -38,6 +39,8 @@ class Progress:
     """The last step whose updates are done."""
     position: int = 0
     """Prompts, examples or comparisons drawn so far."""
+    positions: Mapping[str, int] = field(default_factory=dict)
+    """How many of the prompts were of each domain, in a run of `burnish rl`."""
     saved_step: int | None = None
     """Step of the newest checkpoint; None before the first."""
     pending: Pending | None = None
@@ -45,8 +48,11 @@ class Progress:
     versions: tuple[int, ...] = ()
     """Optimizer steps of each learner when the current step began; empty between steps."""
 
-    def advance(self, position: int, row: dict[str, float]) -> None:
-        """Call it when the updates of a step are done: whatever ends the run after this, its metrics are saved too."""
+    def advance(self, position: int | Mapping[str, int], row: dict[str, float]) -> None:
+        """Call it when the updates of a step are done: whatever ends the run after this, its metrics are saved too.
+        `position`: items drawn, or prompts of each domain."""
+        if isinstance(position, Mapping):
+            self.positions, position = position, sum(position.values())
         self.step, self.position, self.versions, self.pending = self.step + 1, position, (), Pending(row)
 
 
@@ -162,6 +168,7 @@ def save(training: Training) -> None:
         state: dict[str, Any] = {
             "step": progress.step,
             "position": progress.position,
+            "positions": dict(progress.positions),
             "alarms": journal.alarms.state(),
         }
         for name, learner in training.learners().items():
@@ -186,6 +193,7 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
             learner.load_weights(checkpoint.folder / name)
             learner.load_training_state(state[name])
         progress.step, progress.position, progress.saved_step = state["step"], state["position"], state["step"]
+        progress.positions = state.get("positions", {ALL: progress.position})  # earlier versions knew no domains
         for name, controller in training.controllers().items():
             controller.load_state_dict(state[name])
         training.journal.alarms.load_state(state["alarms"])

@@ -59,4 +59,4 @@ def _facts(config: Trained) -> ModelFacts | None:
 
 def reward_facts(config: RunConfig) -> tuple[RewardFacts, ...]:
     """The sizes of the run's reward models; see `read_reward_facts`."""
-    return read_reward_facts(config.rewards) if isinstance(config, RlConfig) else ()
+    return read_reward_facts(config.all_rewards) if isinstance(config, RlConfig) else ()

@@ -46,6 +46,11 @@ def test_sources_stay_sources_and_may_hold_rows(inputs: Inputs) -> None:
     assert inputs.plain({"data": rows})["data"]["train"] == f"{folder}/train.jsonl"
 
 
+def test_puzzles_are_a_source_and_no_row(inputs: Inputs) -> None:
+    made = {"reasoning_gym": {"gcd": {}}, "size": 5}
+    assert inputs.plain({"data": {"train": [made], "eval": made}})["data"] == {"train": [made], "eval": made}
+
+
 def test_a_data_set_becomes_parquet(inputs: Inputs) -> None:
     from datasets import Dataset
 
@@ -106,7 +111,7 @@ def test_a_change_is_refused_and_nothing_is_touched(inputs: Inputs) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model": 3.5, "data": 7}, "data.train is a builtins.int"),
+        ({"model": 3.5, "data": 7}, "the data set 'train' is a builtins.int"),
         ({"data": {"train": [{"prompt": object()}]}}, "row 0 of train.jsonl: the column 'prompt' cannot be written"),
         ({"data": [["prompt"]]}, "row 0 of train-1.jsonl is a str"),
     ],
@@ -132,3 +137,21 @@ def test_models_need_their_tokenizer(inputs: Inputs) -> None:
 def test_values_of_tables_are_written_as_data_files_have_them() -> None:
     row = {"when": datetime.date(2024, 5, 1), "score": float("nan"), "tags": ("a", "b")}
     assert json.loads(rows_text([row], "x")) == {"when": "2024-05-01", "score": None, "tags": ["a", "b"]}
+
+
+def test_domains_take_rows_and_functions(tmp_path: Path) -> None:
+    def short(response: str) -> float:
+        return float(len(response) < 9)
+
+    inputs = Inputs(tmp_path / "inputs")
+    rows = [{"prompt": "1+1=", "answer": "2"}]
+    plain = inputs.plain({"domains": {"sums": {"train": rows, "eval": rows, "rewards": ["exact", short]}}})
+    assert plain["domains"] == {
+        "sums": {
+            "train": str(tmp_path / "inputs" / "sums-train.jsonl"),
+            "eval": str(tmp_path / "inputs" / "sums-eval.jsonl"),
+            "rewards": ["exact", {"name": "python:short"}],
+        }
+    }
+    assert set(inputs.rows) == {"sums-train.jsonl", "sums-eval.jsonl"}
+    assert inputs.functions == {"short": short} or set(inputs.functions.values()) == {short}

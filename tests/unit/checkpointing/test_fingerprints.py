@@ -179,3 +179,14 @@ def test_they_read_back_and_a_damaged_file_is_named(place: Path) -> None:
         (place / "fingerprints.json").write_text(text)
         with pytest.raises(CheckpointError, match=r"cannot read .*fingerprints\.json"):
             Fingerprints.read(place)
+
+
+def test_rows_that_are_made_have_the_version_of_what_makes_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "reasoning_gym").mkdir()  # a folder of that name is not what the source means
+    (place / "reasoning_gym" / "rows.jsonl").write_text("{}\n")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1.25" if name == "reasoning-gym" else "1")
+    made = rl(place, data={"train": {"path": "reasoning_gym", "reasoning_gym": {"gcd": {}}}})
+    assert not any(name.startswith("data.") for name in names(made))
+    assert Fingerprints.of(made).versions["reasoning-gym"] == "0.1.25"
+    assert "reasoning-gym" not in Fingerprints.of(rl(place)).versions

@@ -76,6 +76,37 @@ def test_what_may_differ(change: dict[str, Any], refused: list[str]) -> None:
     assert [d.field for d in refused_differences(before, config(**change))] == refused
 
 
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ({"url": "http://there/v1", "retries": 9, "cache": "kept"}, []),
+        ({"model": "another"}, ["rewards"]),
+        ({"template": "{response}?"}, ["rewards"]),
+    ],
+)
+def test_where_a_judge_is_asked_may_differ_and_what_may_not(changed: dict[str, Any], refused: list[str]) -> None:
+    options = {"url": "http://here/v1", "model": "one"}
+    before = config(rewards=["math", {"name": "judge", "options": options}]).model_dump(mode="json")
+    now = config(rewards=["math", {"name": "judge", "options": options | changed}])
+    assert [d.field for d in refused_differences(before, now)] == refused
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ({"eval": "other.jsonl", "evaluation": {"samples": 8, "max_prompts": 9}}, []),
+        ({"evaluation": {"success_score": 0.5}}, ["domains.sums.evaluation.success_score"]),
+        ({"share": 0.5}, ["domains.sums.share"]),
+        ({"train": "other.jsonl"}, ["domains.sums.train"]),
+    ],
+)
+def test_how_a_domain_is_evaluated_may_differ(changed: dict[str, Any], refused: list[str]) -> None:
+    own = {"train": "sums.jsonl", "rewards": "exact"}
+    before = config(rewards=[], data={}, domains={"sums": own}).model_dump(mode="json")
+    now = config(rewards=[], data={}, domains={"sums": own | changed})
+    assert [d.field for d in refused_differences(before, now)] == refused
+
+
 def test_steps_may_not_differ_when_they_set_the_learning_rate() -> None:
     before = config(optimization={"schedule": "linear"}).model_dump(mode="json")
     now = config(optimization={"schedule": "linear"}, steps=7)

@@ -188,6 +188,46 @@ def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(
     assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in capsys.readouterr().out
 
 
+def test_check_goes_on_after_a_domain_without_gold_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "talk.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "bye"}\n')
+    (folder / "own.py").write_text("def short(response):\n    return 1.0 - 0.25 * len(response)\n")
+    talk = "{train: talk.jsonl, rewards: 'own.py:short', evaluation: {success: short}}"
+    (folder / "two.yaml").write_text(
+        f"model: m\ndomains:\n  talk: {talk}\n  sums: {{train: train.jsonl, rewards: exact}}\n"
+    )
+    assert main(["check", "two.yaml"]) == 0
+    said = capsys.readouterr().out
+    talked, _, summed = said.partition("domains.sums.train")
+    assert "nothing to check: no row has a gold answer, and no reward compares with one" in talked
+    assert "0 of 0" not in talked
+    assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in summed
+    assert main(["check", "two.yaml", "domains.talk.rewards=exact", "domains.talk.evaluation.success=null"]) == 2
+    assert "none of the 2 rows of domains.talk.train has a gold answer" in capsys.readouterr().err
+
+
+def test_check_tries_what_solves_nothing_on_rows_without_gold_answers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jsonschema", reason="jsonschema is not installed (pip install 'burnish[json-schema]')")
+    rows = [{"prompt": "a", "json_schema": {"type": "object"}}, {"prompt": "b", "json_schema": {"type": "number"}}]
+    (folder / "json.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["check", "run.yaml", "rewards=json_schema", "data.train=json.jsonl"]) == 1
+    said = capsys.readouterr().out
+    assert "nothing to check: no row has a gold answer" in said
+    assert "which the policy would learn to write: 2" in " ".join(said.split())  # {} and 0
+
+
+def test_check_reads_options_from_the_column_that_a_domain_names(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "Which is blue?", "endings": ["grass", "the sky"], "answer": 1}
+    (folder / "choice.jsonl").write_text(json.dumps(row) + "\n")
+    quiz = "{train: choice.jsonl, rewards: {name: choice, options: {column: endings}}}"
+    (folder / "quiz.yaml").write_text(f"model: m\ndomains:\n  quiz: {quiz}\n")
+    assert main(["check", "quiz.yaml"]) == 0
+    assert "1 of 1 gold answers reach the top score 1 (judged by: choice)" in capsys.readouterr().out
+
+
 def test_check_judges_each_reward_and_says_when_none_can_count_as_solved(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,3 +329,18 @@ def test_evaluation_table_names_the_parts_of_a_reward() -> None:
         ["reward_mean", "part/brief", "part/brief/words"],
         ["0.5", "1", "0.25"],
     ]
+
+
+def test_a_sandbox_for_others_needs_a_token(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHORT", "secret")
+    for words, said in (
+        (["--host", "0.0.0.0"], "would run programs for everyone"),
+        (["--token-variable", "SHORT"], "SHORT holds no token"),
+        (["--tier", "namespace"], "did you mean 'namespaces'"),
+    ):
+        assert main(["sandbox", "serve", *words]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["sandbox", "serve", "--help"]) == 0
+    assert "burnish sandbox serve --processes 8" in capsys.readouterr().out

@@ -115,3 +115,51 @@ def test_a_reward_model_of_its_own_process_cannot_choose_among_gpus() -> None:
     with pytest.raises(ConfigError, match=r"rewards\.0\.options\.device.*cuda:1.*which sees one GPU"):
         load_run_data(data, ("cluster.own_process=reward_model",), "rl")
     assert load_run_data(data, (), "rl").rl.cluster.own_process == ()
+
+
+PUZZLES = "data.train={reasoning_gym: {gcd: {}, puzzle24: {}}, size: 4}"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["data.train={reasoning_gym: {gcd: {}}}", "data.eval={reasoning_gym: {gcd: {}}}"],
+            "data.eval.0.seed is 0, as",
+        ),
+        (["data.train={reasoning_gym: {}}"], "names no task"),
+        (["data.train={reasoning_gym: {gcd: {}}, path: a.jsonl}"], "data.train.0.path is 'a.jsonl', but reasoning_gym"),
+        (["data.train={reasoning_gym: {gcd: {}}, split: test}"], "data.train.0.split is for rows from files"),
+        (["data.train={reasoning_gym: {gcd: {}}, size: 1048577}"], "make at most 1,048,576"),
+        (["data.train={path: a.jsonl, size: 5}"], "data.train.0.size is for rows that reasoning_gym makes"),
+        ([PUZZLES, "rewards=reasoning_gym"], "options.allow does not name puzzle24"),
+    ],
+)
+def test_puzzles_that_cannot_be_used(words: list[str], reason: str) -> None:
+    assert reason in refusal("rl", *words)
+
+
+def test_puzzles_that_can() -> None:
+    held_out = "data.eval={reasoning_gym: {gcd: {}}, seed: 1}"
+    load_run_data(RUNS["rl"], [PUZZLES, held_out, "rewards={name: reasoning_gym, options: {allow: [puzzle24]}}"], "rl")
+    load_run_data(RUNS["rl"], [PUZZLES, held_out], "rl")  # another reward has no part in their scores
+    load_run_data(RUNS["sft"], [PUZZLES], "sft")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["sandbox.token_variable=A"], "sandbox.token_variable is for a sandbox on another machine"),
+        (["sandbox.grade=shared"], "sandbox.grade is for a sandbox on another machine"),
+        (["sandbox.url=host:80"], "give http://HOST:PORT"),
+        (["sandbox.url=http://host:80", "sandbox.tier=process"], "whose server has a tier of its own"),
+        (["sandbox.tire=process"], "did you mean sandbox.tier?"),
+    ],
+)
+def test_sandboxes_that_cannot_be(words: list[str], reason: str) -> None:
+    assert reason in refusal("rl", *words)
+
+
+@pytest.mark.parametrize("kind", ["sft", "rm"])
+def test_other_runs_have_no_sandbox(kind: Kind) -> None:
+    assert "sandbox is not a known key" in refusal(kind, "sandbox.tier=process")

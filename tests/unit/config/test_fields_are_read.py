@@ -16,6 +16,7 @@ READ_THROUGH = {
     "backend": "uses_processes",
     "lanes": "num_lanes",
     "old_logprobs": "old_logprobs_of_sampler",
+    "outside": "refills",
 }
 """Fields whose rule is a property of their section: the property must be read."""
 

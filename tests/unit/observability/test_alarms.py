@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from burnish.observability.alarms import DETECTORS, AlarmBell, replay
+from burnish.observability.alarms import DETECTORS, Alarm, AlarmBell, replay
 
 HEALTHY = {
     "reward/mean": 0.5, "reward/std": 0.4, "rollout/truncated_fraction": 0.1, "groups/constant_fraction": 0.4,
@@ -155,3 +155,46 @@ def test_a_runaway_is_far_per_response_and_per_token(tokens: int, start: float, 
         return {"kl/reference_per_token": kl, "kl/reference": kl * tokens}
 
     assert fired([*[row(start)] * 5, *[row(per_token)] * 3]) == [("KL runaway", 7)] * rings
+
+
+def names(alarms: list[Alarm]) -> list[tuple[str, int]]:
+    return [(alarm.name, alarm.step) for alarm in alarms]
+
+
+def test_a_domain_without_prompts_is_named_after_five_steps() -> None:
+    rows = [{"step": n, "domain/code/prompts": 0.0, "domain/code/missing": 3.0, "domain/math/prompts": 4.0}
+            for n in range(1, 8)]  # fmt: skip
+    assert names(replay(rows)) == [("domain code starved", 5)]
+    assert replay([{**row, "domain/code/missing": 0.0} for row in rows]) == [], "its share is 0"
+
+
+def test_a_domain_whose_groups_say_nothing_is_named() -> None:
+    rows = [{"step": n, "domain/math/constant_fraction": 1.0 if n > 2 else 0.5} for n in range(1, 9)]
+    assert names(replay(rows)) == [("domain math constant", 7)]
+
+
+def test_a_domain_that_falls_while_the_mean_rises_is_named() -> None:
+    """Both begin at .5; from step 4 on the mean is .6, and the domain .46 or .44: 8 % and 12 % below."""
+    for low, expected in ((0.46, []), (0.44, [("domain falls: code", 8)])):
+        rows = [{"step": n, "reward/mean": 0.5 + 0.1 * (n > 3), "reward/domain/code": 0.5 if n <= 3 else low,
+                 "reward/domain/math": 0.7} for n in range(1, 10)]  # fmt: skip
+        assert names(replay(rows)) == expected
+
+
+def test_an_audit_that_falls_while_the_reward_rises_is_named_once_and_survives_a_checkpoint() -> None:
+    rows = [{"step": n, "reward/mean": 0.1 * n, "reward/audit/judge": 1.0 - 0.1 * n} for n in range(1, 14)]
+    (alarm,) = replay(rows)
+    assert (alarm.name, alarm.step) == ("reward gamed: judge", 8)
+    assert "audit judge fell from 0.8 to 0.2" in alarm.message
+    first, second = AlarmBell(), AlarmBell()
+    for row in rows[:6]:
+        assert not first.check(int(row["step"]), row)
+    second.load_state(first.state())
+    assert names([found for row in rows[6:] for found in second.check(int(row["step"]), row)]) == [
+        ("reward gamed: judge", 8)
+    ]
+
+
+def test_a_mean_that_falls_as_well_is_no_sign_of_gaming() -> None:
+    rows = [{"step": n, "reward/mean": -0.1 * n, "reward/audit/judge": 1.0 - 0.1 * n} for n in range(1, 14)]
+    assert replay(rows) == []

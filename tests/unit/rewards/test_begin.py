@@ -117,3 +117,53 @@ def test_what_was_begun_and_is_not_asked_for_is_dropped(make_scorer: Any, make_i
     scorer.begin(items[:2])
     assert rewards(scorer.score(items[1:])) == [2.0, 3.0]
     assert rewards(scorer.score(items)) == [1.0, 2.0, 3.0]
+
+
+def test_an_asynchronous_reward_awaits_what_arrives_one_by_one_together(
+    make_scorer: Any, make_items: Any, tmp_path: Path
+) -> None:
+    """All but the first answer only when six are waiting: one by one they would wait for ever."""
+    file = tmp_path / "meeting.py"
+    file.write_text("""
+import asyncio
+waiting = 0
+async def meet(response):
+    global waiting
+    if response == "first":
+        await asyncio.sleep(0.3)
+        return 0
+    waiting += 1
+    while waiting < 6:
+        await asyncio.sleep(0.01)
+    return len(response)
+async def held(response):
+    global waiting
+    waiting += 1
+    most = waiting
+    await asyncio.sleep(0.05)
+    waiting -= 1
+    return float(most)
+""")
+    items = make_items(["first", "bb", "a", "bb", "a", "bb", "a"])
+    scorer = make_scorer({"name": f"{file}:meet", "timeout_seconds": 30})
+    for item in items:  # the first takes the worker: the others wait for it, and are sent together
+        scorer.begin([item])
+    assert rewards(scorer.score(items)) == [0, 2, 1, 2, 1, 2, 1]
+    bounded = make_scorer({"name": f"{file}:held", "timeout_seconds": 30, "concurrency": 3}, workers=2)
+    for item in items:
+        bounded.begin([item])
+    assert max(rewards(bounded.score(items))) <= 3
+
+
+def test_without_idle_cores_only_rewards_that_wait_begin(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:size", f"{file}:distant")
+    items = make_items(["ab", "c"])
+    assert scorer.only_waits
+    scorer.begin(items, idle_cores=False)
+    until_idle(scorer)
+    scorer.take_metrics()
+    assert rewards(scorer.score(items)) == [4.0, 2.0]
+    metrics = scorer.take_metrics()
+    assert metrics["time/reward_worker_seconds/distant"].result() == 0.0, "it had been scored"
+    assert metrics["time/reward_worker_seconds/size"].result() > 0.0
+    assert not make_scorer(f"{file}:size").only_waits

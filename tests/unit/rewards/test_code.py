@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code import Code, program
 from burnish.rewards.builtins.code_tests import Task, TestsError, task_of_row
-from burnish.sandbox.job import AssertTests, FunctionTests, ProgramTests
+from burnish.sandbox.job import AssertTests, FunctionTests, Limits, Output, ProgramTests, Verdict
+from burnish.types import Score
 
 HUMAN_EVAL = {
     "prompt": 'import math\n\ndef helper(x):\n    return x\n\ndef double(x):\n    """Twice x."""\n',
@@ -40,23 +41,23 @@ def task_of(columns: dict[str, Any], answer: Any = None) -> Task:
 
 
 def test_layouts_are_recognised() -> None:
-    job = task_of(HUMAN_EVAL).job("code")
+    job = task_of(HUMAN_EVAL).make("code")
     assert job == AssertTests("code", (HUMAN_EVAL["test"],), prelude=HUMAN_EVAL["prompt"], entry="double")
-    job = task_of(MBPP).job("code")
+    job = task_of(MBPP).make("code")
     assert isinstance(job, AssertTests)
     assert (job.texts, job.entry, job.prelude) == (tuple(MBPP["test_list"]), "sum", "import math\n")
-    assert task_of(APPS).job("code") == ProgramTests("code", (("1\n", "2\n"), ("2\n3", "4\n6")))
-    job = task_of(APPS_CALLS).job("code")
+    assert task_of(APPS).make("code") == ProgramTests("code", (("1\n", "2\n"), ("2\n3", "4\n6")))
+    job = task_of(APPS_CALLS).make("code")
     assert isinstance(job, FunctionTests)
     assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], 2), [[1, 3]])
-    job = task_of(LIVE).job("code")
+    job = task_of(LIVE).make("code")
     assert isinstance(job, FunctionTests)
     assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], "a"), [1, 3])
-    assert task_of(LIVE_PROGRAM).job("code") == ProgramTests("code", (("1", "2"),))
-    assert task_of(ROLL).job("code") == AssertTests("code", ("assert f(1) == 2", "assert f(2) == 4"))
+    assert task_of(LIVE_PROGRAM).make("code") == ProgramTests("code", (("1", "2"),))
+    assert task_of(ROLL).make("code") == AssertTests("code", ("assert f(1) == 2", "assert f(2) == 4"))
     held = json.dumps({"inputs": ["1"], "outputs": ["2"]})
-    assert task_of({}, held).job("code") == ProgramTests("code", (("1", "2"),))
-    assert task_of({}, json.dumps({"inputs": [], "outputs": [], "assert_case": ["assert f(1)"]})).job(
+    assert task_of({}, held).make("code") == ProgramTests("code", (("1", "2"),))
+    assert task_of({}, json.dumps({"inputs": [], "outputs": [], "assert_case": ["assert f(1)"]})).make(
         "c"
     ) == AssertTests("c", ("assert f(1)",))
     assert task_of_row({"test": "x"}, "7") is None
@@ -66,9 +67,9 @@ def test_layouts_are_recognised() -> None:
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"input_output": "{"}, "input_output is no JSON"),
+        ({"input_output": "{"}, "input_output is not valid JSON"),
         ({"input_output": {"inputs": ["1"], "outputs": []}}, "as many outputs as inputs"),
-        ({"private_test_cases": "eJxrYJ0"}, "private_test_cases is no JSON"),
+        ({"private_test_cases": "eJxrYJ0"}, "private_test_cases is not valid JSON"),
         ({"test_cases": [{"name": "x"}]}, "an object has name, and neither"),
         ({"test_cases": {"a": 1}}, "has to be a list of objects"),
         ({"test_list": [1]}, "test_list has to be a text or a list of texts"),
@@ -132,6 +133,14 @@ def test_wrong_options_are_refused() -> None:
         Code(tier="docker")
     with pytest.raises(ConfigError, match="have to be positive"):
         Code(seconds=0)
+    with pytest.raises(ConfigError, match=r"option grade(?s:.*)did you mean 'shared'"):
+        Code(grade="share")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="are for a sandbox on another machine"):
+        Code(grade="shared")
+    with pytest.raises(ConfigError, match=r"option tier(?s:.*)programs run at http://host"):
+        Code(tier="landlock", url="http://host")
+    with pytest.raises(ConfigError, match="the environment variable NO_SUCH"):
+        Code(url="http://host", token_variable="NO_SUCH")
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +174,36 @@ def test_scores(made: Callable[..., Code]) -> None:
 def test_tests_that_test_nothing_are_no_score(made: Callable[..., Code]) -> None:
     with pytest.raises(TestsError, match="do not ask the code for anything"):
         made()("def f(): return 1", test_list=["assert 1 == 1 + 0"])
+
+
+class Judges:
+    """A sandbox that has judged already."""
+
+    limits = Limits()
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+
+    def run(self, job: object, limits: Limits | None = None) -> Verdict:
+        return self._verdict
+
+    def output(self, job: object, limits: Limits | None = None) -> Output:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("grade", ["split", "shared"])
+def test_scores_name_tests_in_the_candidate_s_process(
+    grade: Literal["split", "shared"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = Verdict("passed", 2, 2, 0.1, grade=grade)
+    monkeypatch.setattr("burnish.sandbox.remote.RemoteSandbox", lambda *given, **named: Judges(verdict))
+    scored = Code(url="http://host", grade="shared")("def double(x): return 2 * x", **HUMAN_EVAL)
+    assert scored == Score(1.0, {"shared": float(grade == "shared")})
+
+
+def test_scores_of_split_tests_are_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = Verdict("passed", 2, 2, 0.1)
+    monkeypatch.setattr("burnish.sandbox.remote.RemoteSandbox", lambda *given, **named: Judges(verdict))
+    assert Code(url="http://host")("def double(x): return 2 * x", **HUMAN_EVAL) == 1.0

@@ -24,6 +24,9 @@ def test_what_a_perfect_model_would_say() -> None:
     )
     assert gold_response(_prompt("a", ["x", "y"])) == "x"
     assert gold_response(_prompt("a", None)) is None
+    assert gold_response(_prompt("a", 1, choices=["x", "y"])) == "B"
+    assert gold_response(_prompt("a", 1, endings=["x", "y"]), options_column="endings") == "B"
+    assert gold_response(_prompt("a", 7, choices=["x", "y"])) == "7"  # the reward says that there is no such option
 
 
 def test_report_names_the_rows_that_fall_short(make_scorer: Any) -> None:
@@ -102,3 +105,10 @@ def test_gsm8k_through_the_worker_processes(make_scorer: Any, shared_dir: Path) 
     report = check_gold(prompts, make_scorer({"name": "math", "timeout_seconds": 60}))
     assert report.checked == 8792
     assert report.failures == ()
+
+
+def test_an_answer_that_holds_tests_is_no_solution() -> None:
+    tests = '{"inputs": ["1"], "outputs": ["2"]}'
+    assert gold_response(Prompt("p", text="x", answer=tests)) is None
+    assert gold_response(Prompt("p", text="x", answer={"assert_case": ["assert f(1)"]})) is None
+    assert gold_response(Prompt("p", text="x", answer='{"a": 1}')) == '{"a": 1}'

@@ -87,18 +87,50 @@ def test_dense_prefix_reward_of_a_number_sequence(make_scorer: Any, make_items: 
 
 def test_failed_responses_are_excluded_by_default(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:judged", "exact")
-    scored = scorer.score(make_items(["7", "nan", "inf", "?"]))
-    statuses = [RewardStatus.OK, RewardStatus.ERROR, RewardStatus.ERROR, RewardStatus.MISSING]
-    assert [r.status for r in scored] == statuses
-    assert [r.reward for r in scored] == [2.0, None, None, None]
+    scored = scorer.score(make_items(["7", "nan", "inf"]))
+    assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.ERROR, RewardStatus.ERROR]
+    assert [r.reward for r in scored] == [2.0, None, None]
     assert "nan" in scored[1].status_detail
     assert scored[1].reward_parts == {"exact": 0.0}
 
 
+def test_a_reward_that_returns_none_is_not_for_a_response_that_another_scores(
+    make_scorer: Any, make_items: Any, file: Path
+) -> None:
+    both, alone = make_scorer(f"{file}:judged", "exact"), make_scorer(f"{file}:judged")
+    (scored,) = both.score(make_items(["?"], answer="?"))
+    assert (scored.reward, scored.status, scored.reward_parts) == (1.0, RewardStatus.OK, {"exact": 1.0})
+    (missing,) = alone.score(make_items(["?"]))
+    assert (missing.reward, missing.status) == (None, RewardStatus.MISSING)
+
+
+def test_a_reward_is_for_the_domains_that_it_names(make_scorer: Any, make_items: Any, file: Path) -> None:
+    """`judged` fails for this response, but is not asked about it in the domain `text`."""
+    bound = {"name": f"{file}:judged", "domains": ["math"]}
+    scorer = make_scorer(bound, {"name": "exact", "domains": "text"})
+    items = make_items(["nan"], domain="text", answer="nan") + make_items(["7"], domain="math")
+    items += make_items(["7"], domain="other")
+    scored = scorer.score(items)
+    assert [r.reward for r in scored] == [1.0, 1.0, None]
+    assert [r.reward_parts for r in scored[:2]] == [{"exact": 1.0}, {"judged": 1.0}]
+    assert scored[2].status is RewardStatus.MISSING
+    assert scored[2].status_detail == "no reward is for the domain 'other'"
+
+
+def test_an_audit_is_logged_and_neither_counts_nor_fails_anything(
+    make_scorer: Any, make_items: Any, file: Path
+) -> None:
+    scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True})
+    scored = scorer.score(make_items(["7", "nan"], answer="7"))
+    assert [r.reward for r in scored] == [1.0, 0.0]
+    assert [r.reward_parts for r in scored] == [{"exact": 1.0, "judged": 1.0}, {"exact": 0.0}]
+    assert all(r.status is RewardStatus.OK for r in scored)
+
+
 def test_failed_responses_may_get_a_stated_score(make_scorer: Any, make_items: Any, file: Path) -> None:
-    scorer = make_scorer(f"{file}:judged", "exact", on_failure="score", failure_score=-1.0)
+    scorer = make_scorer(f"{file}:judged", on_failure="score", failure_score=-1.0)
     scored = scorer.score(make_items(["7", "?"]))
-    assert [r.reward for r in scored] == [2.0, -1.0]
+    assert [r.reward for r in scored] == [1.0, -1.0]
     assert scored[1].status is RewardStatus.MISSING
 
 

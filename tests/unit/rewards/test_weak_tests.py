@@ -49,7 +49,31 @@ def scorer() -> Iterator[ProcessRewardScorer]:
 def test_rows_with_weak_tests_are_named(scorer: ProcessRewardScorer) -> None:
     rows: dict[str, dict[str, Any]] = {"even": EVEN, "double": DOUBLE, "silent": SILENT, "broken": BROKEN, "none": {}}
     prompts = [Prompt(id=name, text="Write it.", columns=columns) for name, columns in rows.items()]
-    assert find_weak_tests(prompts, scorer, "code") == [
+    assert find_weak_tests(prompts, scorer, "code", "code") == [
         WeakTests("even", "returns True"),
         WeakTests("silent", "is empty"),
     ]
+
+
+def test_schemas_that_anything_is_valid_against_are_named(make_scorer: Any) -> None:
+    pytest.importorskip("jsonschema")
+    schemas = {"any": {}, "object": {"type": "object"}, "strict": {"type": "object", "required": ["a"]}, "none": None}
+    prompts = [Prompt(id=name, text="Write it.", columns={"schema": schema}) for name, schema in schemas.items()]
+    scorer = make_scorer({"name": "json_schema", "timeout_seconds": 60}, columns=["schema"])
+    assert [
+        (found.prompt_id, found.response) for found in find_weak_tests(prompts, scorer, "json_schema", "json_schema")
+    ] == [
+        *(("any", f"is {text}") for text in ("null", "{}", "[]", "0", '""')),
+        ("object", "is {}"),
+    ]
+
+
+def test_queries_that_any_database_answers_alike_are_named(make_scorer: Any) -> None:
+    schema = "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7)"
+    rows = {"strong": "SELECT a FROM t", "one": "SELECT COUNT(*) FROM t", "none": "SELECT a FROM t WHERE a > 8"}
+    prompts = [Prompt(id=name, text="?", answer=query, columns={"schema": schema}) for name, query in rows.items()]
+    try:
+        scorer = make_scorer({"name": "sql", "options": {"seconds": 60.0}, "timeout_seconds": 200}, columns=["schema"])
+    except BurnishError as error:
+        pytest.skip(f"no sandbox here: {error.message}")
+    assert find_weak_tests(prompts, scorer, "sql", "sql") == [WeakTests("one", "gives 1")]

@@ -124,6 +124,24 @@ def test_what_takes_too_much_is_ended_and_named(sandbox: Sandbox) -> None:
     assert judged(sandbox, "def f(x):\n    y = []\n    y.append(y)\n    return y").status == "failed"
 
 
+def test_an_interrupted_job_leaves_no_answer_for_the_next(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(sandbox.tier, limits=sandbox.limits) as one:
+        with monkeypatch.context() as patched:
+
+            def interrupted(*arguments: object) -> None:
+                raise KeyboardInterrupt
+
+            patched.setattr(WarmParent, "_collect", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                judged(one, f"def f(x): return {SECRET} + x - 1")
+        assert judged(one, "def f(x): return 0").passed == 0
+
+
+def test_a_case_that_cannot_cross_is_named(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxError, match="a case for 'f' cannot be sent: a value of type 'object' is not plain"):
+        sandbox.run(FunctionTests("def f(x): return x", "f", cases((1, object()))))
+
+
 def test_what_the_code_returns_cannot_end_the_tests_without_a_verdict(sandbox: Sandbox) -> None:
     limits = Limits(seconds=4.0, processor_seconds=1.0)
     verdict = sandbox.run(AssertTests("def f(): return range(10**12)", ("assert sum(f()) == 3",)), limits)
@@ -262,11 +280,12 @@ def roots() -> set[Path]:
 
 def test_nothing_is_left(sandbox: Sandbox, tmp_path: Path) -> None:
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
+    left_by_killed_runs = roots()
     with Sandbox(sandbox.tier, processes=2, limits=dataclasses.replace(sandbox.limits, seconds=0.5)) as one:
         one.run_all([FunctionTests("while True: pass", "f", cases((1, 1)))] * 4)
     assert children() <= before
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-    seen = roots()  # another test may be making one at this moment
+    seen = roots() - left_by_killed_runs  # another test may be making one at this moment
     wait_for(lambda: not seen & roots())
 
 

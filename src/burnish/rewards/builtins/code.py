@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from textwrap import dedent
 from typing import Any, Literal
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import Task, TestsError, task_of_row
-from burnish.sandbox.confinement import TIERS, Tier
-from burnish.sandbox.job import Limits
-from burnish.sandbox.sandbox import Sandbox
-from burnish.sandbox.trial import strongest
-from burnish.words import nearest
+from burnish.rewards.builtins.reading_rows import after_thoughts, check_word
+from burnish.sandbox.confinement import TIERS
+from burnish.sandbox.job import Grade, Limits, Runner
+from burnish.sandbox.trial import opened
+from burnish.types import Score
 
 # The closing fence has the indentation of the opening one, so that one inside a docstring does not end the block.
 _FENCE = re.compile(r"^([ \t]*)```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^\1```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "py", "python3")
 _FUTURE = re.compile(r"^from __future__ import [^\n]*\n?", re.MULTILINE)
-_END = "</think>"
 _SCORES = ("all", "fraction")
+_GRADES = ("split", "shared")
 
 
 class Code:
@@ -28,7 +29,9 @@ class Code:
 
     seconds: for all tests of a response together. It has to be less than the reward's `timeout_seconds`, because a
     program that never ends has failed, and a reward that never ends has no score. tier: `auto` is the strongest tier of
-    the sandbox that confines programs here and holds; see `burnish sandbox`.
+    the sandbox that confines programs here and holds; see `burnish sandbox`. url: of a server that runs the programs
+    instead, with the token in the environment variable `token_variable`. grade: `shared` lets a server that only runs
+    programs test functions in the candidate's process; the part `shared` of a score says whether it did.
     """
 
     def __init__(
@@ -37,35 +40,63 @@ class Code:
         tier: str = "auto",
         seconds: float = 6.0,
         memory_mb: int = 512,
+        url: str | None = None,
+        token_variable: str | None = None,
+        grade: Grade = "split",
     ) -> None:
-        _check_word("score", score, _SCORES)
-        _check_word("tier", tier, ("auto", *TIERS))
+        check_word("code", "score", score, _SCORES)
+        check_word("code", "tier", tier, ("auto", *TIERS))
+        check_word("code", "grade", grade, _GRADES)
         if seconds <= 0 or memory_mb <= 0:
             raise ConfigError("options seconds and memory_mb of reward 'code' have to be positive")
         self._fraction = score == "fraction"
+        self._names_grade = grade == "shared"
         limits = Limits(seconds=seconds, processor_seconds=seconds, memory_mb=memory_mb)
-        self._sandbox = strongest(limits=limits) if tier == "auto" else Sandbox(_tier(tier), limits=limits)
+        self._sandbox = _open(tier, url, token_variable, grade, limits)
 
-    def __call__(self, response: str, answer: Any = None, **columns: Any) -> float | None:
+    def __call__(self, response: str, answer: Any = None, **columns: Any) -> float | Score | None:
         task = task_of_row(columns, answer)
         if task is None:
             return None
         try:
-            verdict = self._sandbox.run(task.job(program(response, task)))
+            verdict = self._sandbox.run(task.make(program(response, task)))
         except SandboxError as error:
             raise TestsError(str(error)) from error  # of this response alone: the run goes on, and counts it
-        return verdict.fraction if self._fraction else float(verdict.status == "passed")
+        value = verdict.fraction if self._fraction else float(verdict.status == "passed")
+        return Score(value, {"shared": float(verdict.grade == "shared")}) if self._names_grade else value
+
+
+def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, limits: Limits) -> Runner:
+    """The sandbox of this machine, or the one at `url`."""
+    if url is None:
+        if token_variable is not None or grade != "split":
+            raise ConfigError(
+                "options token_variable and grade of reward 'code' are for a sandbox on another machine",
+                remedy="set url (sandbox.url in a run file), or remove them",
+            )
+        return opened(tier, limits=limits)
+    if tier != "auto":
+        raise ConfigError(f"option tier of reward 'code' is {tier!r}, but programs run at {url}", remedy="remove tier")
+    token = None if token_variable is None else os.environ.get(token_variable)
+    if token_variable is not None and not token:
+        raise ConfigError(
+            f"the environment variable {token_variable}, which holds the token of {url}, is not set",
+            remedy=f"set it, and name it under environment: [{token_variable}] if the reward has the option itself",
+        )
+    from burnish.sandbox.remote import RemoteSandbox  # imported here because most runs never need its HTTP library
+
+    return RemoteSandbox(url, token, grade=grade, limits=limits)
 
 
 def program(response: str, task: Task) -> str:
     """The code that a response means, after its thoughts: its last block marked as Python that defines what the tests
     call, else its last such block, else the same of blocks that are not marked, else the whole response. What does not
     define it continues the row's beginning of a program."""
-    found = [(language.lower(), dedent(block)) for _, language, block in _FENCE.findall(response.rpartition(_END)[2])]
+    found = [(language.lower(), dedent(block)) for _, language, block in _FENCE.findall(after_thoughts(response))]
     marked = [block for language, block in found if language in _PYTHON]
     blocks = marked or [block for language, block in found if not language]
     defining = [block for block in blocks if task.is_defined_in(block)]
-    code = (defining or blocks or [response.rpartition(_END)[2]])[-1]
+    code = (defining or blocks or [after_thoughts(response)])[-1]
     if task.beginning is None or task.is_defined_in(code):
         return joined(task.header, code)
     return task.beginning + code
@@ -76,14 +107,3 @@ def joined(header: str, code: str) -> str:
     if not header:
         return code
     return "".join(_FUTURE.findall(code)) + header + _FUTURE.sub("", code)
-
-
-def _tier(name: str) -> Tier:
-    return next(tier for tier in TIERS if tier == name)
-
-
-def _check_word(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        near = nearest(value, known)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(f"option {option} of reward 'code' is {value!r}", remedy=f"{hint}use {', '.join(known)}")

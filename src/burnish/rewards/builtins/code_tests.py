@@ -50,17 +50,13 @@ class TestsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """make: the job for a program. entry: what its tests call, if that is known. beginning: what a response may
+    """make: the job that tests a program. entry: what its tests call, if that is known. beginning: what a response may
     continue. header: what of it any program may use, such as imports."""
 
     make: Callable[[str], Job]
     entry: str | None = None
     beginning: str | None = None
     header: str = ""
-
-    def job(self, code: str) -> Job:
-        """The tests of this program."""
-        return self.make(code)
 
     def is_defined_in(self, code: str) -> bool:
         """Whether the code defines what the tests call; True if nobody knows its name."""
@@ -75,7 +71,7 @@ class Task:
 def trivial_programs(task: Task) -> dict[str, str]:
     """Programs that solve no task, by what they do. Tests that one of them passes are weak."""
     found = {"is empty": ""}
-    job = task.job("")
+    job = task.make("")
     names = {task.entry} if task.entry else _called_names(job.texts) if isinstance(job, AssertTests) else set()
     for what, (before, body) in _DO_NOTHING.items() if names else ():
         defined = [f"def {name.rpartition('.')[2]}(*arguments, **named): {body}\n" for name in sorted(names)]
@@ -225,7 +221,7 @@ def _json(value: Any, column: str) -> Any:
         return json.loads(value)
     except ValueError as error:
         # LiveCodeBench packs its private tests as pickles, which run code when they are read.
-        raise TestsError(f"{column} is no JSON ({error}); convert it when the data set is made") from error
+        raise TestsError(f"{column} is not valid JSON ({error}); convert it when the data set is made") from error
 
 
 def _json_or_none(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,8 +66,8 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[st
         greedy_B = torch.tensor(greedy, dtype=torch.float32)
     if weights:
         weights_C = torch.tensor(list(weights.values()), dtype=torch.float32)
-        if all(label in r.reward_parts for r in rollouts for label in weights):
-            parts = [[r.reward_parts[label] for label in weights] for r in rollouts]
+        if _groups_have_equal_parts(rows, weights):
+            parts = [[r.reward_parts.get(label, 0.0) for label in weights] for r in rollouts]
             parts_BC = torch.tensor(parts, dtype=torch.float32)
     return BatchRewards(
         scores_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
@@ -76,6 +76,17 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[st
         parts_BC=parts_BC,
         weights_C=weights_C,
     )
+
+
+def _groups_have_equal_parts(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping[str, float]) -> bool:
+    """Whether each reward has scored all rows of a group or none. A reward that is not for a prompt then counts as 0 in
+    the whole group, which says nothing about any of its rows."""
+    scored_by: dict[int, set[str]] = {}
+    for group, rollout in rows:
+        labels = {label for label in weights if label in rollout.reward_parts}
+        if not labels or scored_by.setdefault(group.group_id, labels) != labels:
+            return False
+    return True
 
 
 def _dense_row(rollout: Rollout) -> tuple[float, ...]:

@@ -7,101 +7,114 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Literal
 
 import torch
 
 from burnish.algorithms.shaping import overlong_penalty
+from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
+from burnish.data.feeds import Drawn, Positions
 from burnish.observability.metrics import MetricStore
 from burnish.rewards.protocol import RewardScorer
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
-from burnish.trainers.telemetry.groups import describe_groups, describe_penalties
+from burnish.trainers.rl.domains import Domains
+from burnish.trainers.telemetry.groups import describe_audits, describe_domains, describe_groups, describe_penalties
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
 
+Overlaps = Literal["all", "waiting", "none"]
 GREEDY_SAMPLE = -1
 """Sample index of a greedy response. It uses no noise; the number only distinguishes it from sampled ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt and the tokens that the policy is given for it."""
-
-    prompt: Prompt
-    tokens: tuple[int, ...]
-
-
-class PromptFeed(Protocol):
-    """Endless prompts, a pure function of the position."""
-
-    def take(self, count: int, position: int) -> list[EncodedPrompt]: ...
-
-
-@dataclass(frozen=True, slots=True)
 class Collected:
-    """What a step trains on (`groups`), everything that was sampled for it, and the new position of the feed."""
+    """What a step trains on (`groups`), everything that was sampled for it, and how many prompts of each domain were
+    drawn by its end. `places`: domain of each sampled group's prompt, and place in its order."""
 
     groups: tuple[RolloutGroup, ...]
     sampled: tuple[RolloutGroup, ...]
-    position: int
+    positions: Positions
     metrics: dict[str, Metric]
+    places: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs the engine and the rewards for one step. It has no state.
+    """Runs the engine and the rewards for one step. Its only state is what is known of the prompts' difficulty
+    (`Domains.rates`).
 
-    overlaps: score responses while others are still being sampled. Not for an engine that samples on the CPU: if one of
-    its cores is busy with a reward, all of its threads wait for that one at every matrix product.
+    overlaps: which rewards score responses while others are still being sampled. Not all of them beside an engine that
+    samples on the CPU: if one of its cores is busy with a reward, all of its threads wait for that one at every matrix
+    product. Those that wait for an answer keep no core busy.
     """
 
     config: RlConfig
-    feed: PromptFeed
+    domains: Domains
     engine: RolloutEngine
     scorer: RewardScorer
-    sampling: Sampling
     needs_greedy: bool
-    overlaps: bool = False
+    overlaps: Overlaps = "none"
 
-    def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
-        """`prompts_per_step` groups. With dynamic sampling, groups whose scores are all equal are replaced."""
-        wanted = self.config.rollout.prompts_per_step
-        rounds = 1 + (self.config.algorithm.max_refills if self.config.algorithm.dynamic_sampling else 0)
+    def collect(self, step: int, positions: Positions, stopwatch: Stopwatch) -> Collected:
+        """Each domain's groups of `prompts_per_step`. Those that would not teach are left out, and replaced in up to
+        `max_refills` rounds where the domain refills."""
+        wanted = lacking = self.domains.feeds.counts(step)
         kept: list[RolloutGroup] = []
         sampled: list[RolloutGroup] = []
+        places: list[tuple[str, int]] = []
         asked: Counter[str] = Counter()
-        for _ in range(rounds):
-            drawn = self.feed.take(wanted - len(kept), position)
-            position += len(drawn)
+        for _ in range(1 + self.config.algorithm.max_refills):
+            drawn, positions = self.domains.draw(lacking, positions, step)
+            if not drawn:  # no prompt is of the difficulty that is asked for
+                break
             groups = self._sample(drawn, step, first_id=len(sampled), asked=asked, stopwatch=stopwatch)
             sampled.extend(groups)
-            kept.extend(group for group in groups if self.teaches(group))
-            if len(kept) == wanted:
+            places.extend((one.domain, one.place) for one in drawn)
+            kept.extend(group for group in groups if self.teaches(group, step))
+            lacking = self.domains.lacking(wanted, kept)
+            if not any(lacking.values()):
                 break
-        metrics = describe_groups(sampled, missing=wanted - len(kept), fixed_length=self.sampling.ignore_eos)
+        self.domains.observe(step, sampled)
+        metrics = self._describe(sampled, kept, wanted)
         if self.config.algorithm.overlong_buffer is not None:
             # After the filter: a penalty must not make a group of equal answers look informative.
             kept = [self.penalised(group, self.config.algorithm.overlong_buffer) for group in kept]
             metrics |= describe_penalties(kept)
         spent = MetricStore.of((metrics, self.scorer.take_metrics(), self.engine.take_metrics()))
-        return Collected(tuple(kept), tuple(sampled), position, spent.merged())
+        return Collected(tuple(kept), tuple(sampled), positions, spent.merged(), tuple(places))
+
+    def _describe(
+        self, sampled: Sequence[RolloutGroup], kept: Sequence[RolloutGroup], wanted: Mapping[str, int]
+    ) -> dict[str, Metric]:
+        fixed = all(domain.sampling.ignore_eos for domain in self.domains.by_name.values())
+        metrics = describe_groups(sampled, missing=sum(wanted.values()) - len(kept), fixed_length=fixed)
+        metrics |= describe_audits(sampled, [reward.log_label for reward in self.config.all_rewards if reward.audit])
+        if ALL in self.domains.by_name:
+            return metrics
+        solved = {group.group_id: self.domains.of(group.prompt).filter.solved(group) for group in sampled}
+        return metrics | describe_domains(sampled, kept, wanted, solved)
 
     def _sample(
-        self, drawn: Sequence[EncodedPrompt], step: int, *, first_id: int, asked: Counter[str], stopwatch: Stopwatch
+        self, drawn: Sequence[Drawn], step: int, *, first_id: int, asked: Counter[str], stopwatch: Stopwatch
     ) -> list[RolloutGroup]:
-        requests, size = [], self.config.rollout.group_size
-        for group_id, encoded in enumerate(drawn, start=first_id):
-            prompt_id = encoded.prompt.id
+        requests: dict[Sampling, list[RolloutRequest]] = {}
+        for group_id, one in enumerate(drawn, start=first_id):
+            domain, prompt_id = self.domains.by_name[one.domain], one.encoded.prompt.id
             # Sampling noise depends on (prompt id, sample index), so a prompt drawn twice in a step gets new indices.
-            indices = tuple(range(asked[prompt_id], asked[prompt_id] + size))
-            requests.append(RolloutRequest(prompt_id, group_id, encoded.tokens, indices))
-            asked[prompt_id] += size
-        prompts = {request.group_id: encoded.prompt for request, encoded in zip(requests, drawn, strict=True)}
-        begin = self._beginner(prompts) if self.overlaps else None
+            indices = tuple(range(asked[prompt_id], asked[prompt_id] + domain.settings.group_size))
+            request = RolloutRequest(prompt_id, group_id, one.encoded.tokens, indices)
+            requests.setdefault(domain.sampling, []).append(request)
+            asked[prompt_id] += domain.settings.group_size
+        prompts = {group_id: one.encoded.prompt for group_id, one in enumerate(drawn, start=first_id)}
+        begin = self._beginner(prompts) if self.overlaps != "none" else None
+        rollouts: list[Rollout] = []
+        greedy: list[Rollout] = []
         with stopwatch.phase("generate"):
-            rollouts = self.generate(requests, self.sampling, step, begin)
-            greedy = self.greedy(requests, step, begin) if self.needs_greedy else []
+            for sampling, some in requests.items():
+                rollouts += self.generate(some, sampling, step, begin)
+                greedy += self.greedy(some, sampling, step, begin) if self.needs_greedy else []
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
         own = {i: tuple(samples) for i, samples in groupby(scored[: len(rollouts)], key=lambda r: r.group_id)}
@@ -112,7 +125,8 @@ class Collector:
         """A function that starts scoring responses as soon as they are finished; `prompts` are by group."""
 
         def begin(finished: Sequence[Rollout]) -> None:
-            self.scorer.begin([(prompts[rollout.group_id], rollout) for rollout in finished])
+            items = [(prompts[rollout.group_id], rollout) for rollout in finished]
+            self.scorer.begin(items, idle_cores=self.overlaps == "all")
 
         return begin
 
@@ -121,24 +135,23 @@ class Collector:
     ) -> list[Rollout]:
         return self.engine.generate(requests, sampling, seed=self.config.seed, step=step, on_finished=begin)
 
-    def greedy(self, requests: Sequence[RolloutRequest], step: int, begin: OnFinished | None) -> list[Rollout]:
+    def greedy(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, step: int, begin: OnFinished | None
+    ) -> list[Rollout]:
         one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
-        greedy = dataclasses.replace(self.sampling, greedy=True)
-        return self.generate(one_each, greedy, step, begin)
+        return self.generate(one_each, dataclasses.replace(sampling, greedy=True), step, begin)
 
-    def teaches(self, group: RolloutGroup) -> bool:
+    def teaches(self, group: RolloutGroup, step: int) -> bool:
         if all(r.reward is None for r in group.rollouts):
             return False
         if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
             return False
-        # A signal is two different rewards. Siblings whose reward failed do not count as different.
-        differs = len({r.reward for r in group.rollouts if r.reward is not None}) > 1
-        return differs or not self.config.algorithm.dynamic_sampling
+        return self.domains.teaches(group, step)
 
     def penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
         """The group with a soft over-long penalty over the last `fraction` of the length limit. It also applies to the
         greedy response, because that is the baseline of the penalised ones."""
-        limit = self.config.rollout.max_response_tokens
+        limit = self.domains.of(group.prompt).sampling.max_response_tokens
         buffer_tokens = max(1, round(fraction * limit))
         return dataclasses.replace(
             group,

@@ -80,7 +80,7 @@ def _critic_of_a_run(
 
 def reward_model_folder(config: RlConfig) -> str:
     """Folder of the run's only reward model (the run file has been checked to have exactly one)."""
-    (name,) = [reward.name for reward in config.rewards if reward.name.startswith(MODEL_REWARD)]
+    (name,) = [reward.name for reward in config.all_rewards if reward.name.startswith(MODEL_REWARD)]
     return name.removeprefix(MODEL_REWARD)
 
 

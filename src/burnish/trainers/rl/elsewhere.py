@@ -78,7 +78,7 @@ def reward_role(config: RlConfig, paths: FastPaths) -> Iterator[dict[str, object
     without_progress_bars()
     policy = load_outline(config.model, plain=config.debug.plain)
     with fast_float32(policy.model, plain=config.debug.plain, paths=paths):
-        models = RewardModels.load(spec_of(reward) for reward in config.rewards if reward.is_model)
+        models = RewardModels.load(spec_of(reward) for reward in config.all_rewards if reward.is_model)
         yield {ROLE: models, "ways": Ways(paths.record(), tuple(models.attach_policy(policy.tokenizer)))}
 
 

@@ -4,56 +4,66 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.algorithms.statistics import pass_at_k
+from burnish.config.domains import ALL
+from burnish.data.feeds import EncodedPrompt
 from burnish.observability.metrics import mean_of
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import RolloutEngine, Sampling
-from burnish.trainers.rl.collection import GREEDY_SAMPLE, EncodedPrompt
+from burnish.trainers.rl.collection import GREEDY_SAMPLE
 from burnish.trainers.telemetry.groups import mean_parts
-from burnish.types import FinishReason, Metric, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import FinishReason, Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
 
 EVALUATION_STEP = -1
 """Used as the step in the sampling noise, so that all evaluations of a run sample with the same noise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluator:
-    """Evaluates the policy that the engine holds on a fixed list of prompts.
+class HeldOut:
+    """The held-out prompts of one domain, and how they are measured.
 
-    success: what counts as solved; without it accuracy, pass@k and maj@k are not measured.
+    success: what counts as solved; without it accuracy, pass@k and maj@k are not measured. vote_key: what counts as the
+    same answer for maj@k.
     """
 
     prompts: Sequence[EncodedPrompt]
-    engine: RolloutEngine
-    scorer: RewardScorer
     sampling: Sampling
     samples: int
     temperature: float
     success: Success | None
-    seed: int
     vote_key: Callable[[Rollout], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Evaluates the policy that the engine holds on fixed prompts. `parts`: by the name of the domain, which prompts
+    have; a run without `domains` has one part, named ALL."""
+
+    parts: Mapping[str, HeldOut]
+    engine: RolloutEngine
+    scorer: RewardScorer
+    seed: int
 
     def evaluate(self) -> tuple[dict[str, Metric], list[RolloutGroup]]:
         """Metrics named `eval/...`, and the scored responses."""
-        requests = [
-            RolloutRequest(encoded.prompt.id, group_id, encoded.tokens, (GREEDY_SAMPLE,))
-            for group_id, encoded in enumerate(self.prompts)
-        ]
-        greedy = self._generate(requests, dataclasses.replace(self.sampling, greedy=True))
-        sampled: list[Rollout] = []
-        if self.samples:
-            indices = tuple(range(self.samples))
-            asked = [dataclasses.replace(request, sample_indices=indices) for request in requests]
-            # pass@k and maj@k of the policy itself: without the cuts that training may sample with.
-            plain = dataclasses.replace(self.sampling, temperature=self.temperature, top_k=0, top_p=1.0, min_p=0.0)
-            sampled = self._generate(asked, plain)
-        if self.success is not None:
-            self.success.check_parts([*greedy, *sampled])
-        groups = self._groups(greedy, sampled)
+        asked = [(part, encoded) for part in self.parts.values() for encoded in part.prompts]
+        prompts = [encoded.prompt for _, encoded in asked]
+        greedy: list[tuple[Sampling, RolloutRequest]] = []
+        plain: list[tuple[Sampling, RolloutRequest]] = []
+        for group_id, (part, encoded) in enumerate(asked):
+            request = RolloutRequest(encoded.prompt.id, group_id, encoded.tokens, (GREEDY_SAMPLE,))
+            greedy.append((dataclasses.replace(part.sampling, greedy=True), request))
+            if part.samples:
+                samples = dataclasses.replace(request, sample_indices=tuple(range(part.samples)))
+                plain.append((_without_cuts(part), samples))
+        groups = self._groups(prompts, self._generate(prompts, greedy), self._generate(prompts, plain))
+        for part, ours in self._by_part(groups):
+            if part.success is not None:
+                part.success.check_parts([r for g in ours for r in (*g.rollouts, g.greedy) if r is not None])
         # Failures are reported as eval/failed_fraction: they, and these tokens, must not count in the next step.
         self.scorer.take_metrics()
         self.engine.take_metrics()
@@ -63,29 +73,43 @@ class Evaluator:
         metrics = self._summary(groups, "eval")
         metrics |= mean_parts([g.greedy for g in groups if g.greedy is not None], "eval/part")
         domains = sorted({group.prompt.domain for group in groups})
-        if len(domains) > 1:
+        if len(domains) > 1 or ALL not in self.parts:
             for domain in domains:
                 metrics |= self._summary([g for g in groups if g.prompt.domain == domain], f"eval/domain/{domain}")
         return metrics
 
-    def _generate(self, requests: Sequence[RolloutRequest], sampling: Sampling) -> list[Rollout]:
-        rollouts = self.engine.generate(requests, sampling, seed=self.seed, step=EVALUATION_STEP)
-        return self.scorer.score([(self.prompts[r.group_id].prompt, r) for r in rollouts])
+    def part_of(self, group: RolloutGroup) -> HeldOut:
+        return self.parts[ALL] if ALL in self.parts else self.parts[group.prompt.domain]
 
-    def _groups(self, greedy: Sequence[Rollout], sampled: Sequence[Rollout]) -> list[RolloutGroup]:
+    def _by_part(self, groups: Sequence[RolloutGroup]) -> list[tuple[HeldOut, list[RolloutGroup]]]:
+        return [(part, [g for g in groups if self.part_of(g) is part]) for part in self.parts.values()]
+
+    def _generate(
+        self, prompts: Sequence[Prompt], requests: Sequence[tuple[Sampling, RolloutRequest]]
+    ) -> list[Rollout]:
+        alike: dict[Sampling, list[RolloutRequest]] = defaultdict(list)
+        for sampling, request in requests:
+            alike[sampling].append(request)
+        rollouts: list[Rollout] = []
+        for sampling, some in alike.items():
+            rollouts += self.engine.generate(some, sampling, seed=self.seed, step=EVALUATION_STEP)
+        return self.scorer.score([(prompts[r.group_id], r) for r in rollouts])
+
+    def _groups(
+        self, prompts: Sequence[Prompt], greedy: Sequence[Rollout], sampled: Sequence[Rollout]
+    ) -> list[RolloutGroup]:
         by_group: dict[int, list[Rollout]] = defaultdict(list)
         for rollout in sampled:
             by_group[rollout.group_id].append(rollout)
-        return [
-            RolloutGroup(self.prompts[r.group_id].prompt, r.group_id, tuple(by_group[r.group_id]), r) for r in greedy
-        ]
+        ordered = sorted(greedy, key=lambda rollout: rollout.group_id)
+        return [RolloutGroup(prompts[r.group_id], r.group_id, tuple(by_group[r.group_id]), r) for r in ordered]
 
     def _summary(self, groups: Sequence[RolloutGroup], prefix: str) -> dict[str, Metric]:
         greedy = [g.greedy for g in groups if g.greedy is not None]
         rewards = [r.reward for r in greedy if r.reward is not None]
         metrics = {
             "reward_mean": mean_of(rewards),
-            **self._accuracy(greedy),
+            **self._accuracy(groups),
             "response_tokens_mean": mean_of([len(r.response_tokens) for r in greedy]),
             "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in greedy]),
             "failed_fraction": mean_of([r.reward is None for r in greedy]),
@@ -93,27 +117,43 @@ class Evaluator:
         }
         return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
 
-    def _accuracy(self, greedy: Sequence[Rollout]) -> dict[str, Metric]:
+    def _accuracy(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         """Accuracy over the responses that can be judged."""
-        if self.success is None:
+        pairs = [(self.part_of(group).success, group.greedy) for group in groups]
+        judged = [success.solved(greedy) for success, greedy in pairs if success is not None and greedy is not None]
+        if not any(success is not None for success, _ in pairs):
             return {}
-        judged = [self.success.solved(rollout) for rollout in greedy]
         return {"accuracy": mean_of([solved for solved in judged if solved is not None])}
 
     def _of_samples(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-        if not self.samples:
+        """Where all of these prompts have the same number of samples, greater than 0."""
+        counts = {self.part_of(group).samples for group in groups}
+        if len(counts) != 1 or 0 in counts:
             return {}
-        rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
-        metrics = {"sampled_reward_mean": mean_of(rewards)}
-        if self.success is None:
+        (samples,) = counts
+        metrics = {
+            "sampled_reward_mean": mean_of([r.reward for g in groups for r in g.rollouts if r.reward is not None])
+        }
+        verdicts, winners = [], []
+        for part, ours in self._by_part(groups):
+            if part.success is None:
+                continue
+            for group in ours:
+                solved = [part.success.solved(rollout) for rollout in group.rollouts]
+                if len(solved) == samples and None not in solved:
+                    verdicts.append(solved.count(True))
+                    winners.append(bool(part.success.solved(majority(group.rollouts, part.vote_key))))
+        if all(self.part_of(group).success is None for group in groups):
             return metrics
-        verdicts = [(g.rollouts, [self.success.solved(r) for r in g.rollouts]) for g in groups]
-        complete = [(rs, solved) for rs, solved in verdicts if len(rs) == self.samples and None not in solved]
-        for k in powers_up_to(self.samples):
-            metrics[f"pass@{k}"] = mean_of([pass_at_k(len(rs), solved.count(True), k) for rs, solved in complete])
-        winners = [majority(rs, self.vote_key) for rs, _ in complete]
-        metrics[f"maj@{self.samples}"] = mean_of([bool(self.success.solved(winner)) for winner in winners])
+        for k in powers_up_to(samples):
+            metrics[f"pass@{k}"] = mean_of([pass_at_k(samples, solved, k) for solved in verdicts])
+        metrics[f"maj@{samples}"] = mean_of(winners)
         return metrics
+
+
+def _without_cuts(part: HeldOut) -> Sampling:
+    """For pass@k and maj@k of the policy itself: without the cuts that training may sample with."""
+    return dataclasses.replace(part.sampling, temperature=part.temperature, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def majority(rollouts: Sequence[Rollout], vote_key: Callable[[Rollout], str]) -> Rollout:

@@ -28,6 +28,7 @@ from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.beside import ALONE, Beside
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
+from burnish.trainers.rl.domain_credit import DomainCredit
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.held_out_values import held_out_values
 from burnish.trainers.rl.kl import steer_kl
@@ -64,6 +65,8 @@ class RlRun(Training):
     critic: Critic | None = None
     value_objective: ValueObjective | None = None
     """What a critic minimises when it is trained alone."""
+    domain_credit: DomainCredit | None = None
+    """What domains do to scores and advantages; None for a run without any."""
     beside: Beside = ALONE
     """The models that work while others do."""
 
@@ -77,7 +80,11 @@ class RlRun(Training):
 
     def controllers(self) -> dict[str, Controller]:
         kl: dict[str, Controller] = {"kl": self.kl}
-        return kl | {"supply": self.supply} if self.config.max_staleness else kl
+        supply: dict[str, Controller] = {"supply": self.supply} if self.config.max_staleness else {}
+        if self.domain_credit is None:
+            return kl | supply
+        # Of the steps that were trained on; what the supply holds beyond them is counted again (see `difficulty`).
+        return kl | {"rates": self.domain_credit.domains.rates, "scores": self.domain_credit} | supply
 
     def train_step(self) -> dict[str, float]:
         """One step: sample, score, assign credit, update."""
@@ -102,7 +109,9 @@ class RlRun(Training):
         finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
             metrics.merge(stopwatch.metrics())
             row = derive(metrics.row())
-            self.progress.advance(collected.position, row)
+            self.progress.advance(collected.positions, row)
+            if self.domain_credit is not None:
+                self.domain_credit.commit()
         return row
 
     def prepare(self, collected: Collected, stopwatch: Stopwatch, metrics: MetricStore) -> Batch | None:
@@ -119,9 +128,12 @@ class RlRun(Training):
         if values is not None:
             with stopwatch.phase("values"):
                 batch = batch.replace(values=values())
+        rewards = build_rewards(rows, self.reward_weights)
+        if self.domain_credit is not None:
+            rewards = self.domain_credit.normalized(rewards, batch, rows)
         batch, credit_metrics = assign_advantages(
             batch,
-            build_rewards(rows, self.reward_weights),
+            rewards,
             algorithm=config.algorithm,
             estimator=self.estimator,
             kl_coef=self.kl.coef,
@@ -130,7 +142,7 @@ class RlRun(Training):
         metrics.merge(credit_metrics)
         if not config.whitens_minibatches:
             metrics.merge(describe_values(batch))
-        return batch
+        return batch if self.domain_credit is None else self.domain_credit.weighted(batch, rows)
 
     def add_logprobs(self, batch: Batch) -> Batch:
         """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
+from burnish.config.domains import Split, domain_settings, sources_of, used_domains
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig, RunConfig, VllmConfig
-from burnish.config.schema_data import DataSource, ModelConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.data.overlap import Asked, find_overlap
-from burnish.data.prompts import PromptSet, read_prompts
+from burnish.data.prompts import DomainRows, PromptSet, read_prompts
 from burnish.data.sources import needs_download
 from burnish.errors import CheckpointError, ConfigError, ModelError
 from burnish.models.folders import check_model_folder, resolve_source
@@ -30,7 +31,7 @@ from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm.process import has_vllm
 from burnish.trainers.rl.algorithm import AlgorithmParts, resolve_algorithm
 from burnish.trainers.rl.credit import reads_responses_alone
-from burnish.trainers.rl.feeds import load_prompt_set, shared_columns
+from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.types import Prompt
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
-    train = _local_prompts(config, config.data.train, "train", tokenizer, context_tokens)
-    heldout = _local_prompts(config, config.data.eval, "eval", tokenizer, context_tokens)
-    _check_rewards(config, [_prompts_of(found) for found in (train, heldout) if found])
-    twice = find_overlap(() if train is None else _asked(train), () if heldout is None else _asked(heldout))
+    train = _local_prompts(config, "train", tokenizer, context_tokens)
+    heldout = _local_prompts(config, "eval", tokenizer, context_tokens)
+    _check_rewards(config, [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)])
+    twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
     notes = [*twice.lines(), *timing_lines(config), *no_overlap_lines(config), *notes_on(config)]
-    return (None if train is None else len(train)), notes
+    return (sum(map(len, train)) if train else None), notes
 
 
 def timing_lines(config: RlConfig) -> tuple[str, ...]:
@@ -181,18 +182,19 @@ def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
 
 
 def _local_prompts(
-    config: RlConfig,
-    sources: Sequence[DataSource],
-    split: str,
-    tokenizer: PreTrainedTokenizerBase | None,
-    context_tokens: int | None,
-) -> PromptSet | Sequence[Prompt] | None:
-    """Prompts as the run would have them; without a tokenizer none is too long. None if any must be downloaded."""
-    if not sources or any(needs_download(source) for source in sources):
-        return None
-    if tokenizer is None:
-        return read_prompts(sources)[0]
-    return load_prompt_set(config, tokenizer, context_tokens, split)
+    config: RlConfig, split: Split, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None
+) -> list[PromptSet | Sequence[Prompt]]:
+    """Prompts of each domain as the run would have them; without a tokenizer none is too long. Empty if any must be
+    downloaded."""
+    if any(needs_download(source) for source in config.named_sources(split).values()):
+        return []
+    found: list[PromptSet | Sequence[Prompt]] = []
+    for domain in used_domains(config, domain_settings(config), split):
+        if tokenizer is None:
+            found.append(read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))[0])
+        else:
+            found.append(load_prompt_set(config, domain, tokenizer, context_tokens, split))
+    return [some for some in found if some]
 
 
 def _prompts_of(found: PromptSet | Sequence[Prompt]) -> Sequence[Prompt]:
@@ -207,16 +209,17 @@ def _asked(found: PromptSet | Sequence[Prompt]) -> list[Asked]:
 
 
 def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) -> None:
-    functions = [reward for reward in config.rewards if not reward.name.startswith(MODEL_REWARD)]
-    for reward in config.rewards:
+    functions = [reward for reward in config.all_rewards if not reward.name.startswith(MODEL_REWARD)]
+    for reward in config.all_rewards:
         if reward not in functions:
             check_model_reward(RewardSpec(reward.name, reward.label or "model", reward.options))
     if not functions:
         return
-    with ProcessRewardScorer(functions, config.scoring) as scorer:
-        success_of(config.rewards, scorer.answer_labels, config.evaluation)
+    with ProcessRewardScorer(functions, config.scoring, sandbox=config.sandbox) as scorer:
+        for domain in domain_settings(config):
+            success_of(domain.rewards, scorer.answer_labels, domain.evaluation)
         for prompts in prompt_sets:
-            scorer.check_columns(shared_columns(prompts))
+            scorer.check_prompts(prompts)
 
 
 def notes_on(config: RunConfig) -> list[str]:

@@ -19,8 +19,9 @@ from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.cast import Cast
+from burnish.trainers.rl.evaluation_setup import build_evaluator
 from burnish.trainers.rl.opening import open_model, open_rl_engine
-from burnish.trainers.rl.setup import INLINE, build_evaluator, open_rl_run, open_scorer
+from burnish.trainers.rl.setup import INLINE, open_rl_run, open_scorer
 from burnish.trainers.telemetry.journal import token_texts
 
 

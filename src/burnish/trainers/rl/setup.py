@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -11,25 +11,25 @@ from rich.console import Console
 
 from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
 from burnish.algorithms.policy_losses import PolicyLossSpec
+from burnish.config.domains import domain_settings
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
-from burnish.data.prompts import PromptSet
-from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import success_of, why_not_measured
-from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rewards.success import success_of
+from burnish.rollouts.answering import open_model
 from burnish.rollouts.limits import check_rotation
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress, restore
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.cast import Cast, Inline
-from burnish.trainers.rl.collection import Collector
+from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.critic_setup import build_value_objective
-from burnish.trainers.rl.evaluation import Evaluator
-from burnish.trainers.rl.feeds import SampledPrompts, evaluation_prompts, load_prompt_set, shared_columns
+from burnish.trainers.rl.domain_credit import DomainCredit
+from burnish.trainers.rl.domain_setup import asked_by, build_domains, check_bound_rewards, load_domains, prompts_of
+from burnish.trainers.rl.evaluation_setup import build_evaluator
 from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective_setup import objectives
 from burnish.trainers.rl.opening import longest_text
@@ -40,7 +40,6 @@ from burnish.trainers.rl.supply_partial import RenewableEngine, SupplyPartial
 from burnish.trainers.rl.supply_window import SupplyWindow
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
-from burnish.types import Rollout
 
 INLINE = Inline()
 
@@ -66,32 +65,36 @@ def open_rl_run(
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)
         check_rotation(loaded.model.config, longest_text(config, loaded))
-        train = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "train")
-        say(console, train.lines())
-        scorer.check_columns(shared_columns(train.prompts))
+        settings = domain_settings(config)
+        train = load_domains(config, settings, loaded, "train")
+        for prompts in train.values():
+            say(console, prompts.lines())
+        scorer.check_prompts(prompts_of(train))
+        check_bound_rewards(config.all_rewards, prompts_of(train))
+        progress = Progress()
         players = stack.enter_context(cast.open_players(config, loaded, paths, console))
         roles, engine = players.roles, players.engine
         if players.reward_models is not None:
             scorer.ask_models(players.reward_models)
+        # On a CPU, workers that score would slow down sampling by more than they save (see `Collector`).
+        idle_cores = loaded.model.device.type != "cpu" or config.cluster.uses_processes
+        overlaps: Overlaps = "all" if idle_cores else "waiting" if scorer.only_waits else "none"
         collector = Collector(
             config=config,
-            feed=SampledPrompts(train, train.sampler(seed=config.seed, shuffle=config.data.shuffle)),
+            domains=build_domains(config, settings, train, scorer, progress),
             engine=engine,
             scorer=scorer,
-            sampling=build_sampling(config),
             needs_greedy=estimator.needs_greedy,
-            # On a CPU, workers that score would slow down sampling by more than they save (see `Collector`).
-            overlaps=loaded.model.device.type != "cpu" or config.cluster.uses_processes,
+            overlaps=overlaps,
         )
         evaluator = None
         if config.evaluation.happens:
             evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
         if evaluator is None:
-            say(console, find_overlap(train.asked()).lines())
+            say(console, find_overlap(asked_by(train)).lines())
         journal = stack.enter_context(
             open_journal(config, workplace, loaded, console, total_steps=config.steps, standing=players.standing)
         )
-        progress = Progress()
         supply = stack.enter_context(open_supply(config, collector, progress, roles.policy.publish(), players.aside))
         run = RlRun(
             config=config,
@@ -103,7 +106,12 @@ def open_rl_run(
             objective=players.objective or objectives(config, parts),
             select_tokens=_selection(loss, numbers),
             kl=build_kl(config.algorithm),
-            reward_weights=dict(zip(scorer.labels, (reward.weight for reward in config.rewards), strict=True)),
+            domain_credit=DomainCredit(collector.domains) if config.domains else None,
+            reward_weights={
+                label: reward.weight
+                for label, reward in zip(scorer.labels, config.all_rewards, strict=True)
+                if not reward.audit
+            },
             pad_token_id=loaded.pad_token_id,
             journal=journal,
             progress=progress,
@@ -146,73 +154,19 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
     return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, algorithm.kl_horizon)
 
 
-def build_sampling(config: RlConfig) -> Sampling:
-    rollout = config.rollout
-    return Sampling(
-        max_response_tokens=rollout.max_response_tokens,
-        temperature=rollout.temperature,
-        top_k=rollout.top_k,
-        top_p=rollout.top_p,
-        min_p=rollout.min_p,
-        stop_token_ids=rollout.stop_token_ids,
-        stop=rollout.stop,
-        ignore_eos=rollout.ignore_eos,
-    )
-
-
-def build_evaluator(
-    config: RlConfig,
-    loaded: LoadedModel,
-    engine: RolloutEngine,
-    scorer: ProcessRewardScorer,
-    console: Console,
-    *,
-    train: PromptSet | None = None,
-) -> Evaluator | None:
-    """None without held-out data. Reports which of its prompts are also in `train`."""
-    settings = config.evaluation
-    if not config.data.eval:
-        return None
-    prompts = load_prompt_set(config, loaded.tokenizer, loaded.context_length, "eval")
-    say(console, prompts.lines())
-    say(console, find_overlap(() if train is None else train.asked(), prompts.asked()).lines())
-    scorer.check_columns(shared_columns(prompts.prompts))
-    success = success_of(config.rewards, scorer.answer_labels, settings)
-    if success is None:
-        say(console, (why_not_measured(settings),))
-    return Evaluator(
-        prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
-        engine=engine,
-        scorer=scorer,
-        sampling=build_sampling(config),
-        samples=settings.samples,
-        temperature=settings.temperature,
-        success=success,
-        seed=config.seed,
-        vote_key=vote_key(config) if settings.samples else _by_text,
-    )
-
-
-def vote_key(config: RlConfig) -> Callable[[Rollout], str]:
-    """What counts as the same answer for maj@k: the extracted answer if a reward is `math`, else the text."""
-    if not any(reward.name == "math" for reward in config.rewards):
-        return _by_text
-    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when needed
-
-    reader = MathAnswer()
-    return lambda rollout: canonical(reader.extract(rollout.response) or rollout.response)
-
-
-def _by_text(rollout: Rollout) -> str:
-    return rollout.response.strip()
-
-
 @contextmanager
 def open_scorer(config: RlConfig, *, models_elsewhere: bool = False) -> Iterator[ProcessRewardScorer]:
     """The rewards of the run file, loaded first, so that a wrong name or option stops the run before a model loads."""
-    scorer = ProcessRewardScorer(config.rewards, config.scoring, models_elsewhere=models_elsewhere)
+    scorer = ProcessRewardScorer(
+        config.all_rewards,
+        config.scoring,
+        models_elsewhere=models_elsewhere,
+        sandbox=config.sandbox,
+        open_model=open_model,
+    )
     try:
-        success_of(config.rewards, scorer.answer_labels, config.evaluation)  # refuses a threshold out of reach
+        for domain in domain_settings(config):  # refuses a threshold out of reach
+            success_of(domain.rewards, scorer.answer_labels, domain.evaluation)
         yield scorer
     finally:
         scorer.close()

@@ -1,6 +1,6 @@
 """Collected batches as text, for checkpoints of runs that sample ahead of training.
 
-Prompts are not stored: they follow from the position in the data, as they did when the batch was drawn.
+Prompts are not stored: each follows from its place in the order of its domain, as it did when the batch was drawn.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ def to_text(collected: Collected) -> str:
     """The batch as JSON. Floats keep their last bit."""
     return json.dumps(
         {
+            "places": collected.places,
+            "positions": dict(collected.positions),
             "kept": [group.group_id for group in collected.groups],
             "rollouts": [[rollout.to_dict() for rollout in group.rollouts] for group in collected.sampled],
             "greedy": [None if group.greedy is None else group.greedy.to_dict() for group in collected.sampled],
@@ -24,20 +26,20 @@ def to_text(collected: Collected) -> str:
     )
 
 
-def from_text(text: str, collector: Collector, position: int) -> Collected:
-    """What `to_text` was given. `position`: where in the data the batch begins. Raises ValueError, KeyError or
-    TypeError for another text."""
+def from_text(text: str, collector: Collector) -> Collected:
+    """What `to_text` was given. Raises ValueError, KeyError or TypeError for another text."""
     stored: dict[str, Any] = json.loads(text)
-    prompts = collector.feed.take(len(stored["rollouts"]), position)
+    places = tuple((str(name), int(place)) for name, place in stored["places"])
+    prompts = [collector.domains.feeds.at(name, place).encoded.prompt for name, place in places]
     members = zip(prompts, stored["rollouts"], stored["greedy"], strict=True)
     sampled = tuple(
         RolloutGroup(
-            encoded.prompt,
+            prompt,
             group_id,
             tuple(Rollout.from_dict(row) for row in rows),
             None if greedy is None else Rollout.from_dict(greedy),
         )
-        for group_id, (encoded, rows, greedy) in enumerate(members)
+        for group_id, (prompt, rows, greedy) in enumerate(members)
     )
     kept, overlong = [sampled[group_id] for group_id in stored["kept"]], collector.config.algorithm.overlong_buffer
     if overlong is not None:
@@ -45,7 +47,7 @@ def from_text(text: str, collector: Collector, position: int) -> Collected:
     metrics = {
         name: Metric(Reduction(rule), value, weight) for name, (rule, value, weight) in stored["metrics"].items()
     }
-    return Collected(tuple(kept), sampled, position + len(prompts), metrics)
+    return Collected(tuple(kept), sampled, stored["positions"], metrics, places)
 
 
 def group_to_text(group: RolloutGroup) -> str:

@@ -67,11 +67,11 @@ class Supply:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the batches of a checkpoint, to which `progress` has been set."""
-        position = self._progress.position
         self._asked = self._progress.step
         for number, text in state.items():
-            self._collected[int(number)] = batch = from_text(text, self.collector, position)
-            position, self._asked = batch.position, int(number)
+            self._collected[int(number)] = batch = from_text(text, self.collector)
+            self.collector.domains.observe(int(number), batch.sampled)
+            self._asked = int(number)
 
     def lines(self) -> tuple[str, ...]:
         """What to tell the user after `load_state_dict`: batches that a run did not sample, because it failed or had
@@ -102,7 +102,7 @@ class Supply:
         with stopwatch.phase("sync"):
             self._load(weights)
         before = self._collected.get(due - 1, self._progress)
-        collected = self.collector.collect(due, before.position, stopwatch)
+        collected = self.collector.collect(due, before.positions, stopwatch)
         staleness = describe_staleness(collected.sampled, self._steps_of(weights, weights_step), due)
         collected.metrics.update(staleness if self._max_staleness else {})
         return collected

@@ -24,16 +24,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
+from burnish.config.domains import ALL
+from burnish.data.feeds import EncodedPrompt
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.collection import Collected, Collector, EncodedPrompt
+from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.domains import Domain
 from burnish.trainers.rl.open_places import OpenPlaces, Place
 from burnish.trainers.rl.stored_batches import group_from_text
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.rl.supply_partial import RenewableEngine
-from burnish.trainers.telemetry.groups import describe_groups, describe_penalties
+from burnish.trainers.telemetry.groups import describe_audits, describe_groups, describe_penalties
 from burnish.trainers.telemetry.staleness import describe_renewal, describe_staleness
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Prompt, Rollout, RolloutGroup, RolloutRequest
@@ -213,9 +216,9 @@ class SupplyWindow(Supply):
         try:
             requests = self._requests(places)
             step, arrive = 1 + places[0].positions[-1] // self._size, self._arrival(places)
-            self.collector.generate(requests, self.collector.sampling, step, arrive)
+            self.collector.generate(requests, self._domain.sampling, step, arrive)
             if self.collector.needs_greedy:
-                self.collector.greedy(requests, step, arrive)
+                self.collector.greedy(requests, self._domain.sampling, step, arrive)
         except BaseException as error:  # noqa: BLE001  boundary: raised again in the thread that waits
             with self._changed:
                 self._failure = self._failure or error
@@ -228,7 +231,7 @@ class SupplyWindow(Supply):
         numbers = {place.positions[-1]: place.number for place in places}
         requests, asked = [], Counter[str]()
         for position, encoded in enumerate(self._from_data(self._size, first), start=first):
-            prompt_id, size = encoded.prompt.id, self.collector.config.rollout.group_size
+            prompt_id, size = encoded.prompt.id, self._domain.settings.group_size
             indices = tuple(range(asked[prompt_id], asked[prompt_id] + size))  # see `Collector`
             asked[prompt_id] += size
             if position in numbers:
@@ -237,7 +240,7 @@ class SupplyWindow(Supply):
 
     def _arrival(self, places: Sequence[Place]) -> Callable[[Sequence[Rollout]], None]:
         """Takes finished responses; scores those of complete groups. Then their places are finished, or refilled."""
-        size = self.collector.config.rollout.group_size + self.collector.needs_greedy
+        size = self._domain.settings.group_size + self.collector.needs_greedy
         by_number = {place.number: place for place in places}
         prompts = {place.number: self._prompt(place.positions[-1]) for place in places}
 
@@ -262,7 +265,7 @@ class SupplyWindow(Supply):
             refilled = []
             for place, group in zip(places, groups, strict=True):
                 place.groups.append(group)
-                if self.collector.teaches(group) or len(place.groups) > self._refills:
+                if self._teaches(group) or len(place.groups) > self._refills:
                     self._places.finish(place)
                 else:
                     self._places.refill(place)
@@ -291,9 +294,10 @@ class SupplyWindow(Supply):
         collector.scorer.check_failures(items, [rollout for _, rollout in items])
         overtook = mean(sum(place.number > self._places.oldest for place in places), len(places))
         sampled = [_numbered(group, number) for number, group in enumerate(sampled)]
-        kept = [group for group in sampled if collector.teaches(group)]
+        kept = [group for group in sampled if self._teaches(group)]
         missing = len(places) - len(kept)
-        metrics = describe_groups(sampled, missing=missing, fixed_length=collector.sampling.ignore_eos)
+        metrics = describe_groups(sampled, missing=missing, fixed_length=self._domain.sampling.ignore_eos)
+        metrics |= describe_audits(sampled, [reward.log_label for reward in config.all_rewards if reward.audit])
         if config.algorithm.overlong_buffer is not None:
             kept = [collector.penalised(group, config.algorithm.overlong_buffer) for group in kept]
             metrics |= describe_penalties(kept)
@@ -302,14 +306,23 @@ class SupplyWindow(Supply):
         metrics |= describe_renewal(sampled) if self._partial else {}
         with self._scoring:
             spent = MetricStore.of((metrics, collector.scorer.take_metrics(), collector.engine.take_metrics()))
-        return Collected(tuple(kept), tuple(sampled), self._progress.position + len(sampled), spent.merged())
+        positions = {ALL: self._progress.position + len(sampled)}
+        return Collected(tuple(kept), tuple(sampled), positions, spent.merged())
+
+    @property
+    def _domain(self) -> Domain:
+        """The only one: with a window, shares could not be exact."""
+        return self.collector.domains.only
+
+    def _teaches(self, group: RolloutGroup) -> bool:
+        return self.collector.teaches(group, step=self._progress.step)
 
     def _prompt(self, position: int) -> Prompt:
         return self._from_data(1, position)[0].prompt
 
     def _from_data(self, count: int, position: int) -> list[EncodedPrompt]:
         with self._changed:  # samplers remember where they are, so two threads must not ask at once
-            return self.collector.feed.take(count, position)
+            return [self.collector.domains.feeds.at(ALL, place).encoded for place in range(position, position + count)]
 
 
 def _group(prompt: Prompt, rollouts: Sequence[Rollout]) -> RolloutGroup:

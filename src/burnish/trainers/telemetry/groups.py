@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from burnish.observability.metrics import mean_of
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
@@ -45,6 +45,39 @@ def describe_groups(
         ),
     }
     return metrics | mean_parts(rollouts, "reward/part") | _by_domain(groups)
+
+
+def describe_domains(
+    sampled: Sequence[RolloutGroup],
+    kept: Sequence[RolloutGroup],
+    wanted: Mapping[str, int],
+    solved: Mapping[int, Sequence[bool]],
+) -> dict[str, Metric]:
+    """Metrics of each domain of a run with `domains`. wanted: groups of each that the step was to have. solved: by
+    group id, whether each response that can be judged is solved."""
+    metrics: dict[str, Metric] = {}
+    for name, count in wanted.items():
+        ours = [group for group in sampled if group.prompt.domain == name]
+        trained = sum(group.prompt.domain == name for group in kept)
+        rollouts = [r for group in ours for r in group.rollouts]
+        comparable = [group for group in ours if sum(r.reward is not None for r in group.rollouts) > 1]
+        found = {
+            "prompts": Metric(Reduction.LAST, trained),
+            "missing": Metric(Reduction.LAST, count - trained),
+            "left_out_fraction": Metric(Reduction.MEAN, len(ours) - trained, len(ours)),
+            "constant_fraction": mean_of([is_constant(group) for group in comparable]),
+            "solved_fraction": mean_of([one for group in ours for one in solved[group.group_id]]),
+            "response_tokens_mean": mean_of([len(r.response_tokens) for r in rollouts]),
+            "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
+        }
+        metrics |= {f"domain/{name}/{metric}": value for metric, value in found.items()}
+    return metrics
+
+
+def describe_audits(sampled: Sequence[RolloutGroup], labels: Sequence[str]) -> dict[str, Metric]:
+    """Means of the rewards that are only watched."""
+    parts = [rollout.reward_parts for group in sampled for rollout in group.rollouts]
+    return {f"reward/audit/{label}": mean_of([part[label] for part in parts if label in part]) for label in labels}
 
 
 def describe_penalties(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:

@@ -7,9 +7,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from burnish.config.domains import ALL, domain_settings
 from burnish.config.schema import RlConfig
+from burnish.data.feeds import DomainFeeds, EncodedPrompt
+from burnish.data.shares import Shares
 from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.trainers.rl.collection import Collector, EncodedPrompt
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.collection import Collector, Overlaps
+from burnish.trainers.rl.difficulty import Filter, PassRates
+from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.telemetry.groups import describe_groups
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
@@ -25,6 +31,9 @@ class Feed:
 
     def take(self, count: int, position: int) -> list[EncodedPrompt]:
         return [EncodedPrompt(Prompt(f"p{i % self.size}", text="x"), (1, 2)) for i in range(position, position + count)]
+
+    def __len__(self) -> int:
+        return self.size
 
 
 class Engine:
@@ -61,7 +70,7 @@ class Scorer:
         self.reward = reward
         self.begun: list[tuple[Prompt, Rollout]] = []
 
-    def begin(self, items: Sequence[tuple[Prompt, Rollout]]) -> None:
+    def begin(self, items: Sequence[tuple[Prompt, Rollout]], *, idle_cores: bool = True) -> None:
         self.begun += items
 
     def score(self, items: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
@@ -93,32 +102,36 @@ def collector(reward: Reward, *, size: int = 100, needs_greedy: bool = False, **
         algorithm={"preset": "grpo", **algorithm},
         rollout={"prompts_per_step": 3, "group_size": 2, "max_response_tokens": 10},
     )
-    sampling = Sampling(max_response_tokens=10)
-    return Collector(config, Feed(size), Engine(), Scorer(reward), sampling, needs_greedy)
+    (settings,) = domain_settings(config)
+    taught = Filter(settings.dynamic_sampling, None, None)
+    domain = Domain(settings, Sampling(max_response_tokens=10), taught)
+    feeds = DomainFeeds([ALL], {ALL: Feed(size)}, Shares([settings.shares], 3))
+    domains = Domains({ALL: domain}, feeds, PassRates({}, Progress()))
+    return Collector(config, domains, Engine(), Scorer(reward), needs_greedy)
 
 
 def test_a_step_has_the_prompts_and_groups_that_were_asked_for() -> None:
-    collected = collector(lambda prompt, rollout: float(rollout.sample_index)).collect(1, 0, Stopwatch())
+    collected = collector(lambda prompt, rollout: float(rollout.sample_index)).collect(1, {ALL: 0}, Stopwatch())
     assert [group.prompt.id for group in collected.groups] == ["p0", "p1", "p2"]
     assert [len(group.rollouts) for group in collected.groups] == [2, 2, 2]
-    assert collected.position == 3
+    assert collected.positions == {ALL: 3}
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_responses_are_begun_while_others_are_sampled(overlaps: bool) -> None:
+@pytest.mark.parametrize("overlaps", ["all", "waiting", "none"])
+def test_responses_are_begun_while_others_are_sampled(overlaps: Overlaps) -> None:
     """The greedy ones too, and each of them once, as the very rollout that is scored later."""
     plain = collector(lambda prompt, rollout: float(rollout.sample_index), needs_greedy=True)
     loop = dataclasses.replace(plain, overlaps=overlaps)
-    collected = loop.collect(1, 0, Stopwatch())
+    collected = loop.collect(1, {ALL: 0}, Stopwatch())
     begun = [(prompt.id, rollout.sample_index) for prompt, rollout in loop.scorer.begun]  # type: ignore[attr-defined]
     everything = [(f"p{number}", index) for number in range(3) for index in (-1, 0, 1)]
-    assert sorted(begun) == (everything if overlaps else [])
-    assert collected.groups == plain.collect(1, 0, Stopwatch()).groups
+    assert sorted(begun) == (everything if overlaps != "none" else [])
+    assert collected.groups == plain.collect(1, {ALL: 0}, Stopwatch()).groups
 
 
 def test_a_prompt_drawn_twice_in_a_step_gets_other_noise() -> None:
     loop = collector(lambda prompt, rollout: 0.0, size=2)
-    loop.collect(1, 0, Stopwatch())
+    loop.collect(1, {ALL: 0}, Stopwatch())
     asked = [(request.prompt_id, request.sample_indices) for request in loop.engine.requests]  # type: ignore[attr-defined]
     assert asked == [("p0", (0, 1)), ("p1", (0, 1)), ("p0", (2, 3))]
 
@@ -127,34 +140,34 @@ def test_dynamic_sampling_replaces_constant_groups_and_moves_the_position() -> N
     def informative_from_p2(prompt: Prompt, rollout: Rollout) -> float:
         return float(rollout.sample_index) if int(prompt.id[1:]) >= 2 else 1.0
 
-    collected = collector(informative_from_p2, dynamic_sampling=True).collect(1, 0, Stopwatch())
+    collected = collector(informative_from_p2, dynamic_sampling=True).collect(1, {ALL: 0}, Stopwatch())
     assert [group.prompt.id for group in collected.groups] == ["p2", "p3", "p4"]
     assert len(collected.sampled) == 5
-    assert collected.position == 5
+    assert collected.positions == {ALL: 5}
     assert collected.metrics["groups/constant_fraction"].result() == pytest.approx(2 / 5)
 
 
 def test_refills_end_and_the_missing_groups_are_counted() -> None:
-    collected = collector(lambda p, r: 1.0, dynamic_sampling=True, max_refills=2).collect(1, 0, Stopwatch())
+    collected = collector(lambda p, r: 1.0, dynamic_sampling=True, max_refills=2).collect(1, {ALL: 0}, Stopwatch())
     assert collected.groups == ()
     assert collected.metrics["groups/missing"].result() == 3
-    assert collected.position == 9
+    assert collected.positions == {ALL: 9}
 
 
 def test_without_dynamic_sampling_constant_groups_stay() -> None:
-    collected = collector(lambda p, r: 1.0).collect(1, 0, Stopwatch())
+    collected = collector(lambda p, r: 1.0).collect(1, {ALL: 0}, Stopwatch())
     assert len(collected.groups) == 3
 
 
 def test_a_failed_reward_is_not_a_number_and_a_shrunken_group_is_counted() -> None:
-    collected = collector(lambda p, r: None if r.sample_index == 0 else 2.0).collect(1, 0, Stopwatch())
+    collected = collector(lambda p, r: None if r.sample_index == 0 else 2.0).collect(1, {ALL: 0}, Stopwatch())
     assert collected.metrics["reward/mean"].result() == 2.0
     assert collected.metrics["groups/shrunk_to_one"].result() == 3
     assert collected.metrics["groups/constant_fraction"].result() is None
 
 
 def test_a_group_whose_rewards_all_failed_is_left_out() -> None:
-    collected = collector(lambda p, r: None if p.id == "p1" else 1.0).collect(1, 0, Stopwatch())
+    collected = collector(lambda p, r: None if p.id == "p1" else 1.0).collect(1, {ALL: 0}, Stopwatch())
     assert [group.prompt.id for group in collected.groups] == ["p0", "p2"]
 
 
@@ -165,8 +178,9 @@ def test_the_overlong_penalty_comes_after_the_filter_and_is_logged_apart() -> No
         return 1.0
 
     loop = collector(lengths, overlong_buffer=0.8)
-    loop = dataclasses.replace(loop, feed=Feed(1))
-    collected = loop.collect(1, 0, Stopwatch())
+    feeds = dataclasses.replace(loop.domains.feeds, by_name={ALL: Feed(1)})
+    loop = dataclasses.replace(loop, domains=dataclasses.replace(loop.domains, feeds=feeds))
+    collected = loop.collect(1, {ALL: 0}, Stopwatch())
     penalties = [r.reward_parts["overlong"] for g in collected.groups for r in g.rollouts]
     assert penalties == [0, 0, -0.125, -0.25, -0.375, -0.5]
     assert [r.reward for g in collected.groups for r in g.rollouts][2] == 0.875
@@ -176,10 +190,10 @@ def test_the_overlong_penalty_comes_after_the_filter_and_is_logged_apart() -> No
 
 def test_a_greedy_response_is_asked_for_only_when_needed() -> None:
     loop = collector(lambda p, r: float(r.sample_index), needs_greedy=True)
-    collected = loop.collect(1, 0, Stopwatch())
+    collected = loop.collect(1, {ALL: 0}, Stopwatch())
     assert all(group.greedy is not None and group.greedy.reward == -1.0 for group in collected.groups)
     assert all(len(group.rollouts) == 2 for group in collected.groups)
-    without = collector(lambda p, r: 0.0).collect(1, 0, Stopwatch())
+    without = collector(lambda p, r: 0.0).collect(1, {ALL: 0}, Stopwatch())
     assert all(group.greedy is None for group in without.groups)
 
 
@@ -195,7 +209,7 @@ def test_rewards_by_domain_appear_with_two_domains() -> None:
 
 def test_the_greedy_baseline_bears_the_overlong_penalty_of_its_samples() -> None:
     """Every response of the engine's index -1 has one token; with a buffer of all 10 tokens that costs .1."""
-    collected = collector(lambda p, r: 1.0, needs_greedy=True, overlong_buffer=1.0).collect(1, 0, Stopwatch())
+    collected = collector(lambda p, r: 1.0, needs_greedy=True, overlong_buffer=1.0).collect(1, {ALL: 0}, Stopwatch())
     greedy = collected.groups[0].greedy
     assert greedy is not None
     assert greedy.reward == pytest.approx(0.9)
@@ -206,7 +220,7 @@ def test_dynamic_sampling_also_replaces_groups_with_a_single_score() -> None:
     def first_half_fails(prompt: Prompt, rollout: Rollout) -> float | None:
         return None if int(prompt.id[1:]) < 2 and rollout.sample_index == 0 else float(rollout.sample_index)
 
-    collected = collector(first_half_fails, dynamic_sampling=True).collect(1, 0, Stopwatch())
+    collected = collector(first_half_fails, dynamic_sampling=True).collect(1, {ALL: 0}, Stopwatch())
     assert [group.prompt.id for group in collected.groups] == ["p2", "p3", "p4"]
 
 
@@ -214,6 +228,6 @@ def test_a_group_whose_greedy_response_failed_has_no_baseline_and_is_left_out() 
     def greedy_of_p1_fails(prompt: Prompt, rollout: Rollout) -> float | None:
         return None if prompt.id == "p1" and rollout.sample_index == -1 else float(rollout.sample_index)
 
-    collected = collector(greedy_of_p1_fails, needs_greedy=True).collect(1, 0, Stopwatch())
+    collected = collector(greedy_of_p1_fails, needs_greedy=True).collect(1, {ALL: 0}, Stopwatch())
     assert [group.prompt.id for group in collected.groups] == ["p0", "p2"]
     assert len(collected.sampled) == 3

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+from burnish.config.domains import ALL
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import Sampling
-from burnish.trainers.rl.evaluation import Evaluator, majority, powers_up_to
+from burnish.trainers.rl.evaluation import Evaluator, HeldOut, majority, powers_up_to
 from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 
@@ -47,17 +49,17 @@ EXACT = Success({"exact": 1.0})
 
 
 def described(groups: list[RolloutGroup], samples: int = 0, success: Success | None = EXACT) -> dict[str, float | None]:
-    evaluator = Evaluator(
+    part = HeldOut(
         prompts=[],
-        engine=None,  # type: ignore[arg-type]
-        scorer=None,  # type: ignore[arg-type]
         sampling=Sampling(max_response_tokens=8),
         samples=samples,
         temperature=1.0,
         success=success,
-        seed=0,
         vote_key=lambda rollout: rollout.response,
     )
+    engine: Any = None
+    scorer: Any = None
+    evaluator = Evaluator(parts={ALL: part}, engine=engine, scorer=scorer, seed=0)
     return {name: metric.result() for name, metric in evaluator.describe(groups).items()}
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from burnish.config.domains import ALL
+from burnish.data.feeds import Drawn, EncodedPrompt
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.collection import Collected, EncodedPrompt
+from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.stored_batches import from_text, to_text
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.rl.supply_aside import SupplyAside
@@ -59,17 +62,23 @@ class FakeCollector:
     def __init__(self, lag: int = 0) -> None:
         self.engine = Engine()
         self.feed = Feed()
+        self.domains = SimpleNamespace(feeds=SimpleNamespace(at=self.drawn), observe=lambda step, groups: None)
         self.config = SimpleNamespace(algorithm=SimpleNamespace(overlong_buffer=None))
         self.asked: list[tuple[int, int, int]] = []
         self.lag = lag
 
-    def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
+    def drawn(self, domain: str, place: int) -> Drawn:
+        return Drawn(domain, place, self.feed.take(1, place)[0])
+
+    def collect(self, step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
+        position = positions.get(ALL, 0)
         self.asked.append((step, position, self.engine.version))
         groups = tuple(
             RolloutGroup(e.prompt, n, (rollout(e.prompt.id, n, self.engine.version - self.lag),))
             for n, e in enumerate(self.feed.take(2, position))
         )
-        return Collected(groups, groups, position + 2, {"reward/mean": Metric(Reduction.MEAN, 0.1 + 0.2, 1.0)})
+        metrics = {"reward/mean": Metric(Reduction.MEAN, 0.1 + 0.2, 1.0)}
+        return Collected(groups, groups, {ALL: position + 2}, metrics, ((ALL, position), (ALL, position + 1)))
 
 
 def rollout(prompt_id: str, group: int, version: int) -> Rollout:
@@ -87,7 +96,7 @@ def train(supply: Supply, progress: Progress, steps: int = LAST) -> None:
         step = progress.step + 1
         collected = supply.take(step, Stopwatch())
         supply.publish(weights(step), step)
-        progress.advance(collected.position, {})
+        progress.advance(collected.positions, {})
 
 
 @pytest.fixture(params=["inline", "aside"])
@@ -141,7 +150,7 @@ def test_a_checkpoint_has_what_is_sampled_and_a_run_goes_on_with_it(kind: str) -
     train(supply, progress, 2)
     state = supply.state_dict()
     assert list(state) == ["3", "4"]
-    later, resumed = FakeCollector(), Progress(step=2, position=4)
+    later, resumed = FakeCollector(), Progress(step=2, position=4, positions={ALL: 4})
     again = supply_of(kind, later, resumed, 2)
     again.load_state_dict(state)
     again.publish(weights(2), 2)
@@ -152,11 +161,11 @@ def test_a_checkpoint_has_what_is_sampled_and_a_run_goes_on_with_it(kind: str) -
 
 def test_a_run_that_samples_nothing_ahead_misses_nothing_when_it_goes_on() -> None:
     """Its checkpoints hold no batches, so that `load_state_dict` is never called."""
-    assert supply_of("inline", FakeCollector(), Progress(step=2, position=4), 0).lines() == ()
+    assert supply_of("inline", FakeCollector(), Progress(step=2, position=4, positions={ALL: 4}), 0).lines() == ()
 
 
 def test_missing_batches_of_a_checkpoint_are_told() -> None:
-    supply = supply_of("inline", FakeCollector(), Progress(step=2, position=4), 2)
+    supply = supply_of("inline", FakeCollector(), Progress(step=2, position=4, positions={ALL: 4}), 2)
     supply.load_state_dict({})
     assert supply.lines() == (
         "max_staleness: the checkpoint has no batch of steps 3 to 4: sampled with the weights of step 2",
@@ -167,10 +176,10 @@ def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(monkeypatch: pytes
     collector, progress = FakeCollector(), Progress()
     collect = collector.collect
 
-    def failing(step: int, position: int, stopwatch: Stopwatch) -> Collected:
+    def failing(step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
         if step == 5:
             raise RolloutError("no more", remedy="stop asking")
-        return collect(step, position, stopwatch)
+        return collect(step, positions, stopwatch)
 
     monkeypatch.setattr(collector, "collect", failing)
     supply = supply_of("aside", collector, progress, 1)
@@ -191,10 +200,10 @@ def test_leaving_stops_the_engine_and_the_thread() -> None:
 
 def test_a_stored_batch_is_the_same_to_the_last_bit() -> None:
     collector: Any = FakeCollector()
-    batch = collector.collect(1, 6, Stopwatch())
+    batch = collector.collect(1, {ALL: 6}, Stopwatch())
     batch.metrics["rollout/tokens"] = Metric(Reduction.SUM, 1 / 3).merge(Metric(Reduction.SUM, 1e-17))
-    read = from_text(to_text(batch), collector, 6)
-    assert (read.groups, read.sampled, read.position) == (batch.groups, batch.sampled, 8)
+    read = from_text(to_text(batch), collector)
+    assert (read.groups, read.sampled, read.positions) == (batch.groups, batch.sampled, {ALL: 8})
     assert {n: m.result() for n, m in read.metrics.items()} == {n: m.result() for n, m in batch.metrics.items()}
 
 
@@ -206,13 +215,13 @@ class MixingCollector(FakeCollector):
         super().__init__()
         self.begun = defaultdict[int, threading.Event](threading.Event)
 
-    def collect(self, step: int, position: int, stopwatch: Stopwatch) -> Collected:
+    def collect(self, step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
         begun_with = self.engine.version
         self.begun[step].set()
         while step > 1 and self.engine.version < step - 1:
             assert self.engine.renewed.wait(60)
             self.engine.renewed.clear()
-        collected = super().collect(step, position, stopwatch)
+        collected = super().collect(step, positions, stopwatch)
         versions = ((0, begun_with), (2, self.engine.version)) if step > 1 else ()
         groups = tuple(
             dataclasses.replace(
@@ -245,7 +254,7 @@ def train_slowly(supply: Supply, collector: MixingCollector, progress: Progress,
         batches.append(supply.take(step, Stopwatch()))
         assert step == LAST or collector.begun[step + 1].wait(60)
         supply.publish(weights(step), step)
-        progress.advance(batches[-1].position, {})
+        progress.advance(batches[-1].positions, {})
     return batches
 
 
@@ -265,7 +274,7 @@ def test_a_partial_batch_of_a_checkpoint_keeps_the_versions_of_its_tokens() -> N
         train_slowly(supply, collector, progress, 2)
         state = supply.state_dict()
     assert list(state) == ["3"]
-    later, resumed = MixingCollector(), Progress(step=2, position=4)
+    later, resumed = MixingCollector(), Progress(step=2, position=4, positions={ALL: 4})
     with partial_supply(later, resumed) as again:
         again.load_state_dict(state)
         again.publish(weights(2), 2)

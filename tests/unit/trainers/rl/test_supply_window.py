@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
+from burnish.config.domains import ALL
+from burnish.data.feeds import DomainFeeds, EncodedPrompt
+from burnish.data.shares import Shares
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.collection import Collected, Collector, EncodedPrompt
+from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.difficulty import Filter, PassRates
+from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.rl.open_places import OpenPlaces
 from burnish.trainers.rl.supply_window import SupplyWindow
 from burnish.trainers.telemetry.stopwatch import Stopwatch
@@ -99,6 +104,9 @@ class Feed:
         self.busy.release()
         return [EncodedPrompt(Prompt(f"p{n % 5}", text=f"{n}"), (n,)) for n in range(position, position + count)]
 
+    def __len__(self) -> int:
+        return 5
+
 
 def rollout(request: RolloutRequest, index: int, version: int) -> Rollout:
     return Rollout(request.prompt_id, request.group_id, index, request.prompt_tokens, (2, 3), (-0.1, -1 / 3),
@@ -116,9 +124,13 @@ def supply_of(before: Before, progress: Progress, *, window: int, staleness: int
     algorithm = SimpleNamespace(overlong_buffer=None, dynamic_sampling=dynamic, max_refills=refills)
     rollouts = SimpleNamespace(prompts_per_step=size, group_size=2)
     engine: Any = Engine(before)
-    config: Any = SimpleNamespace(algorithm=algorithm, rollout=rollouts, seed=0)
+    config: Any = SimpleNamespace(algorithm=algorithm, rollout=rollouts, seed=0, all_rewards=())
     scorer: Any = Scorer(dull)
-    collector = Collector(config, Feed(), engine, scorer, Sampling(4), needs_greedy=greedy)
+    settings: Any = SimpleNamespace(name=ALL, group_size=2)
+    domain = Domain(settings, Sampling(4), Filter(dynamic, None, None))
+    feeds = DomainFeeds([ALL], {ALL: Feed()}, Shares([{0: 1.0}], size))
+    domains = Domains({ALL: domain}, feeds, PassRates({}, progress))
+    collector = Collector(config, domains, engine, scorer, needs_greedy=greedy)
     supply = SupplyWindow(
         collector, progress, weights(0), engine, max_staleness=staleness, last_step=LAST, window=window, partial=False
     )
@@ -139,7 +151,7 @@ def train(
         step = progress.step + 1
         batches.append(supply.take(step, Stopwatch()))
         supply.publish(weights(step), step)
-        progress.advance(batches[-1].position, {})
+        progress.advance(batches[-1].positions, {})
     return batches
 
 
@@ -149,7 +161,7 @@ def test_groups_that_are_finished_in_order_are_taken_in_order() -> None:
         batches = train(supply, supply._progress)
     assert [numbers(batch) for batch in batches] == [[2 * n, 2 * n + 1] for n in range(LAST)]
     assert [[g.group_id for g in batch.sampled] for batch in batches] == [[0, 1]] * LAST
-    assert [batch.position for batch in batches] == [2 * n + 2 for n in range(LAST)]
+    assert [batch.positions for batch in batches] == [{ALL: 2 * n + 2} for n in range(LAST)]
     assert all(batch.metrics["rollout/overtaking_fraction"].result() == 0.0 for batch in batches)
     assert sorted(engine.asked)[:2] == [(1, "p0", (0, 1)), (1, "p1", (0, 1))]
     assert engine.stopped.is_set()
@@ -318,7 +330,7 @@ def test_groups_without_signal_are_replaced_as_often_as_in_the_exact_supply() ->
     assert [group.group_id for group in batch.sampled] == list(range(8))
     metrics = {name: metric.result() for name, metric in batch.metrics.items()}
     assert (metrics["groups/sampled"], metrics["groups/missing"], metrics["groups/constant_fraction"]) == (8, 2, 0.75)
-    assert (metrics["rollout/overtaking_fraction"], batch.position) == (0.0, 8)
+    assert (metrics["rollout/overtaking_fraction"], batch.positions) == (0.0, {ALL: 8})
     assert [step for step, _, _ in engine.asked].count(3) == 4, "noise is that of the prompt's part of the data"
 
 

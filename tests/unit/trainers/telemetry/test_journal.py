@@ -40,7 +40,7 @@ def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
 
 def learned(*kept: RolloutGroup, left_out: tuple[RolloutGroup, ...] = ()) -> tuple[Collected, Any]:
     """A step of these groups, and its batch with advantages 10 * row + column."""
-    collected = Collected(kept, (*kept, *left_out), 0, {})
+    collected = Collected(kept, (*kept, *left_out), {}, {})
     batch = build_batch([r for _, r in scored(kept)], pad_token_id=0, mask_truncated=True)
     shape = batch.response_tokens.shape
     numbers = 10.0 * torch.arange(shape[0])[:, None] + torch.arange(shape[1])

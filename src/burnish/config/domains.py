@@ -1,0 +1,153 @@
+"""What holds for the prompts of each domain, with the values of the other sections where a domain has none of its own.
+
+A run file without `domains` has one domain without a name, for all prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from burnish.config.schema_domains import DifficultyConfig, DomainConfig
+
+if TYPE_CHECKING:
+    from burnish.config.schema_data import DataSource
+    from burnish.config.schema_evaluation import RlEvaluationConfig
+    from burnish.config.schema_reward import RewardConfig
+    from burnish.config.schema_rl import RlFields
+
+ALL = ""
+"""The name of the only domain of a run file without `domains`."""
+
+Value = TypeVar("Value")
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainSettings:
+    """Resolved settings of one domain.
+
+    shares: the first step of each stage to the share from then on. train, eval: its own data sets; if empty, the rows
+    of `data` that have its name. The other fields are those of `DomainConfig`.
+    """
+
+    name: str
+    shares: Mapping[int, float]
+    train: tuple[DataSource, ...]
+    eval: tuple[DataSource, ...]
+    rewards: tuple[RewardConfig, ...]
+    group_size: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    stop: tuple[str, ...]
+    chat: Literal["auto", "always", "never"]
+    chat_template: str | None
+    """Only if it is not the model's."""
+    template_options: Mapping[str, Any]
+    dynamic_sampling: bool
+    difficulty: DifficultyConfig | None
+    evaluation: RlEvaluationConfig
+    own: DomainConfig = field(default_factory=DomainConfig)
+    """The settings that no other section has."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any stage has prompts of it."""
+        return any(share > 0 for share in self.shares.values())
+
+    @property
+    def refills(self) -> bool:
+        """Whether groups that are not trained on are replaced."""
+        return self.dynamic_sampling or (self.difficulty is not None and self.difficulty.outside == "refill")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether advantages of some responses weigh more than those of others."""
+        own = self.own
+        return own.loss_weight != 1.0 or own.difficulty_weight != 0.0 or own.length_weight != 0.0
+
+    def title(self, section: str, name: str) -> str:
+        """The dotted path of a setting, for messages: `domains.math.group_size`, or `rollout.group_size`."""
+        return f"domains.{self.name}.{name}" if self.name else f"{section}.{name}"
+
+
+def domain_settings(config: RlFields) -> tuple[DomainSettings, ...]:
+    """The domains of the run, in the order of the run file."""
+    if not config.domains:
+        return (_settings(config, ALL, DomainConfig(train=config.data.train, eval=config.data.eval)),)
+    return tuple(_settings(config, name, domain) for name, domain in config.domains.items())
+
+
+def sources_of(config: RlFields, domain: DomainSettings, split: Split) -> tuple[DataSource, ...]:
+    """The data sets that hold prompts of the domain: its own, else those that the domains share."""
+    own, shared = (domain.train, config.data.train) if split == "train" else (domain.eval, config.data.eval)
+    return own or shared
+
+
+def used_domains(config: RlFields, domains: Sequence[DomainSettings], split: Split) -> list[DomainSettings]:
+    """The domains that are trained, or that may be evaluated."""
+    if split == "train":
+        return [domain for domain in domains if domain.is_trained]
+    return [domain for domain in domains if sources_of(config, domain, split)]
+
+
+def responses_per_step(config: RlFields) -> int:
+    """Most responses that a step samples before any refill."""
+    domains, prompts = domain_settings(config), config.rollout.prompts_per_step
+    return max(_most_responses(domains, first, prompts) for domain in domains for first in domain.shares)
+
+
+def _most_responses(domains: Sequence[DomainSettings], step: int, prompts: int) -> int:
+    shares = [at_step(domain.shares, step) for domain in domains]
+    sizes = [math.floor(prompts * share / sum(shares)) for share in shares]
+    places = prompts - sum(sizes)  # left by rounding down; at most one more for each domain
+    larger = sorted((domain.group_size for domain in domains if at_step(domain.shares, step)), reverse=True)
+    return sum(n * domain.group_size for n, domain in zip(sizes, domains, strict=True)) + sum(larger[:places])
+
+
+def stages(value: Value | Mapping[int, Value]) -> Mapping[int, Value]:
+    """A value that may differ by stage, by the first step of each stage."""
+    return value if isinstance(value, Mapping) else {0: value}
+
+
+def at_step(schedule: Mapping[int, Value], step: int) -> Value:
+    """The value that holds in this step."""
+    return schedule[max(first for first in schedule if first <= step)]
+
+
+def _settings(config: RlFields, name: str, own: DomainConfig) -> DomainSettings:
+    rollout, data = config.rollout, config.data
+    return DomainSettings(
+        name=name,
+        shares=stages(own.share),
+        train=own.train,
+        eval=own.eval,
+        rewards=tuple(reward for reward in config.all_rewards if not name or reward.scores(name)),
+        group_size=_either(own.group_size, rollout.group_size),
+        max_prompt_tokens=_either(own.max_prompt_tokens, rollout.max_prompt_tokens),
+        max_response_tokens=_either(own.max_response_tokens, rollout.max_response_tokens),
+        stop=_either(own.stop, rollout.stop),
+        chat=_either(own.chat, data.chat),
+        chat_template=own.chat_template,
+        template_options=_either(own.template_options, data.template_options),
+        dynamic_sampling=_either(own.dynamic_sampling, config.algorithm.dynamic_sampling),
+        difficulty=own.difficulty,
+        evaluation=_evaluation(config, name, own),
+        own=own,
+    )
+
+
+def _evaluation(config: RlFields, name: str, own: DomainConfig) -> RlEvaluationConfig:
+    """The reward that decides in general decides here only if it scores the domain."""
+    shared, given = config.evaluation, own.evaluation.model_dump(exclude_none=True)
+    label = (shared.success or "").partition("/")[0]
+    elsewhere = [reward for reward in config.all_rewards if reward.log_label in (label, shared.success)]
+    if name and elsewhere and not any(reward.scores(name) for reward in elsewhere):
+        shared = shared.model_copy(update={"success": None, "success_score": None})
+    return shared.model_copy(update=given)
+
+
+def _either(own: Value | None, shared: Value) -> Value:
+    return shared if own is None else own

@@ -1,0 +1,108 @@
+"""The `domains` section of a run file of `burnish rl`; see `burnish.config.schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from burnish.config.schema_data import Sources
+from burnish.config.schema_reward import Reward
+from burnish.config.section import (
+    Count,
+    Fraction,
+    NonNegativeInt,
+    PathText,
+    PositiveInt,
+    Section,
+    Temperature,
+    as_list,
+)
+
+Share = Annotated[float, Field(ge=0)]
+Bounds = tuple[Fraction, Fraction]
+
+
+class DifficultyConfig(Section):
+    """Which prompts of a domain are worth training on, by how often their responses are solved."""
+
+    keep: Bounds | dict[NonNegativeInt, Bounds] = (0.0, 1.0)
+    """Lowest and highest share of solved responses. A group outside is not trained on, and a prompt that is known to be
+    outside is not sampled. Other bounds for later steps: `{0: [0.3, 0.9], 500: [0.1, 0.7]}`."""
+    min_spread: Annotated[float, Field(ge=0)] | None = None
+    """Lowest standard deviation of the rewards in a group; a group below is not trained on."""
+    outside: Literal["refill", "drop"] = "refill"
+    """A group that is not trained on is replaced by one of another prompt, in up to `algorithm.max_refills` rounds, or
+    its place in the step stays empty."""
+    window: PositiveInt = 64
+    """Number of the newest responses to a prompt whose share of solved ones counts."""
+    again_after: PositiveInt | None = 200
+    """Steps after which a prompt that was outside is sampled again, because the policy has changed. `null`: never."""
+    recorded: PathText | None = None
+    """Folder of a run whose recorded training rollouts say how often prompts are solved before the first step."""
+
+
+class DomainEvaluationConfig(Section):
+    """Evaluation of one domain; `null` is the value of `evaluation`."""
+
+    samples: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Samples per prompt, in addition to the greedy response."""
+    temperature: Temperature | None = None
+    """Temperature of those samples."""
+    max_prompts: PositiveInt | None = None
+    """Evaluate at most this many prompts of the domain."""
+    success: str | None = None
+    """Label of the reward that decides whether a response is solved, or `label/part`. `null`: every reward of the
+    domain that compares with the answer."""
+    success_score: float | None = None
+    """Score of that reward, before its weight, from which a response counts as solved."""
+
+
+class DomainConfig(Section):
+    """One domain: its data, its rewards, and what else differs from the other domains. `null` means the value of the
+    section that other runs set it in."""
+
+    share: Share | dict[NonNegativeInt, Share] = 1.0
+    """Share of `rollout.prompts_per_step`, on any scale. In every step, the domain's number of prompts is its share
+    rounded up or down, and so is the sum over all steps. Other shares from later steps on: `{0: 0.8, 500: 0.2}`. 0
+    leaves the domain out of training."""
+    train: Sources = ()
+    """Training data: a path, a source, or a list of them. Without it, the rows of `data.train` whose domain has this
+    name."""
+    eval: Sources = ()
+    """Held-out data. Without it, the rows of `data.eval` whose domain has this name, if there are any."""
+    rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
+    """Rewards of this domain alone, besides those under `rewards` that are for all domains or name this one."""
+    group_size: Count | None = None
+    """Responses per prompt (`rollout.group_size`)."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest prompt (`rollout.max_prompt_tokens`)."""
+    max_response_tokens: PositiveInt | None = None
+    """Longest response (`rollout.max_response_tokens`)."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+    """Texts that end a response (`rollout.stop`)."""
+    chat: Literal["auto", "always", "never"] | None = None
+    """What the chat template is applied to (`data.chat`)."""
+    chat_template: str | None = None
+    """Jinja chat template (`model.chat_template`)."""
+    template_options: dict[str, Any] | None = None
+    """Arguments of the chat template (`data.template_options`)."""
+    dynamic_sampling: bool | None = None
+    """Replace groups whose scores are all equal (`algorithm.dynamic_sampling`)."""
+    difficulty: DifficultyConfig | None = None
+    """Train on prompts of a certain difficulty only."""
+    normalize: Literal["none", "group", "domain", "running"] = "none"
+    """Shift and scale the domain's scores to mean 0 and standard deviation 1 before the estimator sees them: over each
+    group, over the domain's responses of the step, or over all of the run's so far. For domains whose scores differ
+    in scale, with an estimator that does not divide by a group's deviation."""
+    reward_clip: Annotated[float, Field(gt=0)] | None = None
+    """Clip the domain's scores to plus or minus this, after `normalize`."""
+    loss_weight: Annotated[float, Field(gt=0)] = 1.0
+    """Weight of the domain's advantages, and so of its part of the policy loss."""
+    difficulty_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of hard prompts: advantages are multiplied by (1 - share of the group that is solved + 1 / group size) to
+    this power, divided by the mean of these weights over the domain's responses of the step. 0 is off."""
+    length_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of short responses: advantages are multiplied by (1 / tokens of the response) to this power, divided by
+    the mean of these weights over the domain's responses of the step. 0 is off."""
+    evaluation: DomainEvaluationConfig = DomainEvaluationConfig()

@@ -1,0 +1,70 @@
+"""A reward in a run file of `burnish rl`; see `burnish.config.schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from burnish.config import names
+from burnish.config.section import Count, PathText, Seconds, Section, as_list, name_shorthand
+
+VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
+
+
+class RewardConfig(Section):
+    """One reward. Several rewards are added up with their weights."""
+
+    name: PathText
+    """Built-in name (`burnish check --list`), `path/to/file.py:function`, `package.module:function`, or `model:PATH`
+    for a reward model, where PATH is a folder or a run (`model:runs/rm@best`; its options are device, dtype and
+    tokens_per_microbatch)."""
+    weight: float = 1.0
+    """Weight of this reward in the sum."""
+    audit: bool = False
+    """Only watch this reward, which nothing learns from: it is logged as `reward/audit/LABEL`, and an alarm tells when
+    it falls while the trained rewards rise, as it does when the policy games them. A failure of it fails nothing."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the reward; a misspelt one is an error."""
+    timeout_seconds: Seconds = 10.0
+    """Time limit for one response (for a batched reward: for one call), after which the worker is killed."""
+    concurrency: Count | None = None
+    """Most responses that it scores at once, in all `scoring.workers` together. `null`: one per worker, and for an
+    asynchronous reward 128 per worker."""
+    label: str | None = None
+    """Name in the logs, needed when the same reward is used twice."""
+    environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
+    """Environment variables that this reward can read, for example `[JUDGE_API_KEY]`, in addition to the harmless ones
+    that all rewards can read (see docs/rewards.md). Their values are never written anywhere."""
+
+    domains: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
+    """Domains whose responses this reward scores, by name. Empty: all. A domain may also name its rewards itself
+    (`domains.NAME.rewards`)."""
+
+    @property
+    def log_label(self) -> str:
+        """The `label`. Without one: `model` for a reward model, else the name of the function or built-in."""
+        if self.label:
+            return self.label
+        return "model" if self.is_model else self.name.rpartition(":")[2]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a reward model (`model:PATH`)."""
+        return self.name.startswith(names.MODEL_REWARD)
+
+    @property
+    def trained_weight(self) -> float:
+        """Its weight in the sum that is trained on: 0 for an audit."""
+        return 0.0 if self.audit else self.weight
+
+    def scores(self, domain: str) -> bool:
+        """Whether it is for responses of this domain."""
+        return not self.domains or domain in self.domains
+
+    def weighted(self, weight: float) -> RewardConfig:
+        """The same reward with another weight."""
+        return RewardConfig.model_validate({**self.model_dump(exclude_unset=True), "weight": weight})
+
+
+Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]

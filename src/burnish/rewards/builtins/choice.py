@@ -1,0 +1,168 @@
+"""Multiple choice: which option a response states last, by its label or by its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from burnish.rewards.builtins.choice_rows import Question, question_of_row
+from burnish.rewards.builtins.reading_rows import after_thoughts
+from burnish.types import Score
+
+# Repeats are bounded, so that no response makes these expressions slow.
+_PHRASE = re.compile(
+    r"\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|one))[*_]{0,3}\s{0,3}"
+    r"(?:[:：=]|(?:is|are|was|(?:would|must|should)\s(?:then\s)?be|has\sto\sbe)\b)[*_:\s]{0,8}(?=(?P<content>[^\n]{1,400}))",
+    re.IGNORECASE,
+)
+_CHOOSE = re.compile(
+    r"\bI(?:'ll|’ll|'d|’d|\swill|\swould)?\s(?:choose|pick|select|say|go\swith)\b(?=(?P<content>[^\n]{1,400}))"
+)
+_HASH = re.compile(r"####[ \t]{0,9}(?=(?P<content>[^\n]{1,400}))")
+_TAG = re.compile(r"<answer>(?P<content>(?:(?!<answer>).){1,2000}?)</answer>", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s?\{(?P<content>(?:[^{}\n]|\{[^{}\n]{0,400}\}){1,400})\}")
+
+_DECORATION = r"(?:[\s*_\"'`“”‘’()\[\]{}$:#>]|[.-](?!\d)|\\text|\\mathrm|\\mathbf|\\textbf){0,24}"
+_NEGATED = re.compile(
+    _DECORATION + r"(?:definitely\s|clearly\s|certainly\s)?(?:not|neither|none|never)\b", re.IGNORECASE
+)
+_THINKING = re.compile(r",?\s{0,3}\bI\s(?:think|believe|guess|would\ssay|am\s(?:sure|certain))\b,?")
+_HEDGES = (
+    "either|both|probably|clearly|definitely|certainly|likely|most|simply|just|obviously|indeed|actually"
+    "|therefore|thus|hence|then"
+)
+_LEAD = rf"(?:(?:{_HEDGES}|the|correct|option|choice|letter|answer|number)\b[\s:,*_]{{1,6}}){{0,4}}"
+_CONCLUSION = (
+    r"(?:(?:so|thus|therefore|hence|then|finally|it'?s|it\sis|i\s(?:choose|pick|select)|(?:my\s)?final\sanswer"
+    rf"|{_HEDGES}|the|correct|option|choice|letter|answer)\b[\s:,*_]{{1,6}}){{0,5}}"
+)
+# What may follow a name of one or more words that is not the beginning of a longer one.
+_ENDS = (
+    r"(?!['’]?\w)(?![.,:/^]?\d)(?!\s?%)"
+    r"(?!\s{1,3}(?!(?:because|since|as|which|and|or|so|but|not|rather|with|for|if|by|due|based|given|from|is|instead"
+    r"|in|here|[A-Z])\b)\w)"
+)
+_LINKS = r"\b(?:or|and|to|through|maybe|perhaps|possibly|alternatively|also|even|option|choice|either)\b|[,;/&+|–—-]"
+
+
+class Choice:
+    """1 if the option that the response states last is the right one, else 0; None (missing) for a row without options
+    or without an answer. The part `stated` says whether the response states one option at all.
+
+    column: the one with the options; by default `choices` or `options`. They are in the order of the prompt.
+    """
+
+    def __init__(self, column: str | None = None) -> None:
+        self._column = column
+
+    def __call__(self, response: str, answer: Any = None, **columns: Any) -> Score | None:
+        question = question_of_row(columns, answer, self._column)
+        if question is None:
+            return None
+        stated = stated_option(response, question)
+        return Score(float(stated == question.gold), {"stated": float(stated is not None)})
+
+
+def stated_option(response: str, question: Question) -> int | None:
+    """Position of the option that the response states last, after its thoughts; None for none, or for several at once.
+
+    A statement is `answer is ...`, `I choose ...`, `B is correct`, `####`, `\\boxed{}` or `<answer>`. In a response
+    without any, it is a last line that holds nothing but an option.
+    """
+    reader, text = _Reader(question), after_thoughts(response)
+    for content in reversed(reader.statements(text)):
+        named = reader.named(content)
+        if named is not None:
+            return reader.only(named)
+    return reader.only(reader.concluded(text))
+
+
+class _Reader:
+    """Finds the options of one question in texts. What a text names is a set of their positions."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        name = rf"(?:(?i:{_any_of(question.texts, question.labels)}){_ENDS}|{_labels(question.labels)})"
+        text = rf"(?i:{_any_of(question.texts, ())})(?!\w)"
+        label = "|".join(map(re.escape, question.labels))
+        self._whole = re.compile(rf"{_DECORATION}(?P<name>(?i:{label})){_DECORATION}")
+        self._lead = re.compile(rf"{_DECORATION}(?i:{_LEAD}){_DECORATION}(?P<name>{name})")
+        closing = r"[*_\"'`”’)\]}\s.]"
+        self._next = re.compile(
+            rf"(?:{closing}|{_LINKS}){{1,12}}(?P<name>{name})"
+            rf"|{closing}{{0,12}}\((?:(?:{_LINKS})\s{{1,3}}){{0,3}}(?P<inside>{name})\)"
+        )
+        self._line = re.compile(
+            rf"{_DECORATION}(?i:{_CONCLUSION}){_DECORATION}(?P<name>{name}|(?i:{label}))(?:{_DECORATION}(?P<text>{text}))?{_DECORATION}"
+        )
+        self._right = re.compile(
+            rf"(?<![\w'’])(?P<content>{name})[*_)\]}}\s]{{1,8}}is\s(?:the\s)?(?:correct|right|best|answer)\b"
+        )
+
+    def statements(self, text: str) -> list[str]:
+        """What the text says the answer is, in the order of the text."""
+        patterns = (_PHRASE, _CHOOSE, _HASH, _TAG, _BOX, self._right)
+        found = [(match.start("content"), match["content"]) for kind in patterns for match in kind.finditer(text)]
+        return [content for _, content in sorted(found)]
+
+    def named(self, content: str) -> set[int] | None:
+        """The options that a statement names at its beginning, as in `B`, `(B) Paris`, `clearly B` or `B or C`. Empty
+        if it says what the answer is not, None if it is about something else."""
+        whole = self._whole.fullmatch(content)
+        if whole:
+            return self._positions(whole["name"])
+        if _NEGATED.match(content):
+            return set()
+        content = _THINKING.sub(" ", content)
+        match = self._lead.match(content)
+        if match is None:
+            return None
+        found = self._positions(match["name"])
+        while match := self._next.match(content, match.end()):
+            found |= self._positions(match["name"] or match["inside"])
+        return found
+
+    def concluded(self, text: str) -> set[int]:
+        """What the last line names, if it holds nothing but an option. Lines above it that do the same are a list of
+        options, which counts for nothing, unless they have texts and the last one is a label alone."""
+        lines = [line for line in text.splitlines() if line.strip()]
+        if not lines or (last := self._line.fullmatch(lines[-1])) is None:
+            return set()
+        matches = [match for match in map(self._line.fullmatch, lines) if match]
+        bare = [match for match in matches if match["name"].upper() in self._question.labels and not match["text"]]
+        counted = bare if last["name"].upper() in self._question.labels and not last["text"] else matches
+        return set().union(*(self._named_in_line(match) for match in counted))
+
+    def only(self, found: set[int]) -> int | None:
+        """The one option of a set; of several that read alike, the right one if it is among them."""
+        if len({self._question.texts[index] for index in found}) != 1:
+            return None
+        return self._question.gold if self._question.gold in found else min(found)
+
+    def _named_in_line(self, match: re.Match[str]) -> set[int]:
+        return self._positions(match["name"]) | (self._positions(match["text"]) if match["text"] else set())
+
+    def _positions(self, name: str) -> set[int]:
+        """The option with this label, else those with this text: as it is, or else in upper or lower case."""
+        labels, texts = self._question.labels, self._question.texts
+        if name in labels:
+            return {labels.index(name)}
+        name = " ".join(name.split())
+        exact = {index for index, text in enumerate(texts) if text == name}
+        alike = {index for index, text in enumerate(texts) if text.casefold() == name.casefold()}
+        return exact or alike or {labels.index(name.upper())}
+
+
+def _any_of(texts: Sequence[str], but: Sequence[str]) -> str:
+    """A pattern for these texts with any white space between their words, longest first; it matches nothing if there
+    are none. A text that is a label of an option means that label."""
+    left = sorted({text for text in texts if text and text not in but}, key=len, reverse=True)
+    return "|".join(r"\s{1,3}".join(map(re.escape, text.split())) for text in left) or "(?!)"
+
+
+def _labels(labels: Sequence[str]) -> str:
+    """A pattern for these labels. Those that are words or numbers as well may not begin anything longer: `A dog`."""
+    return "|".join(
+        re.escape(label) + (_ENDS if label in "AI" or label.isdigit() else r"(?!['’]?\w)") for label in labels
+    )

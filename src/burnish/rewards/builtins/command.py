@@ -1,0 +1,217 @@
+"""A program of the user's that judges responses: a proof checker, a linter, a compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from burnish.errors import ConfigError
+from burnish.rewards.builtins.reading_rows import RowError, check_positive, check_word
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDERS = ("file", "row", "here")
+_END_SECONDS = 5.0
+_SAID = 500
+
+
+class CheckerError(Exception):
+    """The program gave no verdict. It fails this response; the run goes on, and counts it."""
+
+
+class Command:
+    """The verdict of a program on a response: 1 if it exits with status 0, 0 with one of `wrong`. With `score: stdout`
+    its last line of standard output is the score, at most 1, and its status has to be 0. Any other end is an error and
+    no score: another status, a signal, no number.
+
+    argv: the program and its arguments, which no shell reads. It gets the response as standard input, or in a file
+    whose path replaces `{file}`. `{row}` is the path of a JSON file with `response`, `answer`, `prompt` and `columns`,
+    `{here}` the folder in which the run was started. It never gets any text of a response as an argument.
+
+    suffix: of the file's name. folder: in which it runs; by default one of its own that is removed afterwards.
+    seconds: of the clock, less than `timeout_seconds`. too_slow: whether a program that takes longer is an `error`, or
+    the response `wrong`. memory_mb: address space of each of its processes; no limit by default, because some programs
+    reserve far more than they use. output_mb: of each file that it writes, standard output too.
+
+    Nothing confines the program: it can do all that a reward can (`environment` says which variables it sees).
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        score: Literal["exit_code", "stdout"] = "exit_code",
+        wrong: Sequence[int] = (1,),
+        suffix: str = "",
+        folder: str | None = None,
+        seconds: float = 8.0,
+        too_slow: Literal["error", "wrong"] = "error",
+        memory_mb: int | None = None,
+        output_mb: int = 16,
+    ) -> None:
+        check_word("command", "score", score, ("exit_code", "stdout"))
+        check_word("command", "too_slow", too_slow, ("error", "wrong"))
+        check_positive("command", seconds=seconds, output_mb=output_mb, memory_mb=1 if memory_mb is None else memory_mb)
+        if os.sep in suffix:
+            raise ConfigError(
+                f"option suffix of reward 'command' is {suffix!r}", remedy="give an ending, such as .lean"
+            )
+        self._argv = _checked(argv)
+        self._wrong = _statuses(wrong)
+        self._reads_number, self._slow_is_wrong = score == "stdout", too_slow == "wrong"
+        self._suffix, self._seconds = suffix, seconds
+        self._folder = None if folder is None else _existing(folder)
+        self._most_bytes = int(output_mb * 2**20)
+        self._limit = _limiter(memory_mb, self._most_bytes)
+
+    def __call__(self, response: str, answer: Any = None, prompt: str | None = None, **columns: Any) -> float:
+        row = {"response": response, "answer": answer, "prompt": prompt, "columns": columns}
+        # Processes that left the group may still be writing there: that fails nothing.
+        with tempfile.TemporaryDirectory(prefix="burnish-command-", ignore_cleanup_errors=True) as own:
+            status = self._run(Path(own), row)
+            if status is None and self._slow_is_wrong:
+                return 0.0
+            said = (Path(own) / "stderr").read_text(errors="replace").strip()[-_SAID:]
+            stdout = (Path(own) / "stdout").read_bytes()
+        if status is None:
+            raise CheckerError(f"{self._argv[0]} did not end within {self._seconds:g} seconds{_quoted(said)}")
+        if len(stdout) >= self._most_bytes:  # a program need not notice that the rest is missing
+            raise CheckerError(f"{self._argv[0]} wrote more than output_mb allows")
+        if status == 0:
+            return _last_number(stdout.decode(errors="replace")) if self._reads_number else 1.0
+        if status in self._wrong and not self._reads_number:
+            return 0.0
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise CheckerError(f"{self._argv[0]} {how}, which is not a verdict{_quoted(said)}")
+
+    def _run(self, own: Path, row: dict[str, Any]) -> int | None:
+        """Exit status, or minus the signal; None if it took too long. Its process group is ended in any case."""
+        work = own / "work"
+        work.mkdir()
+        file = own / f"response{self._suffix}"
+        file.write_bytes(row["response"].encode(errors="surrogatepass"))
+        paths = {"file": str(file), "row": str(own / "row.json")}
+        if any("{row}" in argument for argument in self._argv):
+            (own / "row.json").write_text(_json(row), encoding="utf-8")
+        takes_file = any("{file}" in argument for argument in self._argv)
+        with (
+            open(os.devnull if takes_file else file, "rb") as stdin,
+            open(own / "stdout", "wb") as stdout,
+            open(own / "stderr", "wb") as stderr,
+        ):
+            process = subprocess.Popen(
+                [_filled(argument, paths) for argument in self._argv],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=self._folder or work,
+                env={**os.environ, "TMPDIR": str(work)},
+                start_new_session=True,
+                preexec_fn=self._limit,
+            )
+        try:
+            return process.wait(self._seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_END_SECONDS)
+
+
+def _checked(argv: Any) -> list[str]:
+    """The arguments with the program's path, and `{here}` filled in."""
+    if not isinstance(argv, (list, tuple)) or not argv or not all(isinstance(one, str) and one for one in argv):
+        raise ConfigError(
+            f"option argv of reward 'command' is {argv!r}",
+            remedy="give a list of texts, such as [lean, '{file}']; no shell reads it",
+        )
+    here = os.getcwd()
+    for argument in argv:
+        for name in _PLACEHOLDER.findall(argument):
+            if name not in _PLACEHOLDERS:
+                raise ConfigError(
+                    f"option argv of reward 'command' has {{{name}}} in {argument!r}",
+                    remedy="use {file}, {row} or {here}; a response never becomes an argument, and for other braces "
+                    "write a script",
+                )
+    for argument in argv[1:]:
+        if not os.path.isabs(argument) and os.path.isfile(argument):
+            raise ConfigError(
+                f"argument {argument!r} of reward 'command' is a file here, but the program runs in another folder",
+                remedy=f"write '{{here}}/{argument}'",
+            )
+    filled = [argument.replace("{here}", here) for argument in argv]
+    program = shutil.which(filled[0])
+    if program is None:
+        raise ConfigError(
+            f"the program {filled[0]!r} of reward 'command' is not here, or may not be run",
+            remedy=f"install it, or give its path; PATH is {os.environ.get('PATH', 'not set')}",
+        )
+    return [os.path.abspath(program), *filled[1:]]
+
+
+def _statuses(wrong: Any) -> frozenset[int]:
+    if not isinstance(wrong, (list, tuple)) or not all(type(one) is int and 1 <= one <= 255 for one in wrong):
+        raise ConfigError(
+            f"option wrong of reward 'command' is {wrong!r}", remedy="give a list of numbers from 1 to 255"
+        )
+    return frozenset(wrong)
+
+
+def _existing(folder: str) -> str:
+    path = Path(folder).expanduser().resolve()
+    if not path.is_dir():
+        raise ConfigError(
+            f"the folder of reward 'command' does not exist: {path}", remedy=f"it is relative to {Path.cwd()}"
+        )
+    return str(path)
+
+
+def _limiter(memory_mb: int | None, most_bytes: int) -> Callable[[], None]:
+    bounds = {resource.RLIMIT_FSIZE: most_bytes, resource.RLIMIT_CORE: 0}
+    if memory_mb is not None:
+        bounds[resource.RLIMIT_AS] = memory_mb * 2**20
+
+    def limit() -> None:
+        for bound, amount in bounds.items():
+            hard = resource.getrlimit(bound)[1]
+            value = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+            resource.setrlimit(bound, (value, value))
+
+    return limit
+
+
+def _filled(argument: str, paths: dict[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: paths.get(match[1], match[0]), argument)
+
+
+def _json(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row)
+    except (TypeError, ValueError) as error:
+        raise RowError(f"a column cannot be written as JSON for {{row}}: {error}") from error
+
+
+def _last_number(stdout: str) -> float:
+    last = next((line.strip() for line in reversed(stdout.splitlines()) if line.strip()), "")
+    try:
+        score = float(last)
+    except ValueError:
+        raise CheckerError(f"the last line that it wrote is not a number: {last!r:.200}") from None
+    if not math.isfinite(score) or score > 1.0:
+        raise CheckerError(f"the score that it wrote is {last:.50}, and has to be at most 1")
+    return score
+
+
+def _quoted(said: str) -> str:
+    return f": {said}" if said else ""

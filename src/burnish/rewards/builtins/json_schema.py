@@ -1,0 +1,144 @@
+"""JSON in a response against the JSON Schema of its row (https://json-schema.org), by the package jsonschema."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from burnish.errors import ConfigError, RewardError
+from burnish.rewards.builtins.reading_rows import RowError, after_thoughts, last_block, parsed
+from burnish.types import Score
+
+SCHEMA_COLUMNS = ("json_schema", "schema")
+MAX_DEPTH = 64
+"""Levels of a response's JSON. Below this the validator cannot run out of Python's stack, unless a schema refers to
+itself without end."""
+
+
+class JsonSchema:
+    """1 if the JSON of the response is valid against the schema, else 0, with the parts `parses` and `valid`. None
+    (missing) for a row without a schema.
+
+    schema: for rows without one of their own, an object or JSON text. column: the one with the schema; by default
+    `json_schema` or `schema`. whole: the response after its thoughts has to be JSON and nothing else; otherwise its
+    last block marked as JSON counts, else its last block that is not marked, else all of it.
+    """
+
+    def __init__(self, schema: Any = None, column: str | None = None, whole: bool = False) -> None:
+        try:
+            import jsonschema  # noqa: F401  said here, before anything is sampled
+        except ImportError as error:
+            raise RewardError(
+                "reward 'json_schema' needs the package jsonschema", remedy="pip install 'burnish[json-schema]'"
+            ) from error
+        self._schema, self._columns, self._whole = schema, SCHEMA_COLUMNS if column is None else (column,), whole
+        if schema is not None:
+            try:
+                _validator(_canonical(schema, "schema"))
+            except RowError as error:
+                raise ConfigError(f"option schema of reward 'json_schema': {error}") from error
+
+    def __call__(self, response: str, **columns: Any) -> Score | None:
+        name, value = self._found(columns)
+        if value is None:
+            return None
+        validator = _validator(_canonical(value, name))
+        text = after_thoughts(response) if self._whole else last_block(response, ("json",))
+        try:
+            found = read_json(text)
+        except ValueError:
+            return Score(0.0, {"parses": 0.0, "valid": 0.0})
+        valid = float(_is_valid(validator, found, name))
+        return Score(valid, {"parses": 1.0, "valid": valid})
+
+    def _found(self, columns: dict[str, Any]) -> tuple[str, Any]:
+        """The schema, and where it is. `{}` and `true` are schemas, which anything is valid against."""
+        for name in self._columns:
+            if columns.get(name) is not None and columns[name] != "":
+                return name, columns[name]
+        return "schema", self._schema
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text, as RFC 8259 has it: without NaN and Infinity. ValueError for any other text, and for
+    one with more than `MAX_DEPTH` levels."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return value
+    raise ValueError("too deep")
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        return iter(value.values())
+    return iter(value if isinstance(value, list) else ())
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _canonical(schema: Any, column: str) -> str:
+    try:
+        return json.dumps(parsed(schema, column), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise RowError(f"the schema in {column!r} cannot be written as JSON: {error}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(text: str) -> Any:
+    """A validator for a schema that has been checked, references included. RowError for one that is wrong."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
+
+    schema = json.loads(text)
+    if not isinstance(schema, (dict, bool)):
+        raise RowError(f"a schema has to be an object, and this is {text:.100}")
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(map(str, error.absolute_path))
+        raise RowError(f"the schema is wrong{' at ' + place if place else ''}: {error.message:.300}") from error
+    _check_references(schema, kind.META_SCHEMA["$schema"])
+    # With this registry a reference leads to the schema itself or to the specification; nothing is fetched.
+    return kind(schema, registry=REGISTRY)
+
+
+def _check_references(schema: Any, specification: str) -> None:
+    """RowError for a reference that leads nowhere, even one that no response reaches."""
+    from jsonschema_specifications import REGISTRY
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
+
+    root = specification_with(specification).create_resource(schema)
+    todo = [(root, REGISTRY.resolver_with_root(root))]
+    while todo:
+        resource, resolver = todo.pop()
+        for word in ("$ref", "$dynamicRef"):
+            target = resource.contents.get(word) if isinstance(resource.contents, dict) else None
+            try:
+                if isinstance(target, str):
+                    resolver.lookup(target)
+            except Unresolvable as error:
+                raise RowError(
+                    f"the schema refers to {target!r}, which it does not hold, and nothing is fetched"
+                ) from error
+        todo += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
+
+
+def _is_valid(validator: Any, value: Any, column: str) -> bool:
+    try:
+        return bool(validator.is_valid(value))
+    except RecursionError as error:
+        raise RowError(f"the schema in {column!r} refers to itself without end") from error

@@ -1,0 +1,66 @@
+"""What built-in rewards read from rows and options, with the errors of both."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from burnish.errors import ConfigError
+from burnish.words import nearest
+
+_END_OF_THOUGHTS = "</think>"
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+class RowError(Exception):
+    """The columns of a row cannot be used. It fails the responses to that row; the run goes on, and counts them."""
+
+
+def check_word(reward: str, option: str, value: str, known: Sequence[str]) -> None:
+    """ConfigError for a value of an option that is none of these words."""
+    if value not in known:
+        near = nearest(str(value), known)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ConfigError(f"option {option} of reward {reward!r} is {value!r}", remedy=f"{hint}use {', '.join(known)}")
+
+
+def check_positive(reward: str, **amounts: float) -> None:
+    """ConfigError for an option that has to be a number above 0 and is not."""
+    for option, amount in amounts.items():
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount > 0:
+            raise ConfigError(f"option {option} of reward {reward!r} is {amount!r}", remedy="use a number above 0")
+
+
+def first_column(columns: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+    """Name and value of the first of these columns that is not empty; ("", None) if all are."""
+    for name in names:
+        value = columns.get(name)
+        if value is not None and value != "" and value != [] and value != {}:
+            return name, value
+    return "", None
+
+
+def parsed(value: Any, column: str) -> Any:
+    """The value of a column that may hold JSON as text. RowError if the text is not valid JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"column {column!r} is not valid JSON: {error}") from error
+
+
+def after_thoughts(response: str) -> str:
+    """The response without what comes before the last `</think>`."""
+    return response.rpartition(_END_OF_THOUGHTS)[2]
+
+
+def last_block(response: str, languages: Sequence[str]) -> str:
+    """After the thoughts of a response: its last block marked with one of these languages, else its last block that is
+    not marked, else all of it."""
+    text = after_thoughts(response)
+    blocks = [(language.lower(), block) for language, block in _FENCE.findall(text)]
+    marked = [block for language, block in blocks if language in languages]
+    return (marked or [block for language, block in blocks if not language] or [text])[-1]

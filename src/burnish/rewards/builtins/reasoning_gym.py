@@ -1,0 +1,80 @@
+"""Answers to the puzzles of reasoning-gym, scored by the tasks that made them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from burnish.config.names import PUZZLES, UNSOUND_PUZZLES
+from burnish.data.puzzles import Puzzle, Scorer, known_tasks
+from burnish.errors import BurnishError, ConfigError
+from burnish.types import Score
+from burnish.words import nearest
+
+_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BEGIN, _END = "<think>", "</think>"
+_EXTRACT = ("auto", "tags", "all")
+
+
+class ReasoningGym:
+    """What the task of a row gives for the answer in a response, usually 0 to 1. None (missing) for a row that is not
+    from a source with `reasoning_gym`.
+
+    A response on which the task's own function raises gets 0, and counts in the part `raised`. allow: names of tasks
+    whose scores are unsound (`burnish.config.names.UNSOUND_PUZZLES`); a row of any other such task is an error.
+    """
+
+    def __init__(self, extract: Literal["auto", "tags", "all"] = "auto", allow: Sequence[str] = ()) -> None:
+        _check_word("extract", extract, _EXTRACT)
+        if isinstance(allow, str):
+            raise ConfigError(f"option allow of reward {PUZZLES!r} is a text", remedy=f"give a list: allow: [{allow}]")
+        self._score = Scorer()
+        for task in allow:
+            _check_word("allow", task, tuple(known_tasks()))
+        self._extract = extract
+        self._refused = UNSOUND_PUZZLES.keys() - set(allow)
+
+    def __call__(
+        self,
+        response: str,
+        answer: Any = None,
+        question: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        reasoning_gym: Mapping[str, Any] | None = None,
+    ) -> Score | None:
+        if reasoning_gym is None or metadata is None:
+            return None
+        item = {"question": question, "answer": answer, "metadata": metadata}
+        puzzle = Puzzle(reasoning_gym["task"], reasoning_gym["parameters"], item)
+        if puzzle.task in self._refused:
+            raise ConfigError(
+                f"task {puzzle.task!r} of reasoning_gym has unsound scores: {UNSOUND_PUZZLES[puzzle.task]}",
+                remedy=f"leave it out of the data, or accept that with options: {{allow: [{puzzle.task}]}}",
+            )
+        try:
+            score = self._score(puzzle, answer_of(response, self._extract))
+        except BurnishError:
+            raise
+        except Exception:  # noqa: BLE001  boundary: the task's function, which this response made raise
+            return Score(0.0, {"raised": 1.0})
+        return Score(score, {"raised": 0.0})
+
+
+def answer_of(response: str, extract: str) -> str | None:
+    """The answer in a response: after its thoughts, what is in its last `<answer>` tags, or all of it. None if it has
+    not ended its thoughts, has no tags where they are asked for, or says nothing."""
+    _, ended, said = response.rpartition(_END)
+    if not ended and _BEGIN in response:
+        return None
+    found = _TAGS.findall(said) if extract != "all" else []
+    if extract == "tags" and not found:
+        return None
+    return (found[-1] if found else said).strip() or None
+
+
+def _check_word(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = nearest(value, known)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ConfigError(f"option {option} of reward {PUZZLES!r} is {value!r}", remedy=f"{hint}use {', '.join(known)}")

@@ -1,0 +1,117 @@
+"""How far a judge agrees with the humans who have judged the same responses, before anything is trained on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from burnish.errors import DataError
+from burnish.rewards.gold import as_rollout, gold_response
+from burnish.rewards.judging.options import JudgeOptions, label_value
+from burnish.rewards.protocol import RewardScorer
+from burnish.types import Prompt
+
+NORMAL_95 = 1.959964
+HALF = 0.5
+LEAST_FOR_INTERVAL = 4
+Pair = tuple[float, float]
+"""Score of the judge, and of the human."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """`accuracy` where humans gave two different scores (the judge's are cut at one half), else Spearman's `rank
+    correlation`; None if it is not defined. low, high: its interval of 95 %. failed: rows without a verdict."""
+
+    kind: Literal["accuracy", "rank correlation"]
+    rows: int
+    failed: int
+    value: float | None
+    low: float = math.nan
+    high: float = math.nan
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} rows that humans have judged"
+        if self.failed:
+            rows += f" ({self.failed:,} more have no verdict)"
+        if self.value is None:
+            return f"nothing can be said of its agreement on {rows}: all its scores, or all of theirs, are equal"
+        interval = "" if math.isnan(self.low) else f" (95 %: {self.low:.3f} to {self.high:.3f})"
+        return f"{self.kind} {self.value:.3f}{interval} on {rows}"
+
+
+def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: JudgeOptions) -> Agreement:
+    """Let the judge score the responses of all rows with a label: the column `response`, or the gold response.
+
+    `scorer` has this judge only, and lets any fraction of it fail. DataError for a label that the judge's scale does
+    not have, and if no row has both.
+    """
+    column, scale = str(options.labels), options.read_scale()
+    labels, items = [], []
+    for prompt in prompts:
+        label, response = prompt.columns.get(column), prompt.columns.get("response")
+        text = response if isinstance(response, str) else gold_response(prompt)
+        if label is None or text is None:
+            continue
+        try:
+            labels.append(label_value(scale, label))
+        except ValueError as error:
+            raise DataError(
+                f"the column {column!r} of row {prompt.id} cannot be compared with the judge: {error}",
+                remedy=f"write numbers, or {scale.described()}",
+            ) from None
+        items.append((prompt, as_rollout(prompt, text, None)))
+    if not items:
+        raise DataError(
+            f"no row has both a response and a human's score in the column {column!r}",
+            remedy="add the columns response and the one that the judge's option labels names, or remove the option",
+        )
+    scores = [rollout.reward for rollout in scorer.score(items)]
+    pairs = [(score, label) for score, label in zip(scores, labels, strict=True) if score is not None]
+    return agreement(pairs, failed=len(scores) - len(pairs))
+
+
+def agreement(pairs: Sequence[Pair], *, failed: int = 0) -> Agreement:
+    """The agreement of these scores."""
+    values = sorted({human for _, human in pairs})
+    if len(values) == 2:
+        right = sum((score >= HALF) == (human == values[1]) for score, human in pairs)
+        return Agreement("accuracy", len(pairs), failed, right / len(pairs), *wilson(right, len(pairs)))
+    found = rank_correlation(pairs)
+    interval = (math.nan, math.nan)
+    if found is not None and len(pairs) >= LEAST_FOR_INTERVAL and abs(found) < 1:
+        # Fisher's transformation, with the variance of Fieller, Hartley and Pearson for ranks
+        # (Biometrika 44, 1957, https://doi.org/10.1093/biomet/44.3-4.470).
+        reach = NORMAL_95 * math.sqrt(1.06 / (len(pairs) - 3))
+        interval = (math.tanh(math.atanh(found) - reach), math.tanh(math.atanh(found) + reach))
+    return Agreement("rank correlation", len(pairs), failed, found, *interval)
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Wilson's interval of 95 % for a fraction (https://doi.org/10.1080/01621459.1927.10502953)."""
+    fraction, square = right / count, NORMAL_95**2
+    middle = fraction + square / (2 * count)
+    reach = NORMAL_95 * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count * count))
+    return (middle - reach) / (1 + square / count), (middle + reach) / (1 + square / count)
+
+
+def rank_correlation(pairs: Sequence[Pair]) -> float | None:
+    """Spearman's: the correlation of the ranks, where equal values share the mean of theirs. None if all values of one
+    side are equal."""
+    first, second = (_ranks([pair[side] for pair in pairs]) for side in (0, 1))
+    mean = (len(pairs) - 1) / 2
+    products = sum((a - mean) * (b - mean) for a, b in zip(first, second, strict=True))
+    squares = [sum((rank - mean) ** 2 for rank in ranks) for ranks in (first, second)]
+    if not all(squares):
+        return None
+    return max(-1.0, min(1.0, products / math.sqrt(squares[0] * squares[1])))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The number of smaller values, and half the number of other equal ones."""
+    order = sorted(values)
+    first = {value: index for index, value in reversed(list(enumerate(order)))}
+    last = {value: index for index, value in enumerate(order)}
+    return [(first[value] + last[value]) / 2 for value in values]

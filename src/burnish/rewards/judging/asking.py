@@ -1,0 +1,91 @@
+"""One verdict: from the cache, from a request that is on its way, or from the endpoint, with one try to repair it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from burnish.rewards.judging.cache import VerdictCache, cache_key
+from burnish.rewards.judging.client import Endpoint, NoVerdictError, Patience
+from burnish.rewards.judging.limits import Clock
+from burnish.rewards.judging.prompts import Messages, repair
+from burnish.rewards.judging.tally import Tally
+from burnish.rewards.judging.verdicts import UnreadableVerdictError, Wanted
+
+SHOWN_OF_REPLY = 200
+"""Characters of the end of an answer in the detail of a failure."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Asker:
+    """Asks for the verdicts of one judge, each at most once at a time."""
+
+    endpoint: Endpoint
+    cache: VerdictCache | None
+    tally: Tally
+    clock: Clock
+    timeout_seconds: float
+    _on_their_way: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+
+    async def verdict(self, messages: Messages, wanted: Wanted[T]) -> T:
+        """The verdict. NoVerdictError if there is none in time or it cannot be read; RewardError ends the run."""
+        self.tally.verdicts += 1
+        key = cache_key(self.endpoint.name, messages, self.endpoint.sampling)
+        task = self._on_their_way.get(key)
+        if task is None:
+            kept = self._kept(key, wanted)
+            if kept is not None:
+                self.tally.cached += 1
+                return kept
+            task = asyncio.create_task(self._ask(key, messages, wanted))
+            self._on_their_way[key] = task
+            task.add_done_callback(lambda done: self._arrived(key, done))
+        else:
+            self.tally.cached += 1  # the samples of a group are often the same text
+        try:
+            found: T = await asyncio.shield(task)  # it may have others who wait for it
+        except NoVerdictError:
+            self.tally.failed += 1
+            raise
+        return found
+
+    def _kept(self, key: str, wanted: Wanted[T]) -> T | None:
+        answer = None if self.cache is None else self.cache.find(key)
+        if answer is None:
+            return None
+        try:
+            return wanted.read(answer)
+        except UnreadableVerdictError:  # not an answer that we kept
+            return None
+
+    async def _ask(self, key: str, messages: Messages, wanted: Wanted[T]) -> T:
+        patience = Patience(self.timeout_seconds, self.clock)
+        reply = await self.endpoint.reply(messages, patience)
+        try:
+            found = wanted.read(reply)
+        except UnreadableVerdictError as error:
+            self.tally.repaired += 1
+            again = repair(messages, reply, str(error), wanted.instruction)
+            reply = await self.endpoint.reply(again, patience)
+            found = _read_or_fail(reply, wanted)
+        if self.cache is not None:
+            self.cache.keep(key, self.endpoint.name, reply)
+        return found
+
+    def _arrived(self, key: str, task: asyncio.Task[Any]) -> None:
+        del self._on_their_way[key]
+        if not task.cancelled():
+            task.exception()  # seen, even if nobody waits for it any more
+
+
+def _read_or_fail(reply: str, wanted: Wanted[T]) -> T:
+    try:
+        return wanted.read(reply)
+    except UnreadableVerdictError as error:
+        shown = " ".join(reply.split())[-SHOWN_OF_REPLY:]
+        raise NoVerdictError(
+            f"its answer cannot be read even after a repair: {error}; it ends with {shown!r}"
+        ) from None

@@ -1,0 +1,263 @@
+"""Requests to an OpenAI-compatible endpoint: one pooled client, retries for what may pass, errors for what will not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+
+import httpx2
+
+from burnish.errors import ConfigError, RewardError
+from burnish.rewards.judging.limits import Bounds, Clock, Gate, Sent
+from burnish.rewards.judging.options import JudgeOptions
+from burnish.rewards.judging.prompts import Messages
+from burnish.rewards.judging.tally import Tally
+from burnish.types import RewardStatus
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+BYTES_PER_TOKEN = 3  # an estimate on the safe side: 4 letters in English, a character in Chinese
+TRANSIENT = frozenset({408, 429})
+_TOO_LONG = ("context length", "context_length", "maximum context", "too long", "too many tokens", "max_model_len")
+_FILTERED = ("content_filter", "content_policy", "content management policy")
+
+
+class NoVerdictError(Exception):
+    """There is no verdict on this response, and others are not affected. It is never a number."""
+
+    def __init__(self, detail: str, status: RewardStatus = RewardStatus.ERROR) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.status = status
+
+
+@dataclass(slots=True)
+class Patience:
+    """The seconds that are left for one verdict. Waiting for a free place among our own requests does not count."""
+
+    seconds: float
+    clock: Clock
+
+    async def pause(self, seconds: float, before: str) -> None:
+        """Wait before the next try. NoVerdictError (timeout) if the time for it is not there, with what came before."""
+        if seconds >= self.seconds:
+            raise NoVerdictError(f"no answer within timeout_seconds; last: {before}", RewardStatus.TIMEOUT)
+        self.seconds -= seconds
+        await self.clock.sleep(seconds)
+
+
+class Endpoint(Protocol):
+    """Something that answers conversations."""
+
+    name: str
+    """What the cache calls the model."""
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """All else that an answer depends on, for the cache."""
+        ...
+
+    async def reply(self, messages: Messages, patience: Patience) -> str:
+        """The answer. NoVerdictError if there is none, RewardError if there will be none for any prompt."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """Why a request has no answer, and how long the endpoint wants us to wait before the next one."""
+
+    reason: str
+    wait: float = 0.0
+    timeout: bool = False
+
+
+@dataclass(slots=True)
+class ChatClient:
+    """An `Endpoint` behind HTTP. It is made and used on the event loop.
+
+    Connection errors, timeouts, 408, 429 and 5xx are tried again, with growing pauses and as the endpoint's Retry-After
+    says. Another 4xx stops the run (RewardError), except a prompt that is too long or filtered: that has no verdict.
+    """
+
+    options: JudgeOptions
+    gate: Gate
+    tally: Tally
+    clock: Clock
+    key: str | None
+    name: str
+    http: httpx2.AsyncClient
+    refusal: RewardError | None = None
+    """Set by the first answer that ends the run: nobody else needs to ask."""
+    _fields: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def open(options: JudgeOptions, gate: Gate, tally: Tally, clock: Clock) -> ChatClient:
+        """Without a connection yet."""
+        key = read_key(options)
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        # Our own deadlines and limits apply, and the pool only has to follow them.
+        pool = httpx2.Limits(max_connections=None, max_keepalive_connections=options.concurrency)
+        http = httpx2.AsyncClient(headers=headers, timeout=None, limits=pool)
+        client = ChatClient(options, gate, tally, clock, key, options.model or "", http)
+        client._fields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+        if options.seed is not None:
+            client._fields["seed"] = options.seed
+        for field_name, value in (options.extra or {}).items():
+            if value is None:
+                client._fields.pop(field_name, None)  # `max_tokens: null` for endpoints that refuse it
+            else:
+                client._fields[field_name] = value
+        return client
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return self._fields
+
+    @property
+    def address(self) -> str:
+        """Where requests go."""
+        return f"{(self.options.url or '').rstrip('/')}/chat/completions"
+
+    async def reply(self, messages: Messages, patience: Patience) -> str:
+        body = {"model": self.name, "messages": list(messages), **self._fields}
+        tokens = self._estimate(body)
+        tries = 0
+        while True:
+            found = await self._try(body, tokens, patience)
+            if isinstance(found, str):
+                return found
+            tries += 1
+            if tries > self.options.retries:
+                status = RewardStatus.TIMEOUT if found.timeout else RewardStatus.ERROR
+                raise NoVerdictError(f"no answer after {tries} tries; last: {found.reason}", status)
+            await patience.pause(max(found.wait, _pause(body, tries)), found.reason)
+            self.tally.retries += 1
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+    async def _try(self, body: Mapping[str, Any], tokens: int, patience: Patience) -> str | _Trouble:
+        async with self.gate.place(tokens) as sent:
+            if self.refusal is not None:
+                raise self.refusal
+            allowed = min(patience.seconds, self.options.request_timeout_seconds or patience.seconds)
+            began = self.clock.now()
+            self.tally.requests += 1
+            try:
+                async with asyncio.timeout(allowed):
+                    response = await self.http.post(self.address, json=body)
+            except TimeoutError:
+                return _Trouble(f"no answer within {allowed:.3g} seconds", timeout=True)
+            except httpx2.RequestError as error:
+                return _Trouble(self._hidden(f"{type(error).__name__}: {error}"))
+            finally:
+                seconds = self.clock.now() - began
+                patience.seconds -= seconds
+                self.tally.seconds += seconds
+            return self._read(response, sent)
+
+    def _read(self, response: httpx2.Response, sent: Sent) -> str | _Trouble:
+        code = response.status_code
+        if code == 200:
+            return self._content(response, sent)
+        reason = self._hidden(f"status {code}: {' '.join(response.text.split())[:300]}")
+        if code in TRANSIENT or code >= 500:
+            return _Trouble(reason, retry_after(response.headers.get("Retry-After")))
+        said = response.text.casefold()
+        if code == 413 or (code == 400 and any(word in said for word in _TOO_LONG)):
+            raise NoVerdictError(f"the prompt is too long for the endpoint: {reason}")
+        if code == 400 and any(word in said for word in _FILTERED):
+            raise NoVerdictError(f"the endpoint filters this prompt: {reason}")
+        self.refusal = RewardError(
+            f"the endpoint of a judge, {self.options.url}, refuses requests: {reason}", remedy=_remedy(code)
+        )
+        raise self.refusal
+
+    def _content(self, response: httpx2.Response, sent: Sent) -> str:
+        """The text of the answer; empty for an answer without one, which is then as unreadable as any other."""
+        try:
+            data = response.json()
+            content = data["choices"][0]["message"]["content"]
+            usage = data.get("usage") or {}
+            tokens_in, tokens_out = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return ""
+        self.tally.tokens_in += tokens_in
+        self.tally.tokens_out += tokens_out
+        sent.tokens = tokens_in + tokens_out or sent.tokens
+        return content if isinstance(content, str) else ""
+
+    def _estimate(self, body: Mapping[str, Any]) -> int:
+        """Tokens of a request and its answer, at most. NoVerdictError for more than may ever be sent in a minute."""
+        text = "".join(message["content"] for message in body["messages"])
+        tokens = len(text.encode(errors="replace")) // BYTES_PER_TOKEN + self.options.max_tokens
+        allowed = self.options.tokens_per_minute
+        if allowed is not None and tokens > allowed:
+            raise NoVerdictError(f"a request of about {tokens:,} tokens is over tokens_per_minute {allowed:,}")
+        return tokens
+
+    def _hidden(self, text: str) -> str:
+        """What an endpoint says may repeat the key that it was sent."""
+        return text.replace(self.key, "(masked)") if self.key else text
+
+
+def read_key(options: JudgeOptions) -> str | None:
+    """The key of the endpoint. ConfigError if its variable is not set."""
+    name = options.key_variable
+    if name is None:
+        return None
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(
+            f"option key_variable of reward 'judge' names {name}, which is not set",
+            remedy=f"export {name}=... where the run is started; the option holds its name, not the key",
+        )
+    return key
+
+
+def bounds_of(options: JudgeOptions) -> Bounds:
+    """The limits that these options set."""
+    return Bounds(options.concurrency, options.requests_per_minute, options.tokens_per_minute)
+
+
+def retry_after(text: str | None) -> float:
+    """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 without one that can be read."""
+    if text is None:
+        return 0.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):
+            return 0.0
+    return max(0.0, seconds) if seconds == seconds else 0.0
+
+
+def _pause(body: Mapping[str, Any], tries: int) -> float:
+    """Twice as long after each try, and of that between half and all, drawn from the prompt: requests that failed
+    together do not come back together."""
+    longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (tries - 1))
+    text = f"{tries} {json.dumps(body['messages'])}"
+    return longest * (0.5 + zlib.crc32(text.encode()) / 2**33)
+
+
+def _remedy(code: int) -> str:
+    match code:
+        case 401 | 403:
+            return "check the key in the environment variable that key_variable names"
+        case 404:
+            return "check the options url (up to and with /v1) and model"
+        case 400 | 422:
+            return "check the options model and extra: the endpoint does not understand a field of the request"
+        case _:
+            return "check the option url"

@@ -1,0 +1,169 @@
+"""From verdicts to the score of one response: a score, a rubric, or a score for each step."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from burnish.errors import ConfigError
+from burnish.rewards.inputs import Item, Signature
+from burnish.rewards.judging.asking import Asker
+from burnish.rewards.judging.client import NoVerdictError
+from burnish.rewards.judging.options import Criterion, JudgeOptions, criteria_of
+from burnish.rewards.judging.prompts import PromptWriter, clean
+from burnish.rewards.judging.verdicts import (
+    AnswerFormat,
+    Scale,
+    listed_scores_wanted,
+    named_scores_wanted,
+    score_wanted,
+)
+from burnish.types import RewardStatus, Score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True)
+class Judge:
+    """One reward `judge` of a run: what it asks, whom, and how it reads the answers."""
+
+    label: str
+    options: JudgeOptions
+    writer: PromptWriter
+    scale: Scale
+    criteria: tuple[Criterion, ...]
+    signature: Signature
+    special_tokens: frozenset[str] = frozenset()
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
+
+    @staticmethod
+    def of(label: str, options: JudgeOptions) -> Judge:
+        """ConfigError for a template that does not suit the form."""
+        writer = PromptWriter.of(options.form, options.read_template(), options.system, reference=options.reference)
+        needed = list(writer.values_read())
+        if isinstance(options.criteria, str):
+            needed.append(options.criteria)
+        tokens = ("response_tokens",) if options.form == "steps" else ()
+        required = tuple(dict.fromkeys(["response", *needed, *tokens]))
+        signature = Signature(label, required, (), (), takes_columns=False, batched=False, asynchronous=False)
+        return Judge(label, options, writer, options.read_scale(), options.read_criteria(), signature)
+
+    @property
+    def style(self) -> AnswerFormat:
+        return cast("AnswerFormat", self.options.answer_format)
+
+    def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Take the policy's own special tokens out of what is judged, and place the scores of steps on its tokens."""
+        self.tokenizer = tokenizer
+        self.special_tokens = frozenset(str(token) for token in tokenizer.all_special_tokens)
+
+    def values(self, item: Item) -> dict[str, Any]:
+        """What the prompts show of a row. NoVerdictError (missing) where it has nothing for a placeholder."""
+        arguments = self.signature.arguments(item)
+        shown = {name: arguments[name] for name in self.writer.values_read()}
+        for name, value in shown.items():
+            if value is None:
+                raise NoVerdictError(f"the row has no {name}, which the judge is shown", RewardStatus.MISSING)
+        return shown
+
+    def cleaned(self, text: str, special_tokens: Collection[str] | None = None) -> str:
+        return clean(text, self.special_tokens if special_tokens is None else special_tokens)
+
+    async def score(self, item: Item, asker: Asker) -> Score:
+        """The score of one response in the forms that look at one. NoVerdictError if there is none."""
+        match self.options.form:
+            case "rubric":
+                return await self._rubric(item, asker)
+            case "steps":
+                return await self._steps(item, asker)
+            case _:
+                wanted = score_wanted(self.scale, self.style)
+                messages = self.writer.write(self.values(item), self._judged(item), [wanted.instruction])
+                return Score(await asker.verdict(messages, wanted))
+
+    def _judged(self, item: Item) -> Mapping[str, str]:
+        return {"response": self.cleaned(item[1].response)}
+
+    async def _rubric(self, item: Item, asker: Asker) -> Score:
+        """The weighted mean of the criteria: the sum of weight times score over the sum of positive weights."""
+        criteria = self.criteria or self._criteria_of_row(item)
+        if self.options.one_call:
+            scores = await self._all_at_once(criteria, item, asker)
+        else:
+            scores = await asyncio.gather(*(self._one_criterion(each, item, asker) for each in criteria))
+        total = sum(criterion.weight * score for criterion, score in zip(criteria, scores, strict=True))
+        value = total / sum(criterion.weight for criterion in criteria if criterion.weight > 0)
+        # Criteria of a row differ from those of other rows, so their means would say nothing.
+        parts = {each.name: score for each, score in zip(criteria, scores, strict=True)} if self.criteria else {}
+        return Score(value, parts)
+
+    def _criteria_of_row(self, item: Item) -> tuple[Criterion, ...]:
+        column = str(self.options.criteria)
+        given = item[0].columns.get(column)
+        if not given:
+            raise NoVerdictError(f"the row has no criteria in the column {column!r}", RewardStatus.MISSING)
+        try:
+            return criteria_of(given)
+        except ConfigError as error:
+            raise NoVerdictError(f"the criteria in the column {column!r} cannot be used: {error.message}") from None
+
+    async def _all_at_once(self, criteria: Sequence[Criterion], item: Item, asker: Asker) -> Sequence[float]:
+        wanted = named_scores_wanted([each.name for each in criteria], self.scale, self.style)
+        listed = "\n".join(f"- {each.name}: {each.text}" for each in criteria)
+        parts = [f"Criteria, to be judged one by one:\n{listed}", wanted.instruction]
+        return await asker.verdict(self.writer.write(self.values(item), self._judged(item), parts), wanted)
+
+    async def _one_criterion(self, criterion: Criterion, item: Item, asker: Asker) -> float:
+        wanted = score_wanted(self.scale, self.style)
+        parts = [f"Criterion, the only one that counts now:\n{criterion.text}", wanted.instruction]
+        return await asker.verdict(self.writer.write(self.values(item), self._judged(item), parts), wanted)
+
+    async def _steps(self, item: Item, asker: Asker) -> Score:
+        """The mean of the steps, each of which puts its share on its last token: a response of more steps is not
+        worth more."""
+        response = item[1].response
+        spans = split_steps(response, self.options.step_pattern)
+        wanted = listed_scores_wanted(len(spans), self.scale, self.style)
+        pieces = [self.cleaned(response[start:end]) for start, end in spans]
+        judged: dict[str, str | Sequence[str]] = {"steps": pieces, "response": self.cleaned(response)}
+        scores = await asker.verdict(self.writer.write(self.values(item), judged, [wanted.instruction]), wanted)
+        value = sum(scores) / len(scores)
+        if self.tokenizer is None:
+            return Score(value)
+        tokens = item[1].response_tokens
+        if not tokens:
+            raise NoVerdictError("the response has no token that a step's score could be placed on")
+        rewards = [0.0] * len(tokens)
+        for position, score in zip(last_tokens(tokens, [end for _, end in spans], self.tokenizer), scores, strict=True):
+            rewards[position] += score / len(scores)
+        return Score(sum(rewards), token_rewards=tuple(rewards))
+
+
+def split_steps(response: str, pattern: str) -> list[tuple[int, int]]:
+    """First character and end of each step: what stands between matches of the pattern and is not blank. A response
+    without any is one step."""
+    spans, start = [], 0
+    for match in re.finditer(pattern, response):
+        spans.append((start, match.start()))
+        start = match.end()
+    spans.append((start, len(response)))
+    return [(begin, end) for begin, end in spans if response[begin:end].strip()] or [(0, len(response))]
+
+
+def last_tokens(tokens: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """For each end (in characters of the decoded tokens) the position of the token that completes it.
+
+    The text of the first k tokens is decoded for the k that a search by halves needs. A character cut in the middle
+    decodes to U+FFFD, which does not count.
+    """
+
+    def length(count: int) -> int:
+        return len(str(tokenizer.decode(list(tokens[:count]), skip_special_tokens=False)).rstrip("\ufffd"))
+
+    counts = range(1, len(tokens) + 1)
+    return [min(bisect_left(counts, end, key=length), len(tokens) - 1) for end in ends]

@@ -1,0 +1,91 @@
+"""How many requests may be on their way, and how many requests and tokens may be sent in a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds from any beginning, and a way to wait for some."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an endpoint allows; None for no limit."""
+
+    concurrency: int
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that was sent, and its tokens: an estimate, until the answer says how many there were."""
+
+    at: float
+    tokens: int
+
+
+@dataclass(slots=True)
+class Window:
+    """Lets requests through, in the order in which they come, such that no 60 seconds hold more than the bounds."""
+
+    bounds: Bounds
+    clock: Clock
+    _sent: deque[Sent] = field(default_factory=deque)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def admit(self, tokens: int) -> Sent:
+        """Wait until a request with so many tokens may be sent, and count it as sent."""
+        async with self._turn:
+            while (wait := self.seconds_until(tokens)) > 0:
+                await self.clock.sleep(wait)
+            sent = Sent(self.clock.now(), tokens)
+            self._sent.append(sent)
+            return sent
+
+    def seconds_until(self, tokens: int) -> float:
+        """How long it takes until the bounds allow such a request; 0 if they do."""
+        now = self.clock.now()
+        while self._sent and self._sent[0].at + MINUTE <= now:
+            self._sent.popleft()
+        last = -1  # the newest request that has to be a minute old
+        if self.bounds.requests_per_minute is not None:
+            last = len(self._sent) - self.bounds.requests_per_minute
+        if self.bounds.tokens_per_minute is not None:
+            last = max(last, self._last_in_the_way(tokens, self.bounds.tokens_per_minute))
+        return 0.0 if last < 0 else self._sent[last].at + MINUTE - now
+
+    def _last_in_the_way(self, tokens: int, allowed: int) -> int:
+        total = tokens + sum(sent.tokens for sent in self._sent)
+        for index, sent in enumerate(self._sent):
+            if total <= allowed:
+                return index - 1
+            total -= sent.tokens
+        return len(self._sent) - 1
+
+
+class Gate:
+    """The limits of one endpoint, for all judges that ask it."""
+
+    def __init__(self, bounds: Bounds, clock: Clock) -> None:
+        self.bounds = bounds
+        self._places = asyncio.Semaphore(bounds.concurrency)
+        self._window = Window(bounds, clock)
+
+    @asynccontextmanager
+    async def place(self, tokens: int) -> AsyncIterator[Sent]:
+        """A place among the requests on their way, once the bounds allow it."""
+        async with self._places:
+            yield await self._window.admit(tokens)

@@ -1,0 +1,91 @@
+"""A model of this process as a judge: prompts that come at the same time are answered in one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from burnish.errors import DataError
+from burnish.rewards.judging.client import NoVerdictError, Patience
+from burnish.rewards.judging.options import JudgeOptions
+from burnish.rewards.judging.prompts import Messages
+from burnish.rewards.judging.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model answered, and the number of tokens of the prompt and of the answer."""
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+
+
+class AnsweringModel(Protocol):
+    """A model that answers conversations; `burnish.rollouts.answering` has one."""
+
+    name: str
+    """What tells it from other models, for the cache."""
+
+    def answer(self, conversations: Sequence[Messages]) -> list[Answer | DataError]:
+        """An answer to each, or why it cannot be answered."""
+        ...
+
+
+OpenModel = Callable[[JudgeOptions], AnsweringModel]
+
+
+@dataclass(slots=True)
+class LocalChat:
+    """An `Endpoint` for a model of this process."""
+
+    model: AnsweringModel
+    options: JudgeOptions
+    tally: Tally
+    name: str
+    _waiting: list[tuple[Messages, asyncio.Future[Answer | DataError]]] = field(default_factory=list)
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return {
+            "temperature": self.options.temperature,
+            "max_tokens": self.options.max_tokens,
+            "seed": self.options.seed,
+        }
+
+    async def reply(self, messages: Messages, patience: Patience) -> str:
+        """The answer. A model of this process cannot hang, so `timeout_seconds` does not apply to it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer | DataError] = loop.create_future()
+        self._waiting.append((messages, future))
+        if len(self._waiting) == 1:
+            loop.call_later(0.01, self._answer_all)  # after everybody who is about to ask has asked
+        found = await future
+        if isinstance(found, DataError):
+            raise NoVerdictError(found.message)
+        self.tally.tokens_in += found.tokens_in
+        self.tally.tokens_out += found.tokens_out
+        return found.text
+
+    async def close(self) -> None:
+        return None
+
+    def _answer_all(self) -> None:
+        """Blocks the loop, on which there is nothing else to do but to wait for these answers."""
+        waiting, self._waiting = self._waiting, []
+        self.tally.requests += 1
+        began = time.monotonic()
+        try:
+            answers = self.model.answer([messages for messages, _ in waiting])
+        except BaseException as error:  # noqa: BLE001  it is raised again where the answers are waited for
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        self.tally.seconds += time.monotonic() - began
+        for (_, future), answer in zip(waiting, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)

@@ -1,0 +1,240 @@
+"""The options of the reward `judge`, checked when the run starts."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from burnish.errors import ConfigError
+from burnish.reading import reading
+from burnish.rewards.judging.verdicts import AnswerFormat, Scale, UnreadableVerdictError
+from burnish.words import suggestion
+
+FORMS = ("score", "rubric", "pairwise", "steps")
+TEMPLATE_SUFFIXES = (".txt", ".md")
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One line of a rubric. A negative weight is for what a good response does not do."""
+
+    name: str
+    weight: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeOptions:
+    """The options as a run file has them; docs/judge.md says what each does. ConfigError for values out of range."""
+
+    url: str | None = None
+    model: str | None = None
+    model_path: str | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+    key_variable: str | None = None
+    form: str = "score"
+    template: str | None = None
+    system: str | None = None
+    reference: bool = False
+    scale: Sequence[float] | Mapping[str, float] = (1, 10)
+    answer_format: str = "json"
+    criteria: Sequence[Mapping[str, Any]] | str | None = None
+    one_call: bool = True
+    opponents: int = 7
+    step_pattern: str = r"\n\s*\n"
+    temperature: float = 0.0
+    max_tokens: int = 1024
+    seed: int | None = None
+    extra: Mapping[str, Any] | None = None
+    concurrency: int = 16
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    retries: int = 4
+    request_timeout_seconds: float | None = None
+    cache: str | None = None
+    price_in: float | None = None
+    price_out: float | None = None
+    labels: str | None = None
+
+    def __post_init__(self) -> None:
+        self._check_words()
+        self._check_numbers()
+        self._check_place()
+        self._check_form()
+        self.read_scale()
+
+    def __call__(self, response: str) -> None:
+        """A judge is not called like a function: `Judges` asks it for many responses at once."""
+        raise NotImplementedError
+
+    def read_scale(self) -> Scale:
+        """The scale of the scores."""
+        try:
+            return Scale.of(self.scale)
+        except ValueError as error:
+            raise _wrong("scale", self.scale, f"{error}; write [1, 10], or labels with numbers from 0 to 1") from None
+
+    def read_template(self) -> str | None:
+        """The text of the template: the option itself, or the file that it names."""
+        given = self.template
+        if given is None or "\n" in given or not given.endswith(TEMPLATE_SUFFIXES):
+            return given
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise _wrong(
+                "template", given, f"there is no such file in {Path.cwd()}; write its path, or the text itself"
+            )
+        with reading(f"the template of a judge, {path}", ConfigError):
+            return path.read_text(encoding="utf-8")
+
+    def read_criteria(self) -> tuple[Criterion, ...]:
+        """The criteria of the rubric; none if a column holds them or there is no rubric."""
+        if self.criteria is None or isinstance(self.criteria, str):
+            return ()
+        return criteria_of(self.criteria)
+
+    def _check_words(self) -> None:
+        for name, value, allowed in (
+            ("form", self.form, FORMS),
+            ("answer_format", self.answer_format, get_args(AnswerFormat)),
+            ("dtype", self.dtype, ("float32", "bfloat16")),
+        ):
+            if value not in allowed:
+                raise _wrong(name, value, suggestion(str(value), allowed))
+        for name in ("reference", "one_call"):
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(name, getattr(self, name), "write true or false")
+        for name in ("url", "model", "model_path", "key_variable", "template", "system", "cache", "labels"):
+            if not (getattr(self, name) is None or isinstance(getattr(self, name), str)):
+                raise _wrong(name, getattr(self, name), "write text")
+
+    def _check_numbers(self) -> None:
+        for name, least, whole in (
+            ("opponents", 1, True),
+            ("temperature", 0, False),
+            ("max_tokens", 1, True),
+            ("seed", None, True),
+            ("concurrency", 1, True),
+            ("requests_per_minute", 1, True),
+            ("tokens_per_minute", 1, True),
+            ("retries", 0, True),
+            ("request_timeout_seconds", 1e-3, False),
+            ("price_in", 0, False),
+            ("price_out", 0, False),
+        ):
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            is_number = isinstance(value, int) or (isinstance(value, float) and not whole and math.isfinite(value))
+            if isinstance(value, bool) or not is_number or (least is not None and value < least):
+                kind = "a whole number" if whole else "a number"
+                raise _wrong(name, value, f"write {kind}{'' if least is None else f' of at least {least:g}'}")
+
+    def _check_place(self) -> None:
+        if (self.url is None) == (self.model_path is None):
+            raise ConfigError(
+                "reward 'judge' needs one of the options url and model_path",
+                remedy="name an OpenAI-compatible endpoint (url: http://localhost:8000/v1), or a model's folder",
+            )
+        if self.url is None:
+            return
+        if not re.match(r"https?://[^/\s]+", self.url):
+            raise _wrong("url", self.url, "write the address with http:// or https://, up to and with /v1")
+        if "@" in self.url.split("/")[2]:  # not shown, because it holds a password
+            raise ConfigError(
+                "option url of reward 'judge' holds a name or password",
+                remedy="put the key into an environment variable, and name it in key_variable",
+            )
+        if not self.model:
+            raise ConfigError("reward 'judge' needs the option model", remedy="write the endpoint's name of the model")
+
+    def _check_form(self) -> None:
+        if (self.criteria is not None) != (self.form == "rubric"):
+            raise ConfigError(
+                f"reward 'judge' has the form {self.form!r} and {'no ' if self.criteria is None else ''}criteria",
+                remedy="criteria belong to form: rubric, and a rubric needs them",
+            )
+        if not (isinstance(self.extra, Mapping) or self.extra is None):
+            raise _wrong("extra", self.extra, "write fields of the request as a mapping, name: value")
+        for name in self.extra or ():
+            if name in ("model", "messages", "stream", "n"):
+                raise _wrong("extra", name, "leave it out: a judge sets it, or needs exactly one answer as a whole")
+        try:
+            json.dumps(self.extra)
+        except (TypeError, ValueError):
+            raise _wrong("extra", self.extra, "use values that JSON has") from None
+        if self.form == "pairwise" and self.labels is not None:
+            raise _wrong("labels", self.labels, "remove it: a human's score of one response says nothing of a pair")
+        several = self.form == "steps" or (self.form == "rubric" and self.one_call)
+        if several and self.answer_format == "last_line":
+            raise _wrong("answer_format", self.answer_format, "use json or tag, which can hold several scores")
+        try:
+            re.compile(self.step_pattern)
+        except (re.error, TypeError) as error:
+            raise _wrong("step_pattern", self.step_pattern, f"write a regular expression ({error})") from None
+        self.read_criteria()
+
+
+_MAY_BE_NONE = (
+    "seed",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "request_timeout_seconds",
+    "price_in",
+    "price_out",
+)
+
+
+def criteria_of(given: object) -> tuple[Criterion, ...]:
+    """Criteria from a list of texts or of mappings with `text` (or `criterion`), `weight` (or `points`; 1) and `name`
+    (its number). ConfigError for anything else, for two of a name, and if no weight is positive."""
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or not given:
+        raise _wrong("criteria", given, 'write a list: [{name: clear, weight: 2, text: "It is easy to follow."}]')
+    criteria = [_criterion(entry, number) for number, entry in enumerate(given, 1)]
+    names = [criterion.name for criterion in criteria]
+    if len(set(names)) < len(names):
+        raise _wrong("criteria", names, "give each criterion its own name")
+    if not any(criterion.weight > 0 for criterion in criteria):
+        raise _wrong("criteria", [c.weight for c in criteria], "give at least one of them a weight above 0")
+    return tuple(criteria)
+
+
+def _criterion(entry: object, number: int) -> Criterion:
+    if isinstance(entry, str):
+        entry = {"text": entry}
+    if not isinstance(entry, Mapping):
+        raise _wrong("criteria", entry, "write each as text, or as a mapping with name, weight and text")
+    known = {"name", "weight", "points", "text", "criterion"}
+    text = entry.get("text", entry.get("criterion"))
+    weight = entry.get("weight", entry.get("points", 1.0))
+    name = entry.get("name", str(number))
+    for key in entry:
+        if key not in known:
+            raise _wrong("criteria", key, suggestion(str(key), sorted(known)))
+    if not isinstance(text, str) or not text.strip():
+        raise _wrong("criteria", entry, "give each its text")
+    if not isinstance(name, str) or not 0 < len(name) <= 60 or not name.isprintable() or '"' in name:
+        raise _wrong("criteria", name, "give each a name of 1 to 60 printable characters without quotation marks")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight == 0:
+        raise _wrong("criteria", weight, "make each weight a number other than 0")
+    return Criterion(name, float(weight), text.strip())
+
+
+def label_value(scale: Scale, value: object) -> float:
+    """What a human's label says on the judge's scale, or the number itself where it is one. ValueError otherwise."""
+    if isinstance(value, bool) or (isinstance(value, (int, float)) and math.isfinite(value)):
+        return float(value)
+    try:
+        return scale.read(value)
+    except UnreadableVerdictError as error:
+        raise ValueError(f"{value!r}: {error}") from None
+
+
+def _wrong(name: str, value: object, remedy: str) -> ConfigError:
+    return ConfigError(f"option {name} of reward 'judge' is {value!r}", remedy=remedy)

@@ -1,0 +1,226 @@
+"""What a judge is asked to end its answer with, and how that is read: exactly, or not at all.
+
+A verdict counts only at the very end of the answer, so what a judge quotes before it cannot be taken for one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+AnswerFormat = Literal["json", "tag", "last_line"]
+Better = Literal["A", "B", "tie"]
+BETTER: Mapping[str, Better] = {"a": "A", "b": "B", "tie": "tie"}
+KEYS = ("score", "scores", "better")
+"""Names in verdicts, which are also taken out of what is judged."""
+
+T = TypeVar("T")
+
+
+class UnreadableVerdictError(ValueError):
+    """An answer that does not end as it was asked to. The message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Scores a judge may give: numbers from `low` to `high`, mapped to 0 and 1, or words with a number each."""
+
+    low: float = 0.0
+    high: float = 1.0
+    labels: tuple[tuple[str, float], ...] = ()
+
+    @staticmethod
+    def of(given: object) -> Scale:
+        """From `[low, high]` or `{WORD: number}`. ValueError says what is wrong."""
+        if isinstance(given, Mapping):
+            labels = tuple((str(word).strip(), _finite(value)) for word, value in given.items())
+            if len({word.casefold() for word, _ in labels if word}) < max(2, len(given)):
+                raise ValueError("labels have to be two or more different words")
+            if not all(0 <= value <= 1 for _, value in labels):
+                raise ValueError("the numbers of labels have to be between 0 and 1")
+            return Scale(labels=labels)
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
+            raise ValueError("it has to be two numbers, or words with a number each")
+        low, high = _finite(given[0]), _finite(given[1])
+        if low >= high:
+            raise ValueError("the first number has to be the smaller one")
+        return Scale(low, high)
+
+    def read(self, value: object) -> float:
+        """A score as a judge writes it, mapped to 0 to 1. UnreadableVerdictError if it is not one of this scale."""
+        if self.labels:
+            found = {word.casefold(): number for word, number in self.labels}
+            if not isinstance(value, str) or value.strip().casefold() not in found:
+                raise UnreadableVerdictError(f"{value!r} is not {self.described()}")
+            return found[value.strip().casefold()]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            raise UnreadableVerdictError(f"{str(value)[:80]!r} is not {self.described()}")
+        return (value - self.low) / (self.high - self.low)
+
+    def read_text(self, text: str) -> float:
+        """The same for a score that is not JSON but text."""
+        if self.labels:
+            return self.read(text)
+        if not re.fullmatch(r"[-+]?\d+(\.\d+)?", text.strip()):
+            raise UnreadableVerdictError(f"{text.strip()[:80]!r} is not a number")
+        return self.read(float(text))
+
+    def described(self) -> str:
+        """`a number from 1 to 10`."""
+        if self.labels:
+            return "one of " + ", ".join(word for word, _ in self.labels)
+        return f"a number from {self.low:g} to {self.high:g}"
+
+    def example(self) -> str:
+        """A score as it is written in JSON."""
+        if self.labels:
+            return json.dumps(self.labels[0][0], ensure_ascii=False)
+        middle = (self.low + self.high) / 2
+        return f"{math.floor(middle) if math.floor(middle) >= self.low else middle:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted(Generic[T]):
+    """The end of an answer: how the judge is asked for it, and how it is read (UnreadableVerdictError)."""
+
+    instruction: str
+    read: Callable[[str], T]
+
+
+def score_wanted(scale: Scale, style: AnswerFormat) -> Wanted[float]:
+    """One score."""
+    example = {
+        "json": f'{{"score": {scale.example()}}}',
+        "tag": f"<score>{scale.example().strip(chr(34))}</score>",
+        "last_line": scale.example().strip('"'),
+    }[style]
+    from_text = scale.read_text
+    return Wanted(_instruction(f"score: {scale.described()}", example), _reader("score", style, scale.read, from_text))
+
+
+def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
+    """A score for each of these names, in their order."""
+
+    def read(value: object) -> tuple[float, ...]:
+        if not isinstance(value, dict) or set(value) != set(names):
+            raise UnreadableVerdictError(f"it does not have exactly one score for each of {', '.join(names)}")
+        return tuple(scale.read(value[name]) for name in names)
+
+    many = {name: json.loads(scale.example()) for name in names}
+    example = {
+        "json": json.dumps({"scores": many}, ensure_ascii=False),
+        "tag": _tagged_example(len(names), scale),
+    }[style]
+    asked = f"score for each criterion ({', '.join(names)}), each {scale.described()}"
+    return Wanted(_instruction(asked, example), _reader("scores", style, read, _list_reader(len(names), scale)))
+
+
+def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
+    """A list of `count` scores."""
+
+    def read(value: object) -> tuple[float, ...]:
+        if not isinstance(value, list) or len(value) != count:
+            raise UnreadableVerdictError(f"it is not a list of {count} scores")
+        return tuple(scale.read(entry) for entry in value)
+
+    example = {
+        "json": '{"scores": [' + ", ".join([scale.example()] * count) + "]}",
+        "tag": _tagged_example(count, scale),
+    }[style]
+    asked = f"score of each of the {count} steps in their order, each {scale.described()}"
+    return Wanted(_instruction(asked, example), _reader("scores", style, read, _list_reader(count, scale)))
+
+
+def better_wanted(style: AnswerFormat) -> Wanted[Better]:
+    """Which of two responses is better, or `tie`."""
+
+    def read(value: object) -> Better:
+        if not isinstance(value, str) or value.strip().casefold() not in BETTER:
+            raise UnreadableVerdictError(f"{value!r} is not A, B or tie")
+        return BETTER[value.strip().casefold()]
+
+    example = {"json": '{"better": "A"}', "tag": "<better>A</better>", "last_line": "A"}[style]
+    return Wanted(_instruction("choice: A, B or tie", example), _reader("better", style, read, read))
+
+
+def _instruction(what: str, example: str) -> str:
+    return (
+        "You may reason first, briefly. The last thing that you write has to be your verdict, in exactly this form and"
+        f" with nothing after it:\n{example}\nIt holds your {what}."
+    )
+
+
+def _tagged_example(count: int, scale: Scale) -> str:
+    return f"<scores>{', '.join([scale.example().strip(chr(34))] * count)}</scores>"
+
+
+def _list_reader(count: int, scale: Scale) -> Callable[[str], tuple[float, ...]]:
+    def read(text: str) -> tuple[float, ...]:
+        entries = text.split(",")
+        if len(entries) != count:
+            raise UnreadableVerdictError(f"it has {len(entries)} scores, not {count}")
+        return tuple(scale.read_text(entry) for entry in entries)
+
+    return read
+
+
+def _reader(
+    key: str, style: AnswerFormat, of_json: Callable[[object], T], of_text: Callable[[str], T]
+) -> Callable[[str], T]:
+    def read(reply: str) -> T:
+        if style == "json":
+            return of_json(_last_object(reply, key))
+        return of_text(_last_tag(reply, key) if style == "tag" else _last_line(reply))
+
+    return read
+
+
+def _last_object(reply: str, key: str) -> object:
+    """The value of `key` in the JSON object that the answer ends with."""
+    text = re.sub(r"\s*```\s*\Z", "", reply).rstrip()  # the end of a block of code
+    if not text.endswith("}"):
+        raise UnreadableVerdictError("it does not end with a JSON object")
+    start = text.rfind("{")
+    while start >= 0:
+        try:
+            found = json.loads(text[start:], object_pairs_hook=_without_doubles)
+        except UnreadableVerdictError:
+            raise
+        except (ValueError, RecursionError):  # ValueError also for a number of thousands of digits
+            start = text.rfind("{", 0, start)
+            continue
+        if key not in found:
+            raise UnreadableVerdictError(f"the JSON object at its end has no {key!r}")
+        return found[key]
+    raise UnreadableVerdictError("what it ends with is not JSON")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise UnreadableVerdictError("it gives a name twice")
+    return found
+
+
+def _last_tag(reply: str, key: str) -> str:
+    match = re.search(rf"<{key}>([^<>]*)</{key}>\s*\Z", reply)
+    if match is None:
+        raise UnreadableVerdictError(f"it does not end with <{key}>...</{key}>")
+    return match[1]
+
+
+def _last_line(reply: str) -> str:
+    lines = reply.strip().splitlines()
+    if not lines:
+        raise UnreadableVerdictError("it is empty")
+    return lines[-1].strip()
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)

@@ -1,0 +1,124 @@
+"""Jobs, limits and verdicts as JSON, between a `RemoteSandbox` and the server. Every field is checked on arrival."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from burnish.errors import SandboxError
+from burnish.sandbox.job import AssertTests, Case, FunctionTests, Grade, Limits, Output, ProgramTests, Status, Verdict
+from burnish.sandbox.wire import NotPlainError, decode, encode
+
+Job = FunctionTests | AssertTests | ProgramTests
+_KINDS: Mapping[str, type[Job]] = {"functions": FunctionTests, "asserts": AssertTests, "programs": ProgramTests}
+
+
+class BadMessageError(Exception):
+    """A message that no program of ours sends; says which part of it."""
+
+
+def plain_job(job: Job) -> dict[str, Any]:
+    """SandboxError for a case with values that are not plain."""
+    kind = next(name for name, type_ in _KINDS.items() if isinstance(job, type_))
+    if isinstance(job, AssertTests):
+        return {"kind": kind, "code": job.code, "texts": list(job.texts), "prelude": job.prelude, "entry": job.entry}
+    if isinstance(job, ProgramTests):
+        return {"kind": kind, "code": job.code, "pairs": [list(pair) for pair in job.pairs]}
+    cases = [plain_case(job.entry, case) for case in job.cases]
+    return {"kind": kind, "code": job.code, "entry": job.entry, "cases": cases, "tolerance": job.tolerance}
+
+
+def plain_case(entry: str, case: Case) -> dict[str, Any]:
+    """SandboxError for values that are not plain."""
+    try:
+        values = {"arguments": list(case.arguments), "named": dict(case.named), "expected": case.expected}
+        return {name: encode(value) for name, value in values.items()} | {"wrapped": case.wrapped}
+    except NotPlainError as error:
+        raise SandboxError(
+            f"a case for {entry!r} cannot be sent: {error}", remedy="give numbers, texts, lists, sets and dictionaries"
+        ) from error
+
+
+def job_of(data: Any) -> Job:
+    """The job of `plain_job`. BadMessageError for anything else."""
+    kind = _field(data, "kind", str)
+    code = _field(data, "code", str)
+    if kind == "programs":
+        pairs = tuple((_text(a), _text(b)) for a, b in _lists(data, "pairs", 2))
+        return ProgramTests(code, pairs)
+    if kind == "asserts":
+        texts = tuple(_text(text) for text in _field(data, "texts", list))
+        return AssertTests(code, texts, _field(data, "prelude", str), _field(data, "entry", str, type(None)))
+    if kind == "functions":
+        cases = tuple(_case(case) for case in _field(data, "cases", list))
+        return FunctionTests(code, _field(data, "entry", str), cases, float(_field(data, "tolerance", float, int)))
+    raise BadMessageError(f"kind is {kind!r}, not one of {', '.join(_KINDS)}")
+
+
+def limits_of(data: Any, most: Limits) -> Limits:
+    """The limits of a message. BadMessageError for one above `most`: nothing is cut in silence."""
+    found = {}
+    for field in dataclasses.fields(Limits):
+        value = (
+            _field(data, field.name, int, float) if isinstance(field.default, float) else _field(data, field.name, int)
+        )
+        least = getattr(most, field.name)
+        if not 0 < value <= least:
+            raise BadMessageError(f"limits.{field.name} is {value:g}, and this server allows up to {least:g}")
+        found[field.name] = value
+    return Limits(**found)
+
+
+def verdict_of(data: Any) -> Verdict:
+    """The verdict that `dataclasses.asdict` made plain. BadMessageError for anything else."""
+    status, grade = _field(data, "status", str), _field(data, "grade", str)
+    passed, total = _field(data, "passed", int), _field(data, "total", int)
+    if status not in get_args(Status) or grade not in get_args(Grade) or not 0 <= passed <= total:
+        raise BadMessageError(f"a verdict that cannot be: {status}, {grade}, {passed} of {total}")
+    seconds = float(_field(data, "seconds", float, int))
+    return Verdict(status, passed, total, seconds, _field(data, "detail", str), grade)  # type: ignore[arg-type]
+
+
+def output_of(data: Any) -> Output:
+    """The output in an answer of SandboxFusion's schema, whose `run_result` must be there."""
+    result = _field(data, "run_result", dict)
+    status = _field(result, "status", str)
+    timed_out = status == "TimeLimitExceeded"
+    if status not in ("Finished", "TimeLimitExceeded"):
+        raise BadMessageError(f"run_result.status is {status!r}")
+    code = _field(result, "return_code", int, type(None))
+    seconds = _field(result, "execution_time", float, int, type(None))
+    texts = [_field(result, name, str, type(None)) or "" for name in ("stdout", "stderr")]
+    return Output(texts[0], texts[1], -9 if code is None else code, float(seconds or 0.0), timed_out)
+
+
+def _case(data: Any) -> Case:
+    try:
+        values = {name: decode(_field(data, name)) for name in ("arguments", "named", "expected")}
+    except NotPlainError as error:
+        raise BadMessageError(f"a case: {error}") from error
+    if type(values["arguments"]) is not list or type(values["named"]) is not dict:
+        raise BadMessageError("a case has a list of arguments, and a dictionary of named ones")
+    return Case(tuple(values["arguments"]), values["expected"], values["named"], _field(data, "wrapped", bool))
+
+
+def _field(data: Any, name: str, *types: type) -> Any:
+    if type(data) is not dict or name not in data:
+        raise BadMessageError(f"there is no {name!r}")
+    if types and type(data[name]) not in types:
+        raise BadMessageError(f"{name} is a {type(data[name]).__name__}, not {types[0].__name__}")
+    return data[name]
+
+
+def _lists(data: Any, name: str, length: int) -> list[list[Any]]:
+    found = _field(data, name, list)
+    if any(type(item) is not list or len(item) != length for item in found):
+        raise BadMessageError(f"{name} has something else than lists of {length}")
+    return found
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise BadMessageError(f"a {type(value).__name__} where a text should be")
+    return value

@@ -1,0 +1,206 @@
+"""A sandbox on another machine: a server of ours, or any that speaks SandboxFusion's schema
+(https://github.com/bytedance/SandboxFusion).
+
+The HTTP library is httpx2, which huggingface_hub brings with it anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from burnish.errors import SandboxError
+from burnish.sandbox import shared
+from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, Output, Program, ProgramTests, Verdict
+from burnish.sandbox.messages import BadMessageError, output_of, plain_job, verdict_of
+from burnish.sandbox.sandbox import judge_programs
+
+WAIT_SECONDS = 60.0
+"""For an answer, beyond the time that a job may take: for connections, a full queue, and tries after failures."""
+_FIRST_SECONDS = 15.0
+"""For the first answer of a server, when the sandbox is opened."""
+_CONNECT_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_ANSWER_BYTES = 1 << 26
+_RETRIED = (429, *range(500, 600))
+
+
+class RemoteSandbox:
+    """Runs jobs on a server. A context manager, which closes its connections.
+
+    url: of the server, without a path of an endpoint. A server of ours (`burnish sandbox serve`) judges as the sandbox
+    of this machine does (grade `split`). Any other is asked for programs only: outputs are compared here. Functions and
+    assertions would have to be tested inside the candidate's process there, which only `grade="shared"` allows.
+    Connection errors, 429 and 5xx are tried again, with growing random pauses, until the time for the job and
+    `wait_seconds` are over. Raises SandboxError if the server cannot be reached or refuses the token.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        grade: Grade = "split",
+        limits: Limits | None = None,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+            raise SandboxError(
+                f"{parts.scheme}://{parts.hostname} is not the address of a sandbox",
+                remedy="give http://HOST:PORT or https://HOST, and the token by the name of an environment variable",
+            )
+        self.url = url.rstrip("/")
+        self.limits = limits or Limits()
+        self._grade = grade
+        self._wait = wait_seconds
+        self._client = httpx2.Client(
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            trust_env=False,  # code and tests go to this server alone, whatever proxies the environment names
+            follow_redirects=False,
+        )
+        try:
+            self.is_ours = self._knows_judge()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RemoteSandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
+        """Judge a candidate. SandboxError when the server gives no verdict, or the tests cannot run or test nothing."""
+        limits = limits or self.limits
+        if self.is_ours:
+            answer = self._ask(
+                "POST", "/judge", {"job": plain_job(job), "limits": asdict(limits)}, limits.seconds + self._wait
+            )
+            if "error" in answer:
+                raise SandboxError(str(answer["error"]), remedy=answer.get("remedy"))
+            with self._reading():
+                verdict = verdict_of(answer.get("verdict"))
+                if verdict.grade != "split":
+                    raise BadMessageError(f"a verdict of grade {verdict.grade}")
+                return verdict
+        if isinstance(job, ProgramTests):
+            return judge_programs(self.output, job, limits)
+        if self._grade != "shared":
+            raise SandboxError(
+                f"{self.url} only runs programs, so that functions and assertions would be tested in the candidate's "
+                "process, where it can cheat",
+                remedy="use `burnish sandbox serve`, or accept that with sandbox.grade: shared",
+            )
+        program, stdin, nonce = shared.question(job)
+        return shared.verdict(self.output(Program(program, stdin), limits), job, nonce)
+
+    def output(self, job: Program, limits: Limits | None = None) -> Output:
+        """Run a program once. SandboxError."""
+        limits = limits or self.limits
+        asked = {
+            "code": job.code,
+            "language": "python",
+            "stdin": job.stdin,
+            "run_timeout": limits.seconds,
+            "compile_timeout": limits.seconds,
+            "memory_limit_MB": limits.memory_mb,
+        }
+        answer = self._ask("POST", "/run_code", asked, limits.seconds + self._wait)
+        if answer.get("status") == "SandboxError" or answer.get("run_result") is None:
+            raise SandboxError(
+                f"{self.url} could not run a program: {str(answer.get('message'))[:300]}",
+                remedy="look at the server's log; the candidate has no verdict",
+            )
+        with self._reading():
+            return output_of(answer)
+
+    def _knows_judge(self) -> bool:
+        found = self._ask("GET", "/judge", None, min(self._wait, _FIRST_SECONDS), absent=(404, 405))
+        return found.get("protocol") == 1
+
+    def _ask(
+        self, method: str, path: str, asked: object, seconds: float, absent: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
+        """The JSON object that the server answers within these seconds; an empty one if its status is in `absent`."""
+        deadline = time.monotonic() + seconds
+        content = None if asked is None else json.dumps(asked).encode()
+        for attempt in itertools.count():
+            pause = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
+            try:
+                status, body, retry_after = self._send(method, path, content, deadline)
+            except httpx2.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if status in absent:
+                    return {}
+                if status not in _RETRIED:
+                    return self._answer(path, status, body)
+                problem = f"it answered {status}"
+                pause = max(pause, retry_after)
+            if time.monotonic() + pause >= deadline:
+                break
+            time.sleep(pause)
+        raise SandboxError(
+            f"the sandbox {self.url} gave no answer to {path} within {seconds:.0f} seconds: {problem}",
+            remedy="check sandbox.url, and whether the server runs and has enough processes",
+        )
+
+    def _send(self, method: str, path: str, content: bytes | None, deadline: float) -> tuple[int, bytes, float]:
+        """Status, body and Retry-After of one try."""
+        left = max(deadline - time.monotonic(), 0.1)
+        timeout = httpx2.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+        headers = {"Content-Type": "application/json"}
+        with self._client.stream(
+            method, self.url + path, content=content, headers=headers, timeout=timeout
+        ) as response:
+            body = bytearray()
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > _ANSWER_BYTES or time.monotonic() > deadline:
+                    raise httpx2.ReadTimeout(f"an answer that does not end ({len(body):,} bytes)")
+            wait = response.headers.get("Retry-After", "0")
+            return response.status_code, bytes(body), float(wait) if wait.isdigit() else 0.0
+
+    def _answer(self, path: str, status: int, body: bytes) -> dict[str, Any]:
+        if status in (401, 403):
+            raise SandboxError(
+                f"the sandbox {self.url} refuses the token (status {status})",
+                remedy="name the environment variable that holds it: sandbox.token_variable",
+            )
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError):
+            answer = None
+        if status == 200 and isinstance(answer, dict):
+            return answer
+        said = body[:300].decode(errors="replace")
+        raise SandboxError(
+            f"the sandbox {self.url} answered {path} with status {status}: {said}", remedy="check sandbox.url"
+        )
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except BadMessageError as error:
+            raise SandboxError(
+                f"the sandbox {self.url} gave an answer that cannot be read: {error}", remedy="check sandbox.url"
+            ) from error

@@ -1,0 +1,250 @@
+"""A sandbox for other machines: SandboxFusion's schema for programs, and `/judge` for whole jobs, whose tests are held
+apart from the candidate. The only file that imports starlette and uvicorn.
+
+What comes in is not trusted: the size of a request, the time for it, the number of those that wait and all limits are
+bounded. Only `application/json` is read, and without a token only under a name of this machine, so that a page in a
+browser cannot ask for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from burnish.errors import SandboxError
+from burnish.sandbox.job import Limits, Output, Program, Runner
+from burnish.sandbox.messages import BadMessageError, job_of, limits_of
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+PROTOCOL = 1
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LANGUAGE = "python"
+_DEFAULT_SECONDS = 10.0  # SandboxFusion's
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a server allows. processes: jobs at once; queue: that wait for those. most: limits of one job; body_bytes
+    and body_seconds: of a request. token: None if everyone may ask."""
+
+    processes: int = 2
+    queue: int = 64
+    most: Limits = field(default_factory=lambda: Limits(seconds=60.0, processor_seconds=60.0, memory_mb=2048))
+    body_bytes: int = 1 << 24
+    body_seconds: float = 30.0
+    token: str | None = None
+    name: str | None = None
+    """Of this server in its answers (`executor_pod_name`)."""
+
+
+class RefusedError(Exception):
+    """A request that gets no job. status: of HTTP."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+def application(sandbox: Runner, service: Service) -> Starlette:
+    """The server as an ASGI application. Raises SandboxError where starlette is not installed."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse, PlainTextResponse
+        from starlette.routing import Route
+    except ImportError as error:
+        raise _missing() from error
+    desk = _Desk(sandbox, service)
+
+    def guarded(answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                desk.admit(request)
+                return JSONResponse(await answer(request))
+            except RefusedError as error:
+                return JSONResponse({"detail": str(error)}, error.status, error.headers)
+
+        return endpoint
+
+    async def ping(request: Request) -> Response:
+        return PlainTextResponse("pong")
+
+    routes = [
+        Route("/run_code", guarded(desk.run_code), methods=["POST"]),
+        Route("/judge", guarded(desk.judge), methods=["POST"]),
+        Route("/judge", guarded(desk.describe), methods=["GET"]),
+        Route("/v1/ping", ping, methods=["GET"]),
+    ]
+    return Starlette(routes=routes)
+
+
+def check_address(host: str, token: str | None) -> None:
+    """SandboxError for another address than this machine's own without a token."""
+    if host not in LOOPBACK and token is None:
+        raise SandboxError(
+            f"a sandbox on {host} would run programs for everyone who can reach this machine",
+            remedy="put a secret into an environment variable and name it with --token-variable, or leave out --host",
+        )
+
+
+def serve(sandbox: Runner, service: Service, *, host: str, port: int) -> None:
+    """Serve until a signal ends it. SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
+    check_address(host, service.token)
+    app = application(sandbox, service)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise _missing() from error
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=2 * (service.processes + service.queue),  # connections: requests get a better answer before
+        timeout_graceful_shutdown=5,
+    )
+
+
+class _Desk:
+    """Takes requests, and lets so many of them run and wait."""
+
+    def __init__(self, sandbox: Runner, service: Service) -> None:
+        self._sandbox = sandbox
+        self._service = service
+        self._threads = ThreadPoolExecutor(service.processes, thread_name_prefix="sandbox")
+        self._open = 0
+
+    def admit(self, request: Request) -> None:
+        """RefusedError for who has no token, or comes by another name than this machine's own where none is needed."""
+        token = self._service.token
+        if token is None:
+            if request.url.hostname not in LOOPBACK:
+                raise RefusedError(403, f"without a token this server is only {' or '.join(LOOPBACK)}")
+            return
+        given = request.headers.get("Authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            raise RefusedError(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+
+    async def describe(self, request: Request) -> dict[str, Any]:
+        return {"protocol": PROTOCOL, "limits": asdict(self._service.most)}
+
+    async def judge(self, request: Request) -> dict[str, Any]:
+        """The verdict on a job; `error` and `remedy` if there is none."""
+        asked = await self._body(request)
+        try:
+            job = job_of(asked.get("job"))
+            limits = limits_of(asked.get("limits"), self._service.most)
+        except BadMessageError as error:
+            raise RefusedError(422, str(error)) from error
+        try:
+            verdict = await self._in_turn(lambda: self._sandbox.run(job, limits))
+        except SandboxError as error:
+            return {"error": error.message, "remedy": error.remedy}
+        return {"verdict": asdict(verdict)}
+
+    async def run_code(self, request: Request) -> dict[str, Any]:
+        """SandboxFusion's answer for one program."""
+        asked = await self._body(request)
+        program, limits = self._program(asked)
+        refused = _unsupported(asked)
+        if refused:
+            return self._answer("Failed", refused, None)
+        try:
+            output = await self._in_turn(lambda: self._sandbox.output(program, limits))
+        except SandboxError as error:
+            return self._answer("SandboxError", error.message, None)
+        ended_well = output.code == 0 and not output.timed_out
+        return self._answer("Success" if ended_well else "Failed", "", output)
+
+    def _answer(self, status: str, message: str, output: Output | None) -> dict[str, Any]:
+        result = None
+        if output is not None:
+            result = {
+                "status": "TimeLimitExceeded" if output.timed_out else "Finished",
+                "execution_time": output.seconds,
+                "return_code": None if output.timed_out else output.code,
+                "stdout": output.stdout,
+                "stderr": output.stderr,
+            }
+        return {
+            "status": status,
+            "message": message,
+            "compile_result": None,
+            "run_result": result,
+            "executor_pod_name": self._service.name,
+            "files": {},
+        }
+
+    def _program(self, asked: Mapping[str, Any]) -> tuple[Program, Limits]:
+        most = self._service.most
+        code, stdin = asked.get("code"), asked.get("stdin")
+        seconds, memory = asked.get("run_timeout", _DEFAULT_SECONDS), asked.get("memory_limit_MB", -1)
+        if type(code) is not str or (stdin is not None and type(stdin) is not str):
+            raise RefusedError(422, "code has to be a text, and stdin a text or null")
+        if type(seconds) not in (int, float) or not 0 < seconds <= most.seconds:
+            raise RefusedError(422, f"run_timeout has to be above 0, and at most {most.seconds:g} seconds here")
+        if type(memory) is not int or (memory != -1 and not 0 < memory <= most.memory_mb):
+            raise RefusedError(422, f"memory_limit_MB has to be -1, or from 1 to {most.memory_mb} here")
+        memory = self._sandbox.limits.memory_mb if memory == -1 else memory
+        limits = replace(most, seconds=float(seconds), processor_seconds=float(seconds), memory_mb=memory)
+        return Program(code, stdin or ""), limits
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request. RefusedError if it is none, too large, or too slow to arrive."""
+        if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
+            raise RefusedError(415, "the content type has to be application/json")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._service.body_seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self._service.body_bytes:
+                        raise RefusedError(413, f"a request may have {self._service.body_bytes:,} bytes")
+        except TimeoutError as error:
+            raise RefusedError(408, f"the request did not arrive within {self._service.body_seconds:g} s") from error
+        try:
+            asked = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(422, "the request is not JSON") from error
+        if not isinstance(asked, dict):
+            raise RefusedError(422, "the request is not a JSON object")
+        return asked
+
+    async def _in_turn(self, call: Callable[[], _Result]) -> _Result:
+        """Run it in a thread when one is free. RefusedError if too many wait already."""
+        if self._open >= self._service.processes + self._service.queue:
+            raise RefusedError(503, f"{self._service.queue} requests are waiting already", {"Retry-After": "1"})
+        self._open += 1
+        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        future.add_done_callback(self._done)
+        return await asyncio.shield(future)  # a caller that goes away does not make room before its job has ended
+
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        self._open -= 1
+        if not future.cancelled():
+            future.exception()  # read here too, for callers that have gone away
+
+
+def _unsupported(asked: Mapping[str, Any]) -> str:
+    """What this server does not do, in words; "" if it does all."""
+    if asked.get("language") != _LANGUAGE:
+        return f"language is {asked.get('language')!r}, and this server runs {_LANGUAGE} only"
+    for name in ("files", "fetch_files", "args"):
+        if asked.get(name):
+            return f"{name} is not supported by this server: a program has its code and its standard input"
+    return ""
+
+
+def _missing() -> SandboxError:
+    return SandboxError("a sandbox server needs starlette and uvicorn", remedy="pip install 'burnish[serve]'")

@@ -1,0 +1,108 @@
+"""From a run file to its domains: prompts, sampling and filters of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from burnish.config.domains import DomainSettings, Split, used_domains
+from burnish.config.schema import RewardConfig, RlConfig
+from burnish.data.feeds import DomainFeeds, SampledPrompts
+from burnish.data.overlap import Asked
+from burnish.data.prompts import PromptSet
+from burnish.data.shares import Shares
+from burnish.errors import ConfigError
+from burnish.models.loading import LoadedModel
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import Success, success_of, why_not_measured
+from burnish.rollouts.engine import Sampling
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_outcomes
+from burnish.trainers.rl.domains import Domain, Domains
+from burnish.trainers.rl.feeds import load_prompt_set
+from burnish.types import Prompt
+from burnish.words import suggestion
+
+
+def load_domains(
+    config: RlConfig, settings: Sequence[DomainSettings], loaded: LoadedModel, split: Split
+) -> dict[str, PromptSet]:
+    """The prompts of the domains that are trained or evaluated, by name."""
+    tokenizer, context = loaded.tokenizer, loaded.context_length
+    used = used_domains(config, settings, split)
+    found = {one.name: load_prompt_set(config, one, tokenizer, context, split) for one in used}
+    return {name: prompts for name, prompts in found.items() if prompts}
+
+
+def prompts_of(sets: Mapping[str, PromptSet]) -> list[Prompt]:
+    return [prompt for prompts in sets.values() for prompt in prompts.prompts]
+
+
+def asked_by(sets: Mapping[str, PromptSet]) -> list[Asked]:
+    return [asked for prompts in sets.values() for asked in prompts.asked()]
+
+
+def build_domains(
+    config: RlConfig,
+    settings: Sequence[DomainSettings],
+    train: Mapping[str, PromptSet],
+    scorer: ProcessRewardScorer,
+    progress: Progress,
+) -> Domains:
+    """What the domains draw from and how. Raises ConfigError for a difficulty that nothing can measure."""
+    windows = {one.name: one.difficulty.window for one in settings if one.difficulty is not None}
+    rates = PassRates(windows, progress)
+    domains = {}
+    for one in settings:
+        success = success_of(one.rewards, scorer.answer_labels, one.evaluation)
+        if one.difficulty is not None:
+            begin_rates(rates, one, success)
+        teaching = Filter(one.dynamic_sampling, one.difficulty, success)
+        domains[one.name] = Domain(one, build_sampling(config, one), teaching)
+    seed, shuffle = config.seed, config.data.shuffle
+    feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}
+    shares = Shares([one.shares for one in settings], config.rollout.prompts_per_step)
+    return Domains(domains, DomainFeeds([one.name for one in settings], feeds, shares), rates)
+
+
+def begin_rates(rates: PassRates, domain: DomainSettings, success: Success | None) -> None:
+    """Let the domain's difficulty begin with what another run recorded, if it is to."""
+    field = f"domains.{domain.name}.difficulty"
+    if success is None:
+        raise ConfigError(
+            f"{field} is set, but nothing says when a response is solved: {why_not_measured(domain.evaluation)}",
+            remedy=f"set domains.{domain.name}.evaluation.success to the reward that decides",
+        )
+    recorded = domain.difficulty.recorded if domain.difficulty is not None else None
+    if recorded is not None:
+        rates.begin_with(domain.name, recorded_outcomes(recorded, f"{field}.recorded", success))
+
+
+def build_sampling(config: RlConfig, domain: DomainSettings) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        max_response_tokens=domain.max_response_tokens,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_p=rollout.min_p,
+        stop_token_ids=rollout.stop_token_ids,
+        stop=domain.stop,
+        ignore_eos=rollout.ignore_eos,
+    )
+
+
+def check_bound_rewards(rewards: Sequence[RewardConfig], prompts: Sequence[Prompt]) -> None:
+    """ConfigError for a reward bound to a domain that no prompt is of, and for a domain that no reward scores."""
+    found = {prompt.domain for prompt in prompts}
+    for reward in rewards:
+        for name in (name for name in reward.domains if name not in found):
+            raise ConfigError(
+                f"reward {reward.log_label!r} is for the domain {name!r}, which no training prompt is of",
+                remedy=suggestion(name, found),
+            )
+    for name in sorted(found):
+        if not any(reward.scores(name) for reward in rewards):
+            raise ConfigError(
+                f"no reward is for the domain {name!r}, which prompts are of",
+                remedy="name it under `domains` of a reward, or leave `domains` of one empty",
+            )

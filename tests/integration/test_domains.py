@@ -1,0 +1,136 @@
+"""Runs of several domains: nothing depends on interruptions or processes, and one domain is a run without any."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.config.schema import RlConfig
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.telemetry.journal import Journal
+
+
+@pytest.fixture
+def run(tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Trains three domains in `tmp_path/NAME`, two of which know how hard their prompts are."""
+    train, held_out = str(tiny_task / "train.jsonl"), str(tiny_task / "eval.jsonl")
+    digits = {"name": f"{tiny_task / 'reward.py'}:digits", "label": "digits"}
+    easy = {"keep": [0.0, 0.6], "again_after": 2}
+
+    def train_domains(name: str, staleness: int = 0, workers: int = 0, **fields: Any) -> Path:
+        config = tiny_run(
+            f"output={tmp_path}/{name}",
+            steps=6,
+            max_staleness=staleness,
+            data={},
+            rewards=[{**digits, "domains": ["sums", "more"]}],
+            domains={
+                "sums": {"share": 0.4, "train": train, "eval": held_out, "difficulty": {**easy, "window": 8}},
+                "more": {"share": {0: 0.3, 4: 0.1}, "train": train, "normalize": "running", "group_size": 2,
+                         "dynamic_sampling": True, "loss_weight": 2.0, "eval": held_out},
+                "brief": {"share": 0.3, "train": train, "max_response_tokens": 3,
+                          "rewards": {"name": "length", "options": {"maximum": 2}},
+                          "difficulty": {"keep": [0.1, 0.9], "outside": "drop"},
+                          "evaluation": {"success": "length"}, "eval": held_out},
+            },
+            algorithm={"preset": "rloo", "max_refills": 1},
+            rollout={"prompts_per_step": 7, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 4},
+            evaluation={"every_steps": 3, "max_prompts": 4},
+            checkpoint={"every_steps": 2},
+            cluster={"rollout_workers": workers, "threads": 1},
+            **fields,
+        )  # fmt: skip
+        train_rl(config, console=Console(quiet=True))
+        return tmp_path / name
+
+    return train_domains
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_three_domains(run: Callable[..., Path]) -> None:
+    folder = run("run")
+    train = [row for row in rows(folder) if row["step"] > 0]
+    for row in train:
+        wanted = {
+            name: row[f"domain/{name}/prompts"] + row[f"domain/{name}/missing"] for name in ("sums", "more", "brief")
+        }
+        assert sum(wanted.values()) == 7
+        share = 0.3 if row["step"] < 4 else 0.1
+        whole = 0.7 + share
+        for name, quota in (("sums", 0.4), ("more", share), ("brief", 0.3)):
+            assert abs(wanted[name] - 7 * quota / whole) < 1
+    lines = [json.loads(line) for line in (folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
+    assert {tuple(line["reward_parts"]) for line in lines if line["domain"] == "brief"} == {("length",)}
+    assert {tuple(line["reward_parts"]) for line in lines if line["domain"] != "brief"} == {("digits",)}
+    assert max(len(line["response_tokens"]) for line in lines if line["domain"] == "brief") == 3
+    sizes = Counter((line["domain"], line["group_id"]) for line in lines)
+    assert {(name, size) for (name, _), size in sizes.items()} == {("sums", 4), ("more", 2), ("brief", 4)}
+    assert {f"eval/domain/{name}/accuracy" for name in ("sums", "more", "brief")} <= set(train[-1])
+
+
+@pytest.mark.parametrize("staleness", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_resumed_run_of_domains_is_the_same(
+    staleness: int,
+    run: Callable[..., Path],
+    trace: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Ctrl-C in step 3 ends the run after it: positions, pass rates and running moments go on."""
+    expected = trace(run("whole", staleness))
+    write = Journal.write
+
+    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        write(journal, step, row)
+
+    monkeypatch.setattr(Journal, "write", interrupted)
+    run("halves", staleness)
+    monkeypatch.undo()
+    assert [row["step"] for row in rows(tmp_path / "halves")][-1] == 3
+    assert trace(run("halves", staleness)) == expected
+
+
+@pytest.mark.slow
+def test_rollout_workers_change_nothing(run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
+    assert trace(run("aside", staleness=1, workers=1)) == trace(run("inline", staleness=1))
+
+
+def test_one_domain_has_the_numbers_of_a_run_without_domains(
+    tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
+) -> None:
+    train, evaluation = str(tiny_task / "train.jsonl"), str(tiny_task / "eval.jsonl")
+    shared: dict[str, Any] = {
+        "steps": 3,
+        "evaluation": {"every_steps": 3},
+        "algorithm": {"preset": "dapo", "max_refills": 1},
+    }
+    plain = tiny_run(f"output={tmp_path}/plain", **shared)
+    rewards = [reward.model_dump(mode="json") for reward in plain.rewards]
+    domains = {"all": {"train": train, "eval": evaluation, "rewards": rewards}}
+    named = tiny_run(f"output={tmp_path}/named", data={}, rewards=[], domains=domains, **shared)
+    for config in (plain, named):
+        train_rl(config, console=Console(quiet=True))
+    for one, other in zip(rows(tmp_path / "plain"), rows(tmp_path / "named"), strict=True):
+        same = {
+            name: value
+            for name, value in one.items()
+            if not name.startswith(("time/", "throughput/")) and "failed_fraction/" not in name
+        }
+        assert same == {name: other[name] for name in same}
+    weights = [
+        tmp_path / name / "checkpoints" / "step-000003" / "policy" / "model.safetensors" for name in ("plain", "named")
+    ]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

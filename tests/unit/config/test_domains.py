@@ -1,0 +1,110 @@
+"""The `domains` section: what it resolves to, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from burnish.config.domains import ALL, domain_settings, responses_per_step
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError
+from burnish.planning.plan import plan_rl
+
+
+def load(domains: dict[str, Any], *overrides: str, **fields: Any) -> RlConfig:
+    return load_run_data({"model": "m", "domains": domains, **fields}, overrides).rl
+
+
+MATH = {"train": "math.jsonl", "rewards": "math"}
+CODE = {"train": "code.jsonl", "rewards": [{"name": "code", "weight": 2.0}]}
+
+
+def test_without_domains_there_is_one_for_all_prompts() -> None:
+    config = load_run_data({"model": "m", "data": {"train": "x.jsonl"}, "rewards": "math"}).rl
+    (one,) = domain_settings(config)
+    assert (one.name, one.group_size, one.shares) == (ALL, config.rollout.group_size, {0: 1.0})
+    assert [source.path for source in one.train] == ["x.jsonl"]
+    assert [reward.name for reward in one.rewards] == ["math"]
+    assert config.all_rewards == config.rewards
+    assert responses_per_step(config) == config.rollout.prompts_per_step * config.rollout.group_size
+
+
+def test_a_domain_takes_what_it_does_not_set_from_the_other_sections() -> None:
+    config = load({"math": {**MATH, "max_response_tokens": 64}, "code": {**CODE, "group_size": 4}})
+    math, code = domain_settings(config)
+    assert (math.max_response_tokens, math.group_size) == (64, config.rollout.group_size)
+    assert (code.max_response_tokens, code.group_size) == (config.rollout.max_response_tokens, 4)
+
+
+def test_rewards_are_bound_from_either_side() -> None:
+    rewards = [{"name": "length", "options": {"target": 9}}, {"name": "format", "domains": "code"}]
+    math, code = domain_settings(load({"math": MATH, "code": CODE}, rewards=rewards))
+    assert [reward.log_label for reward in math.rewards] == ["length", "math"]
+    assert [reward.log_label for reward in code.rewards] == ["length", "format", "code"]
+
+
+def test_a_reward_that_two_domains_name_is_there_once() -> None:
+    config = load({"easy": MATH, "hard": {**MATH, "train": "hard.jsonl"}})
+    assert [(reward.log_label, reward.domains) for reward in config.all_rewards] == [("math", ("easy", "hard"))]
+
+
+def test_shorthand_and_overrides_reach_into_domains() -> None:
+    config = load(
+        {"math": MATH, "code": CODE}, "domains.code.rewards.0.weight=3", "domains.math.share={0: 0.8, 5: 0.2}"
+    )
+    assert config.domains["code"].rewards[0].weight == 3.0
+    assert domain_settings(config)[0].shares == {0: 0.8, 5: 0.2}
+
+
+def test_the_most_responses_of_a_step() -> None:
+    """Of 7 prompts 2.8 and 4.2: at most 3 of groups of 10, then 4 of groups of 2."""
+    domains = {"math": {**MATH, "share": 0.4, "group_size": 10}, "code": {**CODE, "share": 0.6, "group_size": 2}}
+    assert responses_per_step(load(domains, rollout={"prompts_per_step": 7})) == 3 * 10 + 4 * 2
+
+
+def test_the_plan_says_what_each_domain_has_in_each_stage() -> None:
+    """Of 6 prompts: 5 and 1 at first, 3 and 3 from step 2 on."""
+    domains = {"math": {**MATH, "share": 0.5}, "code": {**CODE, "share": {0: 0.1, 2: 0.5}}}
+    plan = plan_rl(load(domains, rollout={"prompts_per_step": 6}, steps=9))
+    found = {line.name: line.value for line in plan.lines if line.name.startswith("prompts of")}
+    assert found == {"prompts of math": "5, 3 from step 2", "prompts of code": "1, 3 from step 2"}
+
+
+def test_the_deciding_reward_of_all_decides_only_where_it_scores() -> None:
+    math, code = domain_settings(load({"math": MATH, "code": CODE}, evaluation={"success": "math"}))
+    assert (math.evaluation.success, code.evaluation.success) == ("math", None)
+
+
+@pytest.mark.parametrize(
+    ("domains", "fields", "message"),
+    [
+        ({"math": {"rewards": "math"}}, {}, "domains.math.train is empty"),
+        ({"math": {"train": "x.jsonl"}}, {}, "domains.math.rewards is empty"),
+        ({"math": {**MATH, "share": 0}}, {}, "shares that are all 0"),
+        ({"math": {**MATH, "share": {5: 1.0}}}, {}, "add a value for step 0"),
+        ({"math": {**MATH, "share": {0: 1.0, 101: 2.0}}}, {"steps": 100}, "but the run has 100 steps"),
+        ({"math": {**MATH, "max_response_tokens": 999}}, {}, "above rollout.max_response_tokens"),
+        ({"math": {**MATH, "group_size": 1}}, {}, "compares the responses to a prompt"),
+        ({"math": {**MATH, "difficulty": {"keep": [0.9, 0.1]}}}, {}, "write the lower bound first"),
+        ({"math": {**MATH, "difficulty": {"kep": [0.1, 0.9]}}}, {}, "did you mean domains.math.difficulty.keep?"),
+        ({"math": {**MATH, "shares": 1}}, {}, "did you mean domains.math.share?"),
+        ({"math": {**MATH, "normalize": "grup"}}, {}, "did you mean 'group'?"),
+        ({"math": {**MATH, "evaluation": {"success": "mat"}}}, {}, "not the label of a reward of this domain"),
+        ({"math": {**MATH, "train": {"path": "x", "domain": "y"}}}, {}, "its rows are of math"),
+        ({"math": MATH}, {"data": {"train": "x.jsonl"}}, "every domain names its own train data"),
+        ({"math": MATH}, {"rewards": {"name": "exact", "domains": "maths"}}, "names 'maths', which is not a domain"),
+        ({"math": {**MATH, "rewards": {"name": "math", "domains": "math"}}}, {}, "this reward is of the domain math"),
+        ({"math": MATH, "more": {**MATH, "rewards": {"name": "math", "weight": 2}}}, {}, "also the label of reward 0"),
+        ({"a.b": MATH}, {}, "domains has the key 'a.b', which cannot be part of dotted paths"),
+        ({"math": {**MATH, "share": {"soon": 1.0}}}, {}, "domains.math.share is {'soon': 1.0}"),
+        ({"math": {**MATH, "loss_weight": 2}},
+         {"algorithm": {"whiten_advantages": True, "whiten_over": "minibatch"}, "optimization": {"minibatches": 2}},
+         "would undo the weights"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_named(domains: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(domains, **fields)
+    assert message in str(caught.value)

@@ -1,0 +1,58 @@
+"""What the best-paid responses look like, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.report.score_plots import extreme_thirds, has_format, repetition, score_charts
+
+
+def line(reward: float | None, response: str = "x", tokens: int = 1, greedy: bool = False) -> dict[str, Any]:
+    return {"reward": reward, "response": response, "response_tokens": [1] * tokens, "greedy": greedy}
+
+
+def test_repetition_counts_sequences_of_three_words() -> None:
+    assert repetition("a b c d") == 0.0
+    assert repetition("a b") == 0.0
+    assert repetition("a a a a a") == pytest.approx(2 / 3)  # three sequences, all alike
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("plain words", False), ("2 * 3 = 6", False), ("**bold**", True), ("# Title", True), ("a\n- b", True),
+     ("1. first", True), ("\\boxed{3}", True), ("<think>", True), ("x < y > z", False)],
+)  # fmt: skip
+def test_marks_of_format(text: str, expected: bool) -> None:
+    assert has_format(text) is expected
+
+
+def test_thirds_that_share_a_reward_say_nothing() -> None:
+    rows = [line(reward) for reward in (0.0, 0.0, 1.0, 1.0, 2.0, 2.0)]
+    best, worst = extreme_thirds(rows)
+    assert ([row["reward"] for row in best], [row["reward"] for row in worst]) == ([2.0, 2.0], [0.0, 0.0])
+    assert extreme_thirds([line(1.0)] * 6) == ([], [])
+    assert extreme_thirds([line(1.0), line(2.0)]) == ([], [])
+
+
+def test_charts_of_two_steps(tmp_path: Path) -> None:
+    """Failed and greedy responses are left out; a step with equal rewards has no point."""
+    first = [line(0, "a b c a b c", 6), line(1, "- x", 2), line(0.5)]
+    steps = {1: [*first, line(None, tokens=99), line(9, tokens=99, greedy=True)], 2: [line(1)] * 3}
+    for step, rows in steps.items():
+        (tmp_path / f"step-{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    charts = {chart["title"]: chart for chart in score_charts(tmp_path)}
+    values = {title: [series["y"] for series in chart["series"]] for title, chart in charts.items()}
+    assert values == {
+        "Length by score": [[2.0], [6.0]],
+        "Repetition by score": [[0.0], [0.25]],
+        "Format by score": [[1.0], [0.0]],
+    }
+    assert charts["Length by score"]["series"][0]["x"] == [1]
+
+
+def test_a_run_without_rollouts_has_no_such_charts(tmp_path: Path) -> None:
+    assert score_charts(tmp_path / "rollouts") == []

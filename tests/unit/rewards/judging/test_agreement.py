@@ -1,0 +1,69 @@
+"""How far judge and humans agree: figures by hand, and from a scorer."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from burnish.errors import ConfigError, DataError
+from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation, wilson
+from burnish.rewards.judging.options import JudgeOptions
+from burnish.types import Prompt
+
+
+def test_wilson() -> None:
+    assert wilson(8, 10) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+    low, high = wilson(10, 10)
+    assert (low, high) == pytest.approx((1 / (1 + 1.959964**2 / 10), 1.0))
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([(1, 10), (2, 20), (3, 300)]) == 1.0
+    assert rank_correlation([(1, 3), (2, 2), (3, 1)]) == -1.0
+    # ranks 0, 1.5, 1.5, 3 and 0, 1, 2, 3: 1 - 6 * .5 / 60 without ties is .95; with them 4.5 / sqrt(4.5 * 5)
+    assert rank_correlation([(1, 1), (2, 2), (2, 3), (9, 4)]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    assert rank_correlation([(1, 1), (1, 2), (1, 3)]) is None
+
+
+def test_two_labels_are_compared_by_accuracy() -> None:
+    found = agreement([(0.9, 1), (0.5, 1), (0.2, 1), (0.1, 0)], failed=2)
+    assert (found.kind, found.value, found.rows, found.failed) == ("accuracy", 0.75, 4, 2)
+    assert (found.low, found.high) == wilson(3, 4)
+    assert "accuracy 0.750 (95 %: 0.301 to 0.954)" in str(found)
+
+
+def test_more_labels_by_rank() -> None:
+    pairs = [(float(score), float(human)) for score, human in zip([1, 2, 3, 4, 5], [1, 2, 3, 5, 4], strict=True)]
+    found = agreement(pairs)
+    assert (found.kind, found.value) == ("rank correlation", pytest.approx(0.9))
+    reach = 1.959964 * math.sqrt(1.06 / 2)
+    assert found.high == pytest.approx(math.tanh(math.atanh(0.9) + reach))
+    assert "nothing can be said" in str(agreement([(0.5, 1), (0.5, 2), (0.5, 3)]))
+
+
+def rows(*labels: Any) -> list[Prompt]:
+    return [
+        Prompt(str(number), text="Q?", answer="x" * number, columns={"human": label})
+        for number, label in enumerate(labels, 1)
+    ]
+
+
+def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, stub_judges: Any, make_scorer: Any) -> None:
+    stub = stub_judge(lambda m: json.dumps({"score": "GOOD" if len(stub_judges.shown(m)["response"]) > 2 else "BAD"}))
+    options = {"url": stub.url, "model": "m", "scale": {"GOOD": 1, "BAD": 0}, "labels": "human"}
+    scorer = make_scorer({"name": "judge", "options": options, "timeout_seconds": 60})
+    found = measure_agreement(rows("bad", "GOOD", "GOOD", None, 1), scorer, JudgeOptions(**options))
+    assert stub.requests == 4
+    assert (found.kind, found.rows, found.value) == ("accuracy", 4, 0.75)
+    with pytest.raises(DataError, match="row 2"):
+        measure_agreement(rows("GOOD", "fine"), scorer, JudgeOptions(**options))
+    with pytest.raises(DataError, match="no row"):
+        measure_agreement(rows(None), scorer, JudgeOptions(**options))
+
+
+def test_labels_do_not_go_with_pairs(make_scorer: Any) -> None:
+    with pytest.raises(ConfigError, match="labels"):
+        JudgeOptions(url="http://localhost/v1", model="m", form="pairwise", labels="human")

@@ -1,0 +1,123 @@
+"""Requests and tokens a minute, by a clock that only moves when somebody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from burnish.rewards.judging.client import _pause, retry_after
+from burnish.rewards.judging.limits import Bounds, Clock, Gate, Window
+
+
+class Time:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.seconds += seconds
+        await asyncio.sleep(0)
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.seconds, self.sleep)
+
+
+def admitted(bounds: Bounds, tokens: Sequence[int]) -> list[float]:
+    """Seconds after which each of these requests, which all come at once, is let through."""
+    time = Time()
+
+    async def run() -> list[float]:
+        window = Window(bounds, time.clock)
+        times: list[float] = []
+
+        async def one(count: int) -> None:
+            await window.admit(count)
+            times.append(time.seconds - 1000.0)
+
+        await asyncio.gather(*(one(count) for count in tokens))
+        return times
+
+    return asyncio.run(run())
+
+
+def test_requests_a_minute() -> None:
+    assert admitted(Bounds(99, requests_per_minute=3), [1] * 7) == [0, 0, 0, 60, 60, 60, 120]
+
+
+def test_tokens_a_minute() -> None:
+    assert admitted(Bounds(99, tokens_per_minute=100), [60, 40, 10, 90, 1]) == [0, 0, 60, 60, 120]
+
+
+def test_both() -> None:
+    bounds = Bounds(99, requests_per_minute=2, tokens_per_minute=100)
+    assert admitted(bounds, [10, 10, 10, 95]) == [0, 0, 60, 120]
+
+
+def test_no_limit() -> None:
+    assert admitted(Bounds(99), [10**9] * 50) == [0.0] * 50
+
+
+def test_any_sixty_seconds_hold_no_more_than_the_bounds() -> None:
+    tokens = [7 * number % 50 + 1 for number in range(200)]
+    times = admitted(Bounds(99, requests_per_minute=11, tokens_per_minute=120), tokens)
+    assert times == sorted(times)
+    for start in times:
+        inside = [index for index, at in enumerate(times) if start <= at < start + 60]
+        assert len(inside) <= 11
+        assert sum(tokens[index] for index in inside) <= 120
+
+
+def test_an_answer_with_fewer_tokens_than_estimated_makes_room() -> None:
+    time = Time()
+
+    async def run() -> float:
+        window = Window(Bounds(9, tokens_per_minute=100), time.clock)
+        sent = await window.admit(90)
+        assert window.seconds_until(20) == 60
+        sent.tokens = 30
+        return window.seconds_until(20)
+
+    assert asyncio.run(run()) == 0
+
+
+def test_places() -> None:
+    async def run() -> int:
+        gate = Gate(Bounds(3), Time().clock)
+        inside = most = 0
+
+        async def one() -> None:
+            nonlocal inside, most
+            async with gate.place(1):
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0)
+                inside -= 1
+
+        await asyncio.gather(*(one() for _ in range(20)))
+        return most
+
+    assert asyncio.run(run()) == 3
+
+
+def test_pauses_grow_and_differ() -> None:
+    bodies = [{"messages": [{"content": str(number)}]} for number in range(50)]
+    for tries, longest in ((1, 0.5), (2, 1.0), (3, 2.0), (20, 30.0)):
+        pauses = [_pause(body, tries) for body in bodies]
+        assert all(longest / 2 <= pause <= longest for pause in pauses)
+        assert len(set(pauses)) == 50
+        assert pauses == [_pause(body, tries) for body in bodies]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(None, 0), ("2", 2), ("0.5", 0.5), ("-3", 0), ("soon", 0), ("nan", 0), ("Mon, 01 Jan 2001 00:00:00 GMT", 0)],
+)
+def test_retry_after(text: str | None, seconds: float) -> None:
+    assert retry_after(text) == seconds
+
+
+def test_retry_after_as_a_date_to_come() -> None:
+    assert retry_after("Fri, 01 Jan 2100 00:00:00 GMT") > 1e9

@@ -1,0 +1,89 @@
+"""A model of this process as a judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import RewardConfig, ScoringConfig
+from burnish.errors import ConfigError, DataError, ModelError
+from burnish.rewards import ProcessRewardScorer
+from burnish.rewards.judging.local import Answer
+from burnish.rewards.judging.options import JudgeOptions
+
+TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }};{% endfor %}a:"
+ALPHABET = "abcdefghijklmnopqrstuvwxyzTAUS0123456789:;. "
+
+
+class Model:
+    """Answers in the third batch only what it was asked first."""
+
+    name = "own"
+
+    def __init__(self, answer: Callable[[Any], str]) -> None:
+        self.batches: list[int] = []
+        self.own = answer
+
+    def answer(self, conversations: Sequence[Any]) -> list[Answer | DataError]:
+        self.batches.append(len(conversations))
+        return [
+            DataError("too long") if "long" in messages[1]["content"] else Answer(self.own(messages), 5, 2)
+            for messages in conversations
+        ]
+
+
+def test_what_is_asked_at_once_is_answered_in_one_batch(make_items: Any, stub_judges: Any) -> None:
+    def answer(messages: Any) -> str:
+        length = len(stub_judges.shown(messages)["response"])
+        return f'{{"score": {length}}}' if length != 3 or len(messages) == 4 else "three"
+
+    model = Model(answer)
+    config = RewardConfig(name="judge", options={"model_path": "somewhere", "scale": [0, 4]})
+    scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
+    with ProcessRewardScorer([config], scoring, open_model=lambda options: model) as scorer:
+        items = make_items(["a", "bb", "ccc", "bb", "long"])
+        scorer.begin(items)
+        assert model.batches == []  # it would be in the way of those that sample
+        scored = scorer.score(items)
+        metrics = scorer.take_metrics()
+    assert [r.reward for r in scored] == [0.25, 0.5, 0.75, 0.5, None]
+    assert scored[4].status_detail == "judge 'judge': too long"
+    assert model.batches == [4, 1]  # each text once, and a repair
+    assert metrics["judge/tokens_in"].result() == 4 * 5
+
+
+@pytest.fixture(scope="module")
+def folder(save_tiny_llama: Callable[..., Path]) -> Path:
+    path = save_tiny_llama(ALPHABET, context_length=160)
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) -> None:
+    from burnish.rollouts.answering import open_model
+
+    turns = [({"role": "user", "content": text},) for text in ("ab", "cd 1", "x" * 200)]
+    for temperature in (0.0, 1.0):
+        options = JudgeOptions(model_path=str(folder), max_tokens=6, temperature=temperature, seed=3)
+        model = open_model(options)
+        first, second, long = model.answer(turns)
+        assert isinstance(first, Answer)
+        assert isinstance(long, DataError)
+        assert first.tokens_in == len("u:ab;a:")
+        assert 1 <= first.tokens_out <= 6
+        assert model.answer([turns[1], turns[0]]) == [second, first]
+        assert model.name == open_model(options).name
+
+
+def test_what_cannot_be_a_judge_is_told_when_it_is_loaded(
+    folder: Path, save_tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    from burnish.rollouts.answering import open_model
+
+    with pytest.raises(ConfigError, match="cannot be asked"):
+        open_model(JudgeOptions(model_path=str(save_tiny_llama("abc"))))
+    with pytest.raises(ModelError, match="model_path"):
+        open_model(JudgeOptions(model_path=str(tmp_path / "nothing")))

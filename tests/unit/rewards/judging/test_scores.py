@@ -1,0 +1,337 @@
+"""A judge behind HTTP: scores, failures, limits, the cache. The endpoint is a server of this process."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.errors import ConfigError, RewardError
+from burnish.types import RewardStatus
+
+Rows = list[Any]
+
+
+def by_length(stub_judges: Any) -> Any:
+    """One point for each letter of the response, 10 at most."""
+
+    def rule(messages: Any) -> str:
+        length = min(10, len(stub_judges.shown(messages)["response"]))
+        return f'It has {length} letters.\n{{"score": {length}}}'
+
+    return rule
+
+
+def settings(stub: Any, **options: Any) -> dict[str, Any]:
+    return {
+        "name": "judge",
+        "options": {"url": stub.url, "model": "stub", "scale": [0, 10], **options},
+        "timeout_seconds": 60,
+    }
+
+
+def test_scores_are_those_of_the_rule(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    scorer = make_scorer(settings(stub))
+    scored = scorer.score(make_items(["", "a", "bbbb", "c" * 30]))
+    assert [r.reward for r in scored] == [0.0, 0.1, 0.4, 1.0]
+    assert [dict(r.reward_parts) for r in scored] == [{"judge": r.reward} for r in scored]
+    body = stub.bodies[0]
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("stub", 0.0, 1024)
+    assert "seed" not in body
+    assert [turn["role"] for turn in body["messages"]] == ["system", "user"]
+
+
+def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
+) -> None:
+    """10 % of requests get 429, 5 % a reset, 5 % nonsense, 10 % are slow; some prompts never get a readable answer."""
+
+    def fault(count: int, prompt: str) -> str:
+        if "hopeless" in prompt:
+            return "nonsense"
+        drawn = zlib.crc32(f"{count} {prompt}".encode()) % 100
+        for name, until in (("429", 10), ("reset", 15), ("nonsense", 20), ("slow", 30)):
+            if drawn < until:
+                return name
+        return ""
+
+    stub = stub_judge(by_length(stub_judges), fault, slow_seconds=0.02)
+    generator = random.Random(1)
+    responses = [f"{number}" + "x" * generator.randrange(12) for number in range(300)] + ["hopeless a", "hopeless bb"]
+    judge = settings(stub, concurrency=12, cache=str(tmp_path / "cache"), retries=8)
+    scorer = make_scorer(judge, max_failure_fraction=1.0)
+    scored = scorer.score(make_items(responses))
+
+    failed = [r for r in scored if r.reward is None]
+    assert {"hopeless a", "hopeless bb"} <= {r.response for r in failed}
+    assert len(failed) < 6  # two answers of nonsense in a row
+    assert all(r.status is RewardStatus.ERROR for r in failed)
+    assert all("cannot be read even after a repair" in r.status_detail for r in failed)
+    good = [r for r in scored if r.reward is not None]
+    expected = [min(10, len(r.response)) / 10 for r in good]
+    assert [r.reward for r in good] == expected
+    assert stub.most_in_flight <= 12
+    assert min(stub.faults[name] for name in ("429", "reset", "nonsense", "slow")) >= 5
+    metrics = {name: metric.result() for name, metric in scorer.take_metrics().items()}
+    assert metrics["judge/requests"] == stub.requests
+    assert metrics["judge/retries"] == stub.faults["429"] + stub.faults["reset"]
+    assert metrics["judge/failed_fraction"] == pytest.approx(len(failed) / 302)
+    assert metrics["judge/cached_fraction"] == 0.0
+    assert metrics["judge/tokens_in"] == 100 * (stub.requests - metrics["judge/retries"])
+
+    before = stub.requests
+    again = make_scorer(judge, max_failure_fraction=1.0)
+    assert [r.reward for r in again.score(make_items([r.response for r in good]))] == expected
+    assert stub.requests == before
+    assert again.take_metrics()["judge/cached_fraction"].result() == 1.0
+    for file in (tmp_path / "cache").rglob("*.json"):
+        file.write_text("{damaged")  # what a power failure leaves
+    assert again.score(make_items([good[0].response]))[0].reward == expected[0]
+    assert stub.requests > before
+
+
+def test_equal_responses_are_asked_about_once(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "slow")
+    scored = make_scorer(settings(stub)).score(make_items(["same"] * 20))
+    assert {r.reward for r in scored} == {0.4}
+    assert stub.requests == 1
+
+
+def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    cache = {"cache": str(tmp_path)}
+    for changed in (
+        {},
+        {"model": "other"},
+        {"temperature": 0.5},
+        {"seed": 1},
+        {"system": "Hm."},
+        {"max_tokens": 9},
+        {},
+    ):
+        make_scorer(settings(stub, **cache, **changed)).score(make_items(["abc"]))
+    assert stub.requests == 6
+
+
+def test_responses_are_judged_while_others_are_sampled(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    scorer = make_scorer(settings(stub), "exact")
+    items = make_items(["a", "bb", "ccc"])
+    scorer.begin(items[:2])
+    for future in [future for _, future in scorer._judges._early.values()]:
+        future.result(30)
+    assert stub.requests == 2
+    assert [r.reward for r in scorer.score(items)] == [0.1, 0.2, 0.3]
+    assert stub.requests == 3
+    assert not scorer._judges._early
+
+
+@pytest.mark.parametrize(("code", "word"), [("401", "key"), ("404", "model"), ("422", "field"), ("302", "url")])
+def test_what_will_not_pass_stops_the_run(
+    code: str, word: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: code)
+    scorer = make_scorer(settings(stub, concurrency=1))
+    with pytest.raises(RewardError, match=f"status {code}") as caught:
+        scorer.score(make_items(["a", "b", "c", "d"]))
+    assert caught.value.remedy is not None
+    assert word in caught.value.remedy
+    assert stub.requests == 1
+
+
+@pytest.mark.parametrize(
+    "said", ["400:This model's maximum context length is 8 tokens", "400:content_filter", "413:big"]
+)
+def test_what_one_prompt_cannot_pass_fails_one_response(
+    said: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: said if "bad" in prompt else "")
+    scored = make_scorer(settings(stub)).score(make_items(["ok", "bad"]))
+    assert [r.status.value for r in scored] == ["ok", "error"]
+    assert stub.requests == 2
+
+
+def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "503")
+    scored = make_scorer(settings(stub, retries=0)).score(make_items(["a"]))
+    assert scored[0].status is RewardStatus.ERROR
+    assert scored[0].reward is None
+    assert "status 503" in scored[0].status_detail
+
+
+def test_a_slow_answer_is_a_timeout_of_its_response(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "slow" if "zz" in prompt else "", slow_seconds=3.0)
+    judge = {**settings(stub, retries=0), "timeout_seconds": 1.0}
+    scored = make_scorer(judge).score(make_items(["a", "zz"]))
+    assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.TIMEOUT]
+
+
+def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
+    answers = iter(["Seven out of ten!", '{"score": 7}', "Seven!", '{"score": 70}'])
+    stub = stub_judge(lambda messages: next(answers))
+    scorer = make_scorer(settings(stub))
+    assert scorer.score(make_items(["a"]))[0].reward == 0.7
+    repaired = stub.bodies[1]["messages"]
+    assert [turn["role"] for turn in repaired] == ["system", "user", "assistant", "user"]
+    assert repaired[2]["content"] == "Seven out of ten!"
+    (failed,) = scorer.score(make_items(["b"]))
+    assert failed.reward is None
+    assert "'70' is not a number from 0 to 10" in failed.status_detail
+    assert stub.requests == 4
+    assert scorer.take_metrics()["judge/repaired_fraction"].result() == 1.0
+
+
+def test_the_key_goes_into_the_header_and_nowhere_else(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = stub_judge(
+        by_length(stub_judges), lambda count, prompt: "401:wrong key secret-word" if "bad" in prompt else ""
+    )
+    with pytest.raises(ConfigError, match="MY_JUDGE_KEY, which is not set"):
+        make_scorer(settings(stub, key_variable="MY_JUDGE_KEY"))
+    monkeypatch.setenv("MY_JUDGE_KEY", "secret-word")
+    scorer = make_scorer(settings(stub, key_variable="MY_JUDGE_KEY"))
+    assert scorer.score(make_items(["abc"]))[0].reward == 0.3
+    assert stub.headers[0]["Authorization"] == "Bearer secret-word"
+    with pytest.raises(RewardError) as caught:
+        scorer.score(make_items(["bad"]))
+    assert "secret-word" not in str(caught.value)
+
+
+def test_fields_of_the_request(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    extra = {"max_tokens": None, "max_completion_tokens": 50, "reasoning_effort": "low"}
+    make_scorer(settings(stub, extra=extra, seed=3, temperature=0.5)).score(make_items(["a"]))
+    sent = {name: value for name, value in stub.bodies[0].items() if name != "messages"}
+    assert sent == {
+        "model": "stub", "temperature": 0.5, "seed": 3, "max_completion_tokens": 50, "reasoning_effort": "low"
+    }  # fmt: skip
+
+
+def test_templates_see_columns_and_references(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    file = tmp_path / "question.txt"
+    file.write_text('{prompt}|{topic}|{{x}}|{"score": 9}|{response}')
+    judge = settings(stub, template=str(file), reference=True)
+    items = make_items(["{topic}"], answer="42", columns={"topic": "{response} of art"})
+    make_scorer(judge, columns=["topic"]).score(items)
+    text = stub.bodies[0]["messages"][1]["content"]
+    assert text.startswith('What?|{response} of art|{x}|{"score": 9}|[begin response ')
+    assert "did not see:\n42\n" in text
+    assert stub_judges.shown(stub.bodies[0]["messages"]) == {"response": "{topic}"}
+    with pytest.raises(RewardError, match="topic"):
+        make_scorer(judge, columns=["topics"])
+    missing = make_items(["a"], answer=None, columns={"topic": "art"})
+    assert make_scorer(judge).score(missing)[0].status is RewardStatus.MISSING
+
+
+def test_cost_is_counted(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    scorer = make_scorer(settings(stub, price_in=2.0, price_out=8.0))
+    scorer.score(make_items(["a", "b", "c"]))
+    assert scorer.take_metrics()["judge/cost"].result() == pytest.approx(3 * (100 * 2 + 10 * 8) / 1e6)
+    assert scorer.take_metrics()["judge/cost"].result() == 0.0
+
+
+def test_judges_of_one_endpoint_share_its_limits(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "slow", slow_seconds=0.02)
+    one, two = (settings(stub, concurrency=3, system=text) | {"label": text} for text in ("one", "two"))
+    make_scorer(one, two).score(make_items([f"{number}" for number in range(12)]))
+    assert stub.requests == 24
+    assert stub.most_in_flight <= 3
+    with pytest.raises(ConfigError, match="different limits"):
+        make_scorer(one, settings(stub, concurrency=4))
+
+
+@pytest.mark.parametrize("column", [False, True])
+def test_a_rubric_weighs_its_criteria(
+    column: bool, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    criteria = [
+        {"name": "short", "weight": 3, "text": "It is short."},
+        {"name": "kind", "weight": 1, "text": "It is kind."},
+        {"name": "rude", "weight": -2, "text": "It is rude."},
+    ]
+    stub = stub_judge(lambda messages: '{"scores": {"short": 10, "kind": 5, "rude": 1}}')
+    judge = settings(stub, form="rubric", criteria="rubric" if column else criteria)
+    (scored,) = make_scorer(judge).score(make_items(["a"], columns={"rubric": criteria} if column else None))
+    assert scored.reward == pytest.approx((3 * 1.0 + 1 * 0.5 - 2 * 0.1) / 4)
+    parts = {} if column else {"judge/short": 1.0, "judge/kind": 0.5, "judge/rude": 0.1}
+    assert dict(scored.reward_parts) == {"judge": scored.reward, **parts}
+    assert "- rude: It is rude." in stub.bodies[0]["messages"][1]["content"]
+    if column:
+        assert make_scorer(judge).score(make_items(["a"], columns={"rubric": []}))[0].status is RewardStatus.MISSING
+        broken = make_scorer(judge).score(make_items(["a"], columns={"rubric": [{"weight": 1}]}))
+        assert broken[0].status is RewardStatus.ERROR
+
+
+def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
+    def rule(messages: Any) -> str:
+        text = messages[1]["content"]
+        assert ("It is short." in text) != ("It is kind." in text)
+        return "nothing" if "kind" in text and "cruel" in text else json.dumps({"score": 10 if "short" in text else 5})
+
+    stub = stub_judge(rule)
+    judge = settings(
+        stub, form="rubric", criteria=["It is short.", {"text": "It is kind.", "weight": 3}], one_call=False
+    )
+    good, bad = make_scorer(judge).score(make_items(["a", "cruel"]))
+    assert good.reward == pytest.approx((1 * 1.0 + 3 * 0.5) / 4)
+    assert bad.reward is None  # one criterion without a verdict is not a lower score
+    assert stub.requests == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modle": "x"}, "did you mean 'model'"),
+        ({"url": "localhost:8000"}, "url"),
+        ({"url": "http://me:word@host/v1"}, "holds a name or password"),
+        ({"url": None}, "needs one of the options url and model_path"),
+        ({"model": None}, "needs the option model"),
+        ({"form": "scores"}, "did you mean 'score'"),
+        ({"scale": [10, 1]}, "scale"),
+        ({"scale": {"GOOD": 2, "BAD": 0}}, "scale"),
+        ({"template": "Is it good?"}, "does not contain {response}"),
+        ({"template": "{response} {steps}"}, "does not have"),
+        ({"template": "nowhere.txt"}, "no such file"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"retries": True}, "retries"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"criteria": ["x"]}, "criteria"),
+        ({"form": "rubric"}, "criteria"),
+        ({"form": "rubric", "criteria": [{"text": "x", "weight": 0}]}, "criteria"),
+        ({"form": "rubric", "criteria": [{"text": "x", "wieght": 1}]}, "did you mean 'weight'"),
+        ({"form": "steps", "answer_format": "last_line"}, "answer_format"),
+        ({"form": "steps", "step_pattern": "("}, "regular expression"),
+        ({"extra": ["x"]}, "extra"),
+        ({"extra": {"stream": True}}, "exactly one answer"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_sampled(
+    options: dict[str, Any], message: str, make_scorer: Any
+) -> None:
+    given = {"url": "http://localhost:1/v1", "model": "m", **options}
+    with pytest.raises(ConfigError) as caught:
+        make_scorer({"name": "judge", "options": given})
+    assert message in str(caught.value)
+    assert "word" not in str(caught.value) or "password" in str(caught.value)

@@ -1,0 +1,138 @@
+"""The reward `json_schema`: where the JSON of a response is, and schemas that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from burnish.errors import ConfigError
+from burnish.rewards.builtins.json_schema import JsonSchema, read_json
+from burnish.rewards.builtins.reading_rows import RowError, last_block
+from burnish.types import RewardStatus
+
+pytest.importorskip("jsonschema")
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TREE = {"$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}, "$ref": "#/$defs/tree"}
+
+
+def scores(response: str, schema: Any = PERSON, **options: Any) -> tuple[float, float]:
+    """Whether it parses, and whether it is valid."""
+    found = JsonSchema(**options)(response, schema=schema)
+    assert found is not None
+    assert found.value == found.parts["valid"]
+    return found.parts["parses"], found.parts["valid"]
+
+
+GOOD = '{"name": "Ada", "age": 36}'
+
+
+@pytest.mark.parametrize(
+    ("response", "wanted"),
+    [
+        (GOOD, (1, 1)),
+        (f"Here it is:\n```json\n{GOOD}\n```\nDone.", (1, 1)),
+        (f'```json\n{{"name": 1}}\n```\nNo:\n```JSON\n{GOOD}\n```', (1, 1)),
+        (f'```json\n{GOOD}\n```\nor\n```json\n{{"name": 1}}\n```', (1, 0)),
+        (f"```json\n{GOOD}\n```\n```python\nprint(1)\n```\n```\n{{}}\n```", (1, 1)),
+        (f"```\n{GOOD}\n```", (1, 1)),
+        (f"```json\n{GOOD}", (1, 1)),  # cut off after it was complete
+        (f"<think>```json\n{{}}\n```</think>{GOOD}", (1, 1)),
+        ('{"name": "Ada", "age": -1}', (1, 0)),
+        ('{"name": "Ada", "age": 36, "x": 1}', (1, 0)),
+        ('{"name": "Ada", "age": true}', (1, 0)),
+        ('{"name": "Ada", "age": NaN}', (0, 0)),
+        (f"It is {GOOD}", (0, 0)),
+        (f"{GOOD} {GOOD}", (0, 0)),
+        ("", (0, 0)),
+    ],
+)
+def test_what_counts_as_the_json_of_a_response(response: str, wanted: tuple[float, float]) -> None:
+    assert scores(response) == wanted
+    assert scores(response, json.dumps(PERSON)) == wanted
+
+
+def test_the_whole_response_can_be_required_to_be_json() -> None:
+    assert scores(f"<think>x</think>\n{GOOD}\n", whole=True) == (1, 1)
+    assert scores(f"```json\n{GOOD}\n```", whole=True) == (0, 0)
+
+
+def test_blocks_of_other_languages_are_not_its_json() -> None:
+    assert last_block("```python\n1\n```", ("json",)) == "```python\n1\n```"
+    assert last_block("```json\n1\n```\n```\n2\n```", ("json",)) == "1\n"
+
+
+def test_depth_is_limited() -> None:
+    assert scores("[" * 64 + "]" * 64, TREE) == (1, 1)
+    assert scores("[" * 65 + "]" * 65, TREE) == (0, 0)
+    with pytest.raises(ValueError, match="too deep"):
+        read_json("[" * 100_000)
+
+
+def test_where_the_schema_is_from() -> None:
+    assert JsonSchema()("1", level=3) is None
+    assert JsonSchema()("1", schema=None) is None
+    option = JsonSchema(schema={"type": "string"})
+    assert getattr(option("1"), "value", None) == 0.0
+    assert getattr(option("1", json_schema={"type": "integer"}), "value", None) == 1.0
+    assert getattr(option("1", schema={}), "value", None) == 1.0  # anything is valid against this one
+    assert getattr(JsonSchema(column="shape")("1", shape=False), "value", None) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ("{", "column 'schema' is not valid JSON"),
+        ({"type": "numbr"}, "the schema is wrong at type: 'numbr'"),
+        ({"pattern": "["}, "the schema is wrong at pattern"),
+        ({"properties": {"a": {"type": None}}}, "the schema is wrong at properties/a/type"),
+        (7, "a schema has to be an object, and this is 7"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "refers to '#/\\$defs/none', which it does not hold"),
+        ({"$ref": "#"}, "refers to itself without end"),
+    ],
+)
+def test_a_schema_that_is_wrong_is_an_error_of_the_row(schema: Any, why: str) -> None:
+    with pytest.raises(RowError, match=why):
+        JsonSchema()("{}", schema=schema)
+
+
+def test_nothing_is_fetched() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/schema.json"
+        with pytest.raises(RowError, match="which it does not hold, and nothing is fetched"):
+            JsonSchema()("{}", schema={"properties": {"a": {"$ref": address}}})
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_references_inside_a_schema_and_to_the_specification_are_followed() -> None:
+    bundled = {"$id": "http://example.org/a", "$defs": {"b": {"$id": "b", "type": "number"}}, "$ref": "b"}
+    assert scores("1", bundled) == (1, 1)
+    assert scores('"1"', bundled) == (1, 0)
+    draft = "http://json-schema.org/draft-07/schema#"
+    assert scores('{"type": "object"}', {"$schema": draft, "$ref": draft}) == (1, 1)
+    assert scores("1", {"$schema": draft, "$ref": draft}) == (1, 0)
+
+
+def test_a_wrong_schema_among_the_options_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="option schema of reward 'json_schema': the schema is wrong at type"):
+        JsonSchema(schema={"type": "numbr"})
+
+
+def test_a_pattern_that_explodes_costs_the_worker_and_no_more(make_scorer: Any, make_items: Any) -> None:
+    schema = {"type": "string", "pattern": "^(a+)+$"}
+    scorer = make_scorer({"name": "json_schema", "options": {"schema": schema}, "timeout_seconds": 2.0})
+    scored = scorer.score(make_items([json.dumps("a" * 40 + "!"), json.dumps("aaa")]))
+    assert [(rollout.status, rollout.reward) for rollout in scored] == [
+        (RewardStatus.TIMEOUT, None),
+        (RewardStatus.OK, 1.0),
+    ]

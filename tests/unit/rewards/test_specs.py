@@ -1,0 +1,39 @@
+"""From rewards of a run file to specifications: where programs run, and who sees the token."""
+
+from __future__ import annotations
+
+import pytest
+
+from burnish import rewards
+from burnish.config.schema import RewardConfig, SandboxConfig
+from burnish.errors import ConfigError
+from burnish.rewards.specs import specs_of
+
+SANDBOX = SandboxConfig(seconds=3.0, url="http://host:80", token_variable="TOKEN")
+
+
+def test_the_run_s_sandbox_is_that_of_code_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    code, exact = specs_of([RewardConfig(name="code"), RewardConfig(name="exact")], SANDBOX)
+    assert code.options == {"seconds": 3.0, "url": "http://host:80", "token_variable": "TOKEN"}
+    assert code.environment == ("TOKEN",)
+    assert (exact.options, exact.environment) == ({}, ())
+
+
+def test_an_option_of_the_reward_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    monkeypatch.setenv("OWN", "secret")
+    own = rewards.code(seconds=9.0, token_variable="OWN", environment=["OWN"])
+    (spec,) = specs_of([own], SANDBOX)
+    assert spec.options == {"score": "all", "seconds": 9.0, "url": "http://host:80", "token_variable": "OWN"}
+    assert spec.environment == ("OWN",)
+
+
+def test_a_token_that_is_not_set() -> None:
+    with pytest.raises(ConfigError, match="needs the environment variable TOKEN, which is not set"):
+        specs_of([RewardConfig(name="code")], SANDBOX)
+
+
+def test_without_a_section_nothing_is_added() -> None:
+    assert specs_of([rewards.code()])[0].options == {"score": "all"}
+    assert specs_of([rewards.code()], SandboxConfig())[0].options == {"score": "all"}

@@ -1,0 +1,396 @@
+"""A sandbox on another machine: its server, its client, and what crosses between them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx2
+import pytest
+
+from burnish.errors import SandboxError
+from burnish.sandbox import shared
+from burnish.sandbox.job import (
+    AssertTests,
+    Case,
+    FunctionTests,
+    Limits,
+    Output,
+    Program,
+    ProgramTests,
+    Runner,
+    Verdict,
+)
+from burnish.sandbox.messages import BadMessageError, job_of, limits_of, output_of, plain_job, verdict_of
+from burnish.sandbox.remote import RemoteSandbox
+from burnish.sandbox.sandbox import Sandbox
+from burnish.sandbox.server import Service, application, serve
+
+pytest.importorskip("starlette", reason="needs burnish[serve]")
+uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
+
+TOKEN = "0123456789abcdef"
+LIMITS = Limits(seconds=60.0, processor_seconds=60.0)
+DOUBLE = "def f(x): return 2 * x"
+MANY = Limits(seconds=60.0, processor_seconds=60.0, memory_mb=2048)
+
+
+@contextmanager
+def served(sandbox: Runner, service: Service | None = None, *, judges: bool = True) -> Iterator[str]:
+    """The address of a server; with `judges=False` one that only speaks SandboxFusion's schema."""
+    app = application(sandbox, service or Service())
+    if not judges:
+        app.router.routes = [route for route in app.router.routes if route.path != "/judge"]
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not server.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+class Pretended:
+    """A sandbox that runs nothing. `may_end` holds jobs back."""
+
+    limits = LIMITS
+
+    def __init__(self, output: Output | None = None) -> None:
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.asked: list[tuple[object, Limits | None]] = []
+        self._output = output or Output("2\n", "", 0, 0.5)
+
+    def run(self, job: object, limits: Limits | None = None) -> Verdict:
+        self.asked.append((job, limits))
+        assert self.may_end.wait(60)
+        return Verdict("failed", 1, 2, 0.25, "f(2) returned 5, not 4")
+
+    def output(self, job: Program, limits: Limits | None = None) -> Output:
+        self.asked.append((job, limits))
+        assert self.may_end.wait(60)
+        return self._output
+
+    def close(self) -> None: ...
+
+
+JOBS = [
+    FunctionTests("code", "f", (Case((1, (2.5, {3}), Decimal("0.1")), {"a": [None, 1 << 70]}, {"k": b"x"}),)),
+    FunctionTests("code", "A.f", (Case(([1],), [2], wrapped=True),), tolerance=0.5),
+    AssertTests("code", ("assert f(1) == 2", "assert f(2)"), prelude="import math", entry="f"),
+    AssertTests("code", ("assert f()",)),
+    ProgramTests("code\u00e9", (("1\n", "2\n"), ("", ""))),
+]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_jobs_cross_as_they_are(job: Any) -> None:
+    assert job_of(json.loads(json.dumps(plain_job(job)))) == job
+
+
+def test_what_no_client_sends_is_refused() -> None:
+    job = plain_job(JOBS[0])
+    for change, reason in (
+        ({"kind": "other"}, "kind is 'other'"),
+        ({"code": 1}, "code is a int"),
+        ({"cases": [{"arguments": {"object": 1}}]}, "unknown tag"),
+        ({"cases": [{**job["cases"][0], "wrapped": 1}]}, "wrapped is a int"),
+        ({"tolerance": "1"}, "tolerance is a str"),
+    ):
+        with pytest.raises(BadMessageError, match=reason):
+            job_of({**job, **change})
+    with pytest.raises(BadMessageError, match="no 'seconds'"):
+        limits_of({}, MANY)
+    plain = {name: getattr(LIMITS, name) for name in LIMITS.__dataclass_fields__}
+    assert limits_of(plain, MANY) == LIMITS
+    with pytest.raises(BadMessageError, match=r"limits.memory_mb is 4096, and this server allows up to 2048"):
+        limits_of({**plain, "memory_mb": 4096}, MANY)
+    for broken in ({"seconds": float("nan")}, {"seconds": True}, {"processes": 1.5}, {"files": 0}):
+        with pytest.raises(BadMessageError):
+            limits_of({**plain, **broken}, MANY)
+    good = {"status": "passed", "passed": 1, "total": 1, "seconds": 1, "detail": "", "grade": "split"}
+    assert verdict_of(good) == Verdict("passed", 1, 1, 1.0)
+    for broken in ({"passed": 2}, {"status": "won"}, {"grade": "best"}, {"total": "1"}):
+        with pytest.raises(BadMessageError):
+            verdict_of({**good, **broken})
+
+
+def test_a_server_of_ours_judges_apart(sandbox: Sandbox) -> None:
+    service = Service(token=TOKEN, most=MANY)
+    with served(sandbox, service) as url, RemoteSandbox(url, TOKEN, limits=LIMITS) as remote:
+        assert remote.is_ours
+        verdict = remote.run(FunctionTests(DOUBLE, "f", (Case((1,), 2), Case((2,), 5))))
+        assert (verdict.status, verdict.passed, verdict.total, verdict.grade) == ("failed", 1, 2, "split")
+        assert verdict.detail == "f(2) returned 4, not 5"
+        equal_to_all = "class A(int):\n    __eq__ = lambda a, b: True\ndef f(x): return A(3)"
+        assert remote.run(FunctionTests(equal_to_all, "f", (Case((1,), 2),))).status == "failed"
+        assert remote.run(AssertTests(DOUBLE, ("assert f(2) == 4",))).status == "passed"
+        assert remote.run(ProgramTests("print(int(input()) * 2)", (("1", "2"), ("2", "4")))).status == "passed"
+        output = remote.output(Program("import sys\nprint(input())\nsys.exit(3)", "é"))
+        assert (output.stdout, output.code, output.timed_out) == ("é\n", 3, False)
+        with pytest.raises(SandboxError, match=r"do not ask the code for anything(?s:.*)mend the tests"):
+            remote.run(AssertTests(DOUBLE, ("x = 1",)))
+
+
+def test_any_other_server_runs_programs_and_outputs_are_compared_here(sandbox: Sandbox) -> None:
+    with served(sandbox, judges=False) as url, RemoteSandbox(url, limits=LIMITS) as remote:
+        assert not remote.is_ours
+        verdict = remote.run(ProgramTests("print(int(input()) * 2)", (("1", "2"), ("2", "5"))))
+        assert (verdict.status, verdict.passed, verdict.grade) == ("failed", 1, "split")
+        slow = remote.run(ProgramTests("while True: pass", (("1", "2"),)), replace(LIMITS, seconds=0.5))
+        assert slow.status == "timed_out"
+        with pytest.raises(SandboxError, match=r"tested in the candidate's process(?s:.*)sandbox.grade: shared"):
+            remote.run(FunctionTests(DOUBLE, "f", (Case((1,), 2),)))
+
+
+SHARED = {
+    "passes": (FunctionTests(DOUBLE, "f", (Case((1,), 2), Case(("a",), "aa"))), "passed", 2),
+    "a float": (FunctionTests("def f(x): return x / 3", "f", (Case((1,), 0.3333333),)), "passed", 1),
+    "a method": (FunctionTests("class A:\n    def f(self, x): return [x]", "A.f", (Case((1,), (1,)),)), "passed", 1),
+    "fails": (FunctionTests(DOUBLE, "f", (Case((1,), 2), Case((1,), 3))), "failed", 1),
+    "raises": (FunctionTests("def f(x): raise KeyError(x)", "f", (Case((1,), 2),)), "failed", 0),
+    "does not load": (FunctionTests("def f(x) return", "f", (Case((1,), 2),)), "not_loaded", 0),
+    "exits": (FunctionTests("import os\nos._exit(0)", "f", (Case((1,), 2),)), "ended", 0),
+    "exits when called": (FunctionTests("def f(x): raise SystemExit(0)", "f", (Case((1,), 2),)), "failed", 0),
+    "prints": (FunctionTests("print('passed')\ndef f(x): print(x)", "f", (Case((1,), 2),)), "failed", 0),
+    "asserts": (AssertTests(DOUBLE, ("assert f(1) == 2", "assert f(1) == 3")), "failed", 1),
+    "check": (AssertTests(DOUBLE, ("def check(c):\n    assert c(1) == 2",), entry="f"), "passed", 1),
+    "check fails": (AssertTests(DOUBLE, ("def check(c):\n    assert c(1) == 3",), entry="f"), "failed", 0),
+    "unittest": (
+        AssertTests(
+            DOUBLE, ("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 3)",)
+        ),
+        "failed",
+        0,
+    ),
+}
+
+
+def test_shared_tests_where_they_are_asked_for_by_name(sandbox: Sandbox) -> None:
+    with served(sandbox, judges=False) as url, RemoteSandbox(url, grade="shared", limits=LIMITS) as remote:
+        for name, (job, status, passed) in SHARED.items():
+            verdict = remote.run(job)
+            assert (verdict.status, verdict.passed, verdict.grade) == (status, passed, "shared"), (name, verdict)
+        with pytest.raises(SandboxError, match="test nothing"):
+            remote.run(AssertTests(DOUBLE, ("def check(c): c(1)",), entry="f"))
+        endless = remote.run(FunctionTests("while True: pass", "f", (Case((1,), 2),)), replace(LIMITS, seconds=0.5))
+        assert (endless.status, endless.grade) == ("timed_out", "shared")
+
+
+@pytest.mark.parametrize("said", ["", "[]", '["won", 1, ""]', '["passed", 2, ""]', '["passed", true, ""]', "[1"])
+def test_a_nonce_with_another_text_is_no_verdict(said: str) -> None:
+    job = FunctionTests(DOUBLE, "f", (Case((1,), 2),))
+    verdict = shared.verdict(Output(f"\nabc {said}\n", "", 0, 0.1), job, "abc")
+    assert (verdict.status, verdict.passed, verdict.grade) == ("ended", 0, "shared")
+    assert shared.verdict(Output('x\nabc ["passed", 1, ""]\n', "", 0, 0.1), job, "abc").status == "passed"
+    assert shared.verdict(Output('x\nabc ["passed", 1, ""]\n', "", 1, 0.1), job, "abc").status == "ended"
+    assert shared.verdict(Output('x\nabd ["passed", 1, ""]\n', "", 0, 0.1), job, "abc").status == "ended"
+
+
+def test_a_server_of_ours_never_shares(sandbox: Sandbox) -> None:
+    with served(sandbox) as url, RemoteSandbox(url, grade="shared", limits=LIMITS) as remote:
+        assert remote.run(FunctionTests(DOUBLE, "f", (Case((1,), 2),))).grade == "split"
+
+
+def post(url: str, asked: object, **more: Any) -> httpx2.Response:
+    content = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+    headers = {"Content-Type": "application/json", **more}
+    return httpx2.post(url, content=content, headers=headers, timeout=60, trust_env=False)
+
+
+def test_the_schema_of_sandbox_fusion() -> None:
+    pretended = Pretended()
+    with served(pretended, Service(name="pod")) as url:
+        assert httpx2.get(f"{url}/v1/ping", trust_env=False).text == "pong"
+        asked = {"code": "print(2)", "language": "python", "stdin": None, "run_timeout": 3, "memory_limit_MB": 64}
+        assert post(f"{url}/run_code", asked).json() == {
+            "status": "Success",
+            "message": "",
+            "compile_result": None,
+            "run_result": {
+                "status": "Finished",
+                "execution_time": 0.5,
+                "return_code": 0,
+                "stdout": "2\n",
+                "stderr": "",
+            },
+            "executor_pod_name": "pod",
+            "files": {},
+        }
+        limits = replace(Service().most, seconds=3.0, processor_seconds=3.0, memory_mb=64)
+        assert pretended.asked == [(Program("print(2)", ""), limits)]
+        other = post(f"{url}/run_code", {**asked, "language": "cpp"}).json()
+        assert (other["status"], other["run_result"]) == ("Failed", None)
+        assert other["message"] == "language is 'cpp', and this server runs python only"
+        assert "files is not supported" in post(f"{url}/run_code", {**asked, "files": {"a": "eA=="}}).json()["message"]
+    failing = Pretended(Output("", "SyntaxError", 1, 0.1))
+    with served(failing) as url:
+        assert post(f"{url}/run_code", asked).json()["status"] == "Failed"
+    slow = Pretended(Output("", "", -9, 3.0, timed_out=True))
+    with served(slow) as url:
+        answer = post(f"{url}/run_code", asked).json()
+        assert (answer["status"], answer["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
+        assert output_of(answer) == Output("", "", -9, 3.0, timed_out=True)
+
+
+def test_bad_requests_have_a_status_and_a_reason() -> None:
+    good = {"code": "", "language": "python"}
+    with served(Pretended(), Service(body_bytes=1000)) as url:
+        for asked, status in (
+            (b"{", 422),
+            (b"[]", 422),
+            (b"[" * 900, 422),
+            ({"language": "python"}, 422),
+            ({**good, "run_timeout": 0}, 422),
+            ({**good, "run_timeout": 61}, 422),
+            ({**good, "memory_limit_MB": 10**6}, 422),
+            ({**good, "code": "x" * 1001}, 413),
+        ):
+            assert post(f"{url}/run_code", asked).status_code == status, asked
+        assert post(f"{url}/run_code", good, **{"Content-Type": "text/plain"}).status_code == 415
+        assert post(f"{url}/run_code", good, Host="example.com").status_code == 403
+        assert post(f"{url}/judge", {"job": {}, "limits": {}}).status_code == 422
+        assert httpx2.get(f"{url}/run_code", trust_env=False).status_code == 405
+
+
+def test_a_token_is_asked_of_everyone() -> None:
+    good = {"code": "", "language": "python"}
+    with served(Pretended(), Service(token=TOKEN)) as url:
+        assert post(f"{url}/run_code", good).status_code == 401
+        assert post(f"{url}/run_code", good, Authorization=f"Bearer {TOKEN}x").status_code == 401
+        assert post(f"{url}/run_code", good, Authorization=f"Bearer {TOKEN}", Host="example.com").status_code == 200
+        with pytest.raises(SandboxError, match=r"refuses the token \(status 401\)(?s:.*)token_variable"):
+            RemoteSandbox(url)
+
+
+def test_no_other_address_without_a_token() -> None:
+    with pytest.raises(SandboxError, match=r"0.0.0.0 would run programs for everyone(?s:.*)--token-variable"):
+        serve(Pretended(), Service(), host="0.0.0.0", port=0)
+
+
+def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
+    pretended = Pretended()
+    pretended.may_end.clear()
+    good = {"code": "", "language": "python"}
+    with served(pretended, Service(processes=1, queue=1)) as url:
+        answers: list[int] = []
+        thread = threading.Thread(target=lambda: answers.append(post(f"{url}/run_code", good).status_code))
+        thread.start()
+        until(lambda: len(pretended.asked) == 1)
+        until(lambda: full(url, good))
+        refused = post(f"{url}/run_code", good)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        pretended.may_end.set()
+        thread.join(60)
+        assert answers == [200]
+        until(lambda: not full(url, good))
+
+
+def full(url: str, asked: object) -> bool:
+    """Whether a request finds no room. One that finds some waits: it is given up here, but keeps its place."""
+    content, headers = json.dumps(asked), {"Content-Type": "application/json"}
+    try:
+        answer = httpx2.post(f"{url}/run_code", content=content, headers=headers, timeout=0.5, trust_env=False)
+    except httpx2.ReadTimeout:
+        return False
+    return answer.status_code == 503
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Scripted(ThreadingHTTPServer):
+    """Answers with these statuses, one a request, then with 200; counts requests."""
+
+    def __init__(self, statuses: list[int], body: bytes = b'{"protocol": 1}') -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.statuses, self.body, self.requests = statuses, body, 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Scripted
+
+    def do_GET(self) -> None:
+        self.server.requests += 1
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        if status == 0:
+            return self.connection.close()  # in the middle
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, format: str, *arguments: object) -> None: ...
+
+
+@contextmanager
+def scripted(statuses: list[int], body: bytes = b'{"protocol": 1}') -> Iterator[Scripted]:
+    with Scripted(statuses, body) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(60)
+
+
+def test_failures_that_may_pass_are_tried_again() -> None:
+    with scripted([500, 429, 0, 503]) as server, RemoteSandbox(server.url) as remote:
+        assert remote.is_ours
+        assert server.requests == 5
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+def test_other_failures_are_not(status: int) -> None:
+    with scripted([status]) as server:
+        with pytest.raises(SandboxError, match=str(status)):
+            RemoteSandbox(server.url)
+        assert server.requests == 1
+
+
+def test_waits_have_an_end_and_a_name() -> None:
+    with (
+        scripted([503] * 99) as server,
+        pytest.raises(SandboxError, match=r"gave no answer to /judge within 1 seconds: it answered 503"),
+    ):
+        RemoteSandbox(server.url, wait_seconds=1.0)
+    with pytest.raises(SandboxError, match=r"ConnectError(?s:.*)check sandbox.url"):
+        RemoteSandbox(server.url, wait_seconds=0.5)
+
+
+def test_answers_that_are_none() -> None:
+    with scripted([], b"<html>") as server, pytest.raises(SandboxError, match=r"status 200: <html>"):
+        RemoteSandbox(server.url)
+    for url in ("localhost:8080", "ftp://host", "http://user:password@host"):
+        with pytest.raises(SandboxError, match="is not the address of a sandbox") as caught:
+            RemoteSandbox(url)
+        assert "password" not in str(caught.value)
+
+
+def test_without_the_server_s_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    with pytest.raises(SandboxError, match=r"needs starlette and uvicorn(?s:.*)burnish\[serve\]"):
+        application(Pretended(), Service())

@@ -1,0 +1,102 @@
+"""Pass rates of prompts, and the filters that use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from burnish.config.schema_domains import DifficultyConfig
+from burnish.errors import ConfigError
+from burnish.rewards.success import Success
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.difficulty import Filter, PassRates, Seen, recorded_outcomes
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+
+EXACT = Success({"exact": 1.0})
+
+
+def rollout(score: float | None, index: int = 0, prompt: str = "p") -> Rollout:
+    parts = {} if score is None else {"exact": score}
+    status = RewardStatus.ERROR if score is None else RewardStatus.OK
+    return Rollout(prompt, 0, index, (1,), (2,), (0.0,), FinishReason.STOP, 0, "x", score, parts, status=status)
+
+
+def group(*scores: float | None) -> RolloutGroup:
+    return RolloutGroup(Prompt("p", text="x"), 0, tuple(rollout(score, i) for i, score in enumerate(scores)))
+
+
+def filter_of(dynamic: bool = False, **difficulty: object) -> Filter:
+    return Filter(dynamic, DifficultyConfig.model_validate(difficulty), EXACT)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [((1, 1, 1, 1), False), ((1, 1, 1, 0), True), ((1, 0, 0, 0), True), ((0, 0, 0, 0), False), ((1, 1, None), False)],
+)
+def test_groups_outside_of_the_bounds_are_not_trained_on(scores: tuple[float | None, ...], kept: bool) -> None:
+    assert filter_of(keep=[0.25, 0.75]).keeps(group(*scores), step=1) is kept
+
+
+def test_bounds_change_with_the_stage() -> None:
+    stages = filter_of(keep={0: [0.5, 1.0], 3: [0.0, 0.5]})
+    easy, hard = group(1, 1, 1, 0), group(1, 0, 0, 0)
+    assert [stages.keeps(easy, step) for step in (1, 2, 3)] == [True, True, False]
+    assert [stages.keeps(hard, step) for step in (1, 2, 3)] == [False, False, True]
+
+
+def test_the_spread_of_rewards_must_be_large_enough() -> None:
+    """Scores .2 and .4: a deviation of .1."""
+    assert filter_of(min_spread=0.09).keeps(group(0.2, 0.4), step=1)
+    assert not filter_of(min_spread=0.11).keeps(group(0.2, 0.4), step=1)
+
+
+def test_dynamic_sampling_wants_two_different_rewards() -> None:
+    assert Filter(True, None, None).keeps(group(0, 1), step=1)
+    assert not Filter(True, None, None).keeps(group(0, 0, None), step=1)
+    assert Filter(False, None, None).keeps(group(0, 0), step=1)
+
+
+def test_a_prompt_that_is_known_to_be_outside_is_asked_for_again_later() -> None:
+    wanted = filter_of(keep=[0.25, 0.75], again_after=10)
+    assert wanted.asks_for(None, step=5)
+    assert wanted.asks_for(Seen("0110", 4), step=5)
+    assert [wanted.asks_for(Seen("0000", 4), step) for step in (5, 13, 14)] == [False, False, True]
+    assert not filter_of(keep=[0.25, 0.75], again_after=None).asks_for(Seen("0000", 4), step=9_999)
+
+
+def test_only_the_newest_responses_count() -> None:
+    rates = PassRates({"math": 4}, Progress())
+    rates.observe(1, "math", "p", [True, True, True])
+    rates.observe(2, "math", "p", [False, False])
+    rates.observe(2, "other", "p", [True])
+    assert rates.of("math", "p") == Seen("1100", 2)
+    assert rates.of("other", "p") is None
+
+
+def test_a_checkpoint_holds_what_was_trained_on_and_the_rest_is_observed_again() -> None:
+    progress = Progress()
+    rates = PassRates({"math": 8}, progress)
+    for step in (1, 2, 3):
+        rates.observe(step, "math", "p", [True, False])
+    progress.step = 1
+    state = json.loads(json.dumps(rates.state_dict()))
+    later = PassRates({"math": 8}, Progress(step=1))
+    later.load_state_dict(state)
+    assert later.of("math", "p") == Seen("10", 1)
+    for step in (2, 3):
+        later.observe(step, "math", "p", [True, False])
+    assert later.of("math", "p") == rates.of("math", "p") == Seen("101010", 3)
+
+
+def test_recorded_rollouts_of_another_run(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    recorded = [("a", 1.0, False), ("a", 0.0, False), ("b", 1.0, True), ("c", None, False)]
+    lines = [{**rollout(score, prompt=prompt).to_dict(), "greedy": greedy} for prompt, score, greedy in recorded]
+    (folder / "step-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "eval-000001.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    assert list(recorded_outcomes(str(tmp_path), "field", EXACT)) == [("a", True), ("a", False)]
+    with pytest.raises(ConfigError, match="no recorded training rollouts"):
+        recorded_outcomes(str(tmp_path / "elsewhere"), "field", EXACT)

@@ -1,0 +1,154 @@
+"""Steps of several domains: shares, mixing, filters before and after sampling, own limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from burnish.config.domains import domain_settings
+from burnish.config.schema import RlConfig
+from burnish.data.feeds import DomainFeeds, EncodedPrompt
+from burnish.data.shares import Shares
+from burnish.rewards.success import Success
+from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.difficulty import Filter, PassRates
+from burnish.trainers.rl.domains import Domain, Domains
+from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutRequest
+
+
+class Feed:
+    def __init__(self, domain: str, size: int) -> None:
+        self.domain, self.size = domain, size
+
+    def take(self, count: int, position: int) -> list[EncodedPrompt]:
+        return [
+            EncodedPrompt(Prompt(f"{self.domain}{n % self.size}", text="x", domain=self.domain), (1,))
+            for n in range(position, position + count)
+        ]
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, list[str]]] = []
+
+    def generate(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int,
+                 on_finished: OnFinished | None = None) -> list[Rollout]:  # fmt: skip
+        self.calls.append((sampling.max_response_tokens, [request.prompt_id for request in requests]))
+        return [
+            Rollout(r.prompt_id, r.group_id, i, r.prompt_tokens, (5,), (-1.0,), FinishReason.STOP, 0)
+            for r in requests
+            for i in r.sample_indices
+        ]
+
+    def take_metrics(self) -> dict[str, Metric]:
+        return {}
+
+
+class Scorer:
+    """Solves prompts whose number is even, with every second sample of the others."""
+
+    def score(self, items: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
+        scored = []
+        for prompt, rollout in items:
+            score = float(int(prompt.id[-1]) % 2 == 0 or rollout.sample_index % 2 == 0)
+            parts = {"exact": score}
+            scored.append(dataclasses.replace(rollout, reward=score, reward_parts=parts, status=RewardStatus.OK))
+        return scored
+
+    def take_metrics(self) -> dict[str, Metric]:
+        return {}
+
+
+def collector(size: int = 8, **domains: dict[str, Any]) -> tuple[Collector, Engine]:
+    config = RlConfig(
+        model="m",
+        rewards="exact",
+        steps=1_000,
+        domains={name: {"train": "x.jsonl", **settings} for name, settings in domains.items()},
+        rollout={"prompts_per_step": 6, "group_size": 2, "max_response_tokens": 10},
+    )
+    found = domain_settings(config)
+    rates = PassRates({one.name: 8 for one in found if one.difficulty is not None}, Progress())
+    by_name = {
+        one.name: Domain(
+            one,
+            Sampling(max_response_tokens=one.max_response_tokens),
+            Filter(one.dynamic_sampling, one.difficulty, Success({"exact": 1.0})),
+        )
+        for one in found
+    }
+    engine: Any = Engine()
+    scorer: Any = Scorer()
+    shares = Shares([one.shares for one in found], 6)
+    feeds = DomainFeeds(list(by_name), {name: Feed(name, size) for name in by_name}, shares)
+    return Collector(config, Domains(by_name, feeds, rates), engine, scorer, needs_greedy=False), engine
+
+
+def counts(collected: Collected) -> Counter[str]:
+    return Counter(group.prompt.domain for group in collected.groups)
+
+
+def test_each_domain_has_its_share_and_its_own_position() -> None:
+    loop, _ = collector(a={"share": 2}, b={"share": 1})
+    first = loop.collect(1, {}, Stopwatch())
+    second = loop.collect(2, first.positions, Stopwatch())
+    assert counts(first) == counts(second) == {"a": 4, "b": 2}
+    assert (first.positions, second.positions) == ({"a": 4, "b": 2}, {"a": 8, "b": 4})
+    assert [group.prompt.id for group in first.groups] == ["a0", "b0", "a1", "a2", "b1", "a3"]
+    assert first.metrics["domain/a/prompts"].result() == 4
+    assert first.metrics["reward/domain/b"].result() == 0.75  # b0 is solved twice, b1 once
+
+
+def test_domains_have_their_own_limits_and_group_sizes() -> None:
+    loop, engine = collector(a={"max_response_tokens": 3, "group_size": 4}, b={})
+    collected = loop.collect(1, {}, Stopwatch())
+    assert engine.calls == [(3, ["a0", "a1", "a2"]), (10, ["b0", "b1", "b2"])]
+    assert Counter(len(group.rollouts) for group in collected.groups) == {4: 3, 2: 3}
+
+
+def test_refilled_groups_are_of_the_same_domain() -> None:
+    """Prompts with an even number are always solved, so their groups say nothing."""
+    loop, _ = collector(a={"dynamic_sampling": True}, b={})
+    collected = loop.collect(1, {}, Stopwatch())
+    assert sorted(g.prompt.id for g in collected.groups) == ["a1", "a3", "a5", "b0", "b1", "b2"]
+    assert collected.positions == {"a": 6, "b": 3}
+    assert collected.metrics["domain/a/left_out_fraction"].result() == 0.5
+    assert collected.metrics["domain/a/missing"].result() == 0
+
+
+def test_groups_may_be_dropped_instead() -> None:
+    loop, _ = collector(a={"difficulty": {"keep": [0.1, 0.9], "outside": "drop"}}, b={})
+    collected = loop.collect(1, {}, Stopwatch())
+    assert sorted(g.prompt.id for g in collected.groups) == ["a1", "b0", "b1", "b2"]
+    assert collected.metrics["domain/a/missing"].result() == 2
+
+
+def test_prompts_known_to_be_too_easy_are_not_sampled_again() -> None:
+    """Eight prompts, four of them too easy: after one pass only the others are asked for."""
+    loop, engine = collector(a={"difficulty": {"keep": [0.1, 0.9]}})
+    positions: Any = {}
+    for step in (1, 2):
+        positions = loop.collect(step, positions, Stopwatch()).positions
+    engine.calls.clear()
+    collected = loop.collect(3, positions, Stopwatch())
+    assert {int(prompt_id[-1]) % 2 for _, asked in engine.calls for prompt_id in asked} == {1}
+    assert collected.metrics["domain/a/left_out_fraction"].result() == 0
+    assert counts(collected) == {"a": 6}
+
+
+def test_a_domain_without_any_such_prompt_ends_the_search() -> None:
+    loop, _ = collector(a={"difficulty": {"keep": [0.2, 0.3]}}, b={})
+    positions: Any = {}
+    for step in (1, 2, 3, 4):
+        collected = loop.collect(step, positions, Stopwatch())
+        positions = collected.positions
+    assert counts(collected) == {"b": 3}
+    assert collected.metrics["domain/a/missing"].result() == 3
