@@ -125,7 +125,7 @@ def test_rows_without_options_or_answer_have_no_score() -> None:
 @pytest.mark.parametrize(
     ("columns", "answer", "why"),
     [
-        ({"choices": ["x", "y"]}, 2, "2 is no position of 2 options"),
+        ({"choices": ["x", "y"]}, 2, "2 is not a position among the 2 options"),
         ({"choices": ["x", "y"]}, "z", "no label is, and no option reads so; the labels are A, B"),
         ({"choices": ["x", "x"]}, "x", "several options read so"),
         ({"choices": ["x"]}, 0, "needs two or more options"),

@@ -73,11 +73,11 @@ def test_a_response_is_never_an_argument(make: Make) -> None:
 def test_a_status_is_a_verdict_or_an_error(make: Make) -> None:
     reward = make("import sys; sys.exit(int(sys.stdin.read()))", wrong=[1, 3])
     assert [reward(text) for text in ("0", "1", "3")] == [1.0, 0.0, 0.0]
-    with pytest.raises(CheckerError, match="ended with status 2, which is no verdict"):
+    with pytest.raises(CheckerError, match="ended with status 2, which is not a verdict"):
         reward("2")
     with pytest.raises(CheckerError, match="ended by signal 9"):
         make("import os; os.kill(os.getpid(), 9)")("x")
-    with pytest.raises(CheckerError, match=r"status 2, which is no verdict: .*No such file"):
+    with pytest.raises(CheckerError, match=r"status 2, which is not a verdict: .*No such file"):
         Command([sys.executable, "/nowhere/checker.py"], seconds=60.0)("x")
 
 
@@ -87,7 +87,7 @@ def test_the_last_line_is_the_score(make: Make) -> None:
     for text in ("much", "nan", "1.5", "inf", ""):
         with pytest.raises(CheckerError, match=r"number|at most 1"):
             reward(text)
-    with pytest.raises(CheckerError, match="status 1, which is no verdict"):
+    with pytest.raises(CheckerError, match="status 1, which is not a verdict"):
         make("print(1); raise SystemExit(1)", score="stdout")("x")
 
 

@@ -191,13 +191,13 @@ def test_a_row_without_instructions_has_no_score() -> None:
     [
         (["keywords:existance"], [{}], "no instruction 'keywords:existance'; did you mean 'keywords:existence'"),
         (["keywords:existence"], [{}], "needs 'keywords' among its kwargs"),
-        (["keywords:existence"], [{"keywords": "tea"}], "'tea' is no list of texts"),
+        (["keywords:existence"], [{"keywords": "tea"}], "'tea' is not a list of texts"),
         (["punctuation:no_comma"], [{"letter": "a"}], "takes no 'letter'"),
         (["punctuation:no_comma"], [], "one entry for each instruction"),
         (["punctuation:no_comma"], ["x"], "an entry of column 'kwargs' has to be an object"),
         ("no_comma", None, "not valid JSON"),
-        (["detectable_format:number_bullet_lists"], [{"num_bullets": 1.5}], "1.5 is no count"),
-        (["keywords:letter_frequency"], [{"letter": "ab"}], "'ab' is no single letter"),
+        (["detectable_format:number_bullet_lists"], [{"num_bullets": 1.5}], "1.5 is not a count"),
+        (["keywords:letter_frequency"], [{"letter": "ab"}], "'ab' is not a single letter"),
         (
             ["length_constraints:number_words"],
             [{"num_words": 3, "relation": "at most"}],
@@ -212,7 +212,7 @@ def test_rows_that_cannot_be_checked_are_an_error(names: Any, kwargs: Any, why: 
 
 def test_an_unknown_language_is_an_error() -> None:
     pytest.importorskip("langdetect")
-    with pytest.raises(RowError, match="'xx' is no language that can be detected"):
+    with pytest.raises(RowError, match="'xx' is not a language that can be detected"):
         parts("x", ("language:response_language", {"language": "xx"}))
 
 

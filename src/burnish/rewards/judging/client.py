@@ -30,7 +30,7 @@ _FILTERED = ("content_filter", "content_policy", "content management policy")
 
 
 class NoVerdictError(Exception):
-    """There is no verdict on this response, and others are not affected. It is never a number."""
+    """This response got no verdict; others are not affected. A missing verdict is never turned into a number."""
 
     def __init__(self, detail: str, status: RewardStatus = RewardStatus.ERROR) -> None:
         super().__init__(detail)
