@@ -14,7 +14,9 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
+from burnish.trainers.rl.preflight import preview
 from burnish.trainers.telemetry.journal import Journal
 
 
@@ -134,3 +136,31 @@ def test_one_domain_has_the_numbers_of_a_run_without_domains(
         tmp_path / name / "checkpoints" / "step-000003" / "policy" / "model.safetensors" for name in ("plain", "named")
     ]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_domain_without_a_share_is_only_evaluated(
+    tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
+) -> None:
+    """It needs no training data, and no training prompt belongs to it."""
+    domains = {
+        "sums": {"train": str(tiny_task / "train.jsonl"), "rewards": f"{tiny_task / 'reward.py'}:digits"},
+        "unseen": {
+            "share": 0,
+            "eval": str(tiny_task / "eval.jsonl"),
+            "rewards": {"name": "length", "options": {"maximum": 2}},
+            "evaluation": {"success": "length"},
+        },
+    }
+    config = tiny_run(steps=1, data={}, rewards=[], domains=domains, evaluation={"every_steps": 1, "max_prompts": 4})
+    train_rl(config, console=Console(quiet=True))
+    (row,) = [row for row in rows(tmp_path / "run") if row["step"] == 1]
+    assert "eval/domain/unseen/accuracy" in row
+    assert "eval/domain/sums/accuracy" not in row
+
+
+def test_a_reward_for_a_domain_without_prompts_is_refused_before_a_model_loads(
+    tiny_run: Callable[..., RlConfig],
+) -> None:
+    rewards = [{"name": "exact"}, {"name": "math", "domains": ["trian"]}]
+    with pytest.raises(ConfigError, match="for the domain 'trian', but no training prompt belongs to it"):
+        preview(tiny_run(rewards=rewards), None)

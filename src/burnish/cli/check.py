@@ -89,12 +89,14 @@ def _check_domain(
     """Print how the data of a domain were read, how judges agree with humans, and what failed. Returns the number of
     failures."""
     from burnish.config.domains import sources_of
-    from burnish.data.prompts import DomainRows, read_prompts
+    from burnish.data.prompts import DomainRows, check_bound_rewards, read_prompts
 
     name = domain.title("data", split)
     prompts, understandings = read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))
     if not prompts:  # data that domains share, without a row of this one
         return 0
+    if split == "train":
+        check_bound_rewards(config, prompts)
     console.print(f"[bold]{name}[/]")
     for understanding in understandings:
         for line in understanding.lines():

@@ -20,7 +20,7 @@ from burnish.data.rows import Row, reading_row, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
-from burnish.errors import DataError
+from burnish.errors import ConfigError, DataError
 from burnish.types import Message, Prompt
 from burnish.words import suggestion
 
@@ -288,3 +288,24 @@ def read_prompts(
         understanding = loaded.understanding(kept=len(ours), skipped=skipped, changed=changed)
         understandings.append(understanding if of is None else replace(understanding, domain=of.domain))
     return prompts, understandings
+
+
+def check_bound_rewards(config: RlFields, prompts: Sequence[Prompt]) -> None:
+    """ConfigError for a reward bound to a domain that no training prompt belongs to, and for prompts that no reward
+    scores. For runs without a `domains` section, whose domains are those of the rows: with one, the names in the run
+    file have been compared with each other."""
+    if config.domains:
+        return
+    found = {prompt.domain for prompt in prompts}
+    for reward in config.all_rewards:
+        for name in (name for name in reward.domains if name not in found):
+            raise ConfigError(
+                f"reward {reward.log_label!r} is for the domain {name!r}, but no training prompt belongs to it",
+                remedy=suggestion(name, found),
+            )
+    for name in sorted(found):
+        if not any(reward.scores(name) for reward in config.all_rewards):
+            raise ConfigError(
+                f"prompts belong to the domain {name!r}, but no reward is for it",
+                remedy="name it under `domains` of a reward, or leave `domains` of one empty",
+            )

@@ -248,6 +248,15 @@ def test_check_judges_each_reward_and_says_when_none_can_count_as_solved(
     assert "which 'exact' cannot reach: it gives at most 1" in capsys.readouterr().err
 
 
+def test_check_names_a_reward_whose_domain_no_prompt_belongs_to(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "run.yaml", "rewards=[{name: exact, domains: [trian]}]"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "reward 'exact' is for the domain 'trian', but no training prompt belongs to it" in said
+    assert "did you mean 'train'?" in said
+
+
 def test_success_names_a_reward_or_the_nearest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "run.yaml", "evaluation.success=exakt"]) == 2
     said = " ".join(capsys.readouterr().err.split())

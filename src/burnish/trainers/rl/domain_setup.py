@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from burnish.config.domains import DomainSettings, Split, used_domains
-from burnish.config.schema import RewardConfig, RlConfig
+from burnish.config.schema import RlConfig
 from burnish.data.feeds import DomainFeeds, SampledPrompts
 from burnish.data.overlap import Asked
 from burnish.data.prompts import PromptSet
@@ -20,7 +20,6 @@ from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_outcomes
 from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.types import Prompt
-from burnish.words import suggestion
 
 
 def load_domains(
@@ -89,20 +88,3 @@ def build_sampling(config: RlConfig, domain: DomainSettings) -> Sampling:
         stop=domain.stop,
         ignore_eos=rollout.ignore_eos,
     )
-
-
-def check_bound_rewards(rewards: Sequence[RewardConfig], prompts: Sequence[Prompt]) -> None:
-    """ConfigError for a reward bound to a domain that no prompt is of, and for a domain that no reward scores."""
-    found = {prompt.domain for prompt in prompts}
-    for reward in rewards:
-        for name in (name for name in reward.domains if name not in found):
-            raise ConfigError(
-                f"reward {reward.log_label!r} is for the domain {name!r}, which no training prompt is of",
-                remedy=suggestion(name, found),
-            )
-    for name in sorted(found):
-        if not any(reward.scores(name) for reward in rewards):
-            raise ConfigError(
-                f"no reward is for the domain {name!r}, which prompts are of",
-                remedy="name it under `domains` of a reward, or leave `domains` of one empty",
-            )

@@ -14,7 +14,7 @@ from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig, RunConfig, VllmConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.data.overlap import Asked, find_overlap
-from burnish.data.prompts import DomainRows, PromptSet, read_prompts
+from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
 from burnish.data.sources import needs_download
 from burnish.errors import CheckpointError, ConfigError, ModelError
 from burnish.models.folders import check_model_folder, resolve_source
@@ -85,7 +85,10 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     tokenizer = local_tokenizer(config)
     train = _local_prompts(config, "train", tokenizer, context_tokens)
     heldout = _local_prompts(config, "eval", tokenizer, context_tokens)
-    _check_rewards(config, [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)])
+    prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
+    _check_rewards(config, prompts)
+    if train:
+        check_bound_rewards(config, prompts[0])
     twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
     notes = [*twice.lines(), *timing_lines(config), *no_overlap_lines(config), *notes_on(config)]
     return (sum(map(len, train)) if train else None), notes

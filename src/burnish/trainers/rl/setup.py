@@ -14,6 +14,7 @@ from burnish.algorithms.policy_losses import PolicyLossSpec
 from burnish.config.domains import domain_settings
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
+from burnish.data.prompts import check_bound_rewards
 from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -28,7 +29,7 @@ from burnish.trainers.rl.cast import Cast, Inline
 from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.critic_setup import build_value_objective
 from burnish.trainers.rl.domain_credit import DomainCredit
-from burnish.trainers.rl.domain_setup import asked_by, build_domains, check_bound_rewards, load_domains, prompts_of
+from burnish.trainers.rl.domain_setup import asked_by, build_domains, load_domains, prompts_of
 from burnish.trainers.rl.evaluation_setup import build_evaluator
 from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective_setup import objectives
@@ -70,7 +71,7 @@ def open_rl_run(
         for prompts in train.values():
             say(console, prompts.lines())
         scorer.check_prompts(prompts_of(train))
-        check_bound_rewards(config.all_rewards, prompts_of(train))
+        check_bound_rewards(config, prompts_of(train))
         progress = Progress()
         players = stack.enter_context(cast.open_players(config, loaded, paths, console))
         roles, engine = players.roles, players.engine
