@@ -27,12 +27,12 @@ _DECORATION = r"(?:[\s*_\"'`“”‘’()\[\]{}$:#>]|[.-](?!\d)|\\text|\\mathrm
 _NEGATED = re.compile(
     _DECORATION + r"(?:definitely\s|clearly\s|certainly\s)?(?:not|neither|none|never)\b", re.IGNORECASE
 )
-_THINKING = re.compile(r",?\s{0,3}\bI\s(?:think|believe|guess|would\ssay|am\s(?:sure|certain))\b,?")
+_THINKING = r",?\s{0,3}\bI\s(?:think|believe|guess|would\ssay|am\s(?:sure|certain))\b[\s:,*_]{0,6}"
 _HEDGES = (
     "either|both|probably|clearly|definitely|certainly|likely|most|simply|just|obviously|indeed|actually"
     "|therefore|thus|hence|then"
 )
-_LEAD = rf"(?:(?:{_HEDGES}|the|correct|option|choice|letter|answer|number)\b[\s:,*_]{{1,6}}){{0,4}}"
+_LEAD = rf"(?:(?:{_HEDGES}|the|correct|option|choice|letter|answer|number)\b[\s:,*_]{{1,6}}|{_THINKING}){{0,4}}"
 _CONCLUSION = (
     r"(?:(?:so|thus|therefore|hence|then|finally|it'?s|it\sis|i\s(?:choose|pick|select)|(?:my\s)?final\sanswer"
     rf"|{_HEDGES}|the|correct|option|choice|letter|answer)\b[\s:,*_]{{1,6}}){{0,5}}"
@@ -43,7 +43,18 @@ _ENDS = (
     r"(?!\s{1,3}(?!(?:because|since|as|which|and|or|so|but|not|rather|with|for|if|by|due|based|given|from|is|instead"
     r"|in|here|[A-Z])\b)\w)"
 )
-_LINKS = r"\b(?:or|and|to|through|maybe|perhaps|possibly|alternatively|also|even|option|choice|either)\b|[,;/&+|–—-]"
+# What joins names into a list. The full stop is not among it: names after it belong to the next sentence, which says
+# why the others are wrong more often than not.
+_CLOSING = r"[*_\"'`”’)\]}\s]"
+_JOINED = r"\b(?:or|and|to|through|maybe|perhaps|possibly|alternatively|also|even|option|choice|either)\b|[,/&]"
+_VERB = rf"{_CLOSING}{{1,8}}(?:is|are|was|were|isn['’]t|aren['’]t|wasn['’]t|weren['’]t)\b"
+# Before `B is right`: B is one of those of which it is denied or not said. A new clause may say so again.
+_NOT_SAID = re.compile(
+    r"(?:\b(?:none|neither|nor|not|never|if|unless|whether)|n['’]t)\b"
+    r"(?:(?!\b(?:so|but|then|thus|hence|therefore)\b)[^.,;:!?\n]){0,60}\Z",
+    re.IGNORECASE,
+)
+_BEFORE = 100
 
 
 class Choice:
@@ -85,14 +96,17 @@ class _Reader:
         self._question = question
         name = rf"(?:(?i:{_any_of(question.texts, question.labels)}){_ENDS}|{_labels(question.labels)})"
         text = rf"(?i:{_any_of(question.texts, ())})(?!\w)"
+        own = _any_of(question.texts, question.labels)
         label = "|".join(map(re.escape, question.labels))
         self._whole = re.compile(rf"{_DECORATION}(?P<name>(?i:{label})){_DECORATION}")
         self._lead = re.compile(rf"{_DECORATION}(?i:{_LEAD}){_DECORATION}(?P<name>{name})")
-        closing = r"[*_\"'`”’)\]}\s.]"
+        join = rf"(?:{_CLOSING}|{_JOINED}){{1,12}}"
+        self._own_text = re.compile(rf"[.:–—(\-\s*_\"'`“”‘’)\]}}]{{1,12}}(?P<name>(?i:{own})(?!\w))")
         self._next = re.compile(
-            rf"(?:{closing}|{_LINKS}){{1,12}}(?P<name>{name})"
-            rf"|{closing}{{0,12}}\((?:(?:{_LINKS})\s{{1,3}}){{0,3}}(?P<inside>{name})\)"
+            rf"{join}(?P<name>{name})|{_CLOSING}{{0,12}}\((?:(?:{_JOINED})\s{{1,3}}){{0,3}}(?P<inside>{name})\)"
         )
+        self._is_subject = re.compile(rf"(?:{join}(?:{text}|(?:{label})(?!\w))){{0,25}}{_VERB}")
+        self._in_list = re.compile(rf"(?<!\w){name}{join}\Z")
         self._line = re.compile(
             rf"{_DECORATION}(?i:{_CONCLUSION}){_DECORATION}(?P<name>{name}|(?i:{label}))(?:{_DECORATION}(?P<text>{text}))?{_DECORATION}"
         )
@@ -102,25 +116,29 @@ class _Reader:
 
     def statements(self, text: str) -> list[str]:
         """What the text says the answer is, in the order of the text."""
-        patterns = (_PHRASE, _CHOOSE, _HASH, _TAG, _BOX, self._right)
-        found = [(match.start("content"), match["content"]) for kind in patterns for match in kind.finditer(text)]
-        return [content for _, content in sorted(found)]
+        patterns = (_PHRASE, _CHOOSE, _HASH, _TAG, _BOX)
+        found = [match for kind in patterns for match in kind.finditer(text)]
+        found += [match for match in self._right.finditer(text) if not self._is_denied(text, match.start())]
+        return [match["content"] for match in sorted(found, key=lambda match: match.start("content"))]
 
     def named(self, content: str) -> set[int] | None:
         """The options that a statement names at its beginning, as in `B`, `(B) Paris`, `clearly B` or `B or C`. Empty
-        if it says what the answer is not, None if it is about something else."""
+        if it says what the answer is not, None if it is about something else. Names of which something is said, as in
+        `B, because A and C are wrong`, are not part of it."""
         whole = self._whole.fullmatch(content)
         if whole:
             return self._positions(whole["name"])
         if _NEGATED.match(content):
             return set()
-        content = _THINKING.sub(" ", content)
-        match = self._lead.match(content)
-        if match is None:
+        first = self._lead.match(content)
+        if first is None:
             return None
-        found = self._positions(match["name"])
-        while match := self._next.match(content, match.end()):
-            found |= self._positions(match["name"] or match["inside"])
+        found, end = self._positions(first["name"]), first.end()
+        own_text = self._own_text.match(content, end) if first["name"].upper() in self._question.labels else None
+        if own_text and not self._is_subject.match(content, own_text.end()):
+            found, end = found | self._positions(own_text["name"]), own_text.end()
+        while (match := self._next.match(content, end)) and not self._is_subject.match(content, match.end()):
+            found, end = found | self._positions(match["name"] or match["inside"]), match.end()
         return found
 
     def concluded(self, text: str) -> set[int]:
@@ -140,18 +158,24 @@ class _Reader:
             return None
         return self._question.gold if self._question.gold in found else min(found)
 
+    def _is_denied(self, text: str, start: int) -> bool:
+        """Whether what `is right` here is the end of a list, as in `none of A, C, D is right`, or denied."""
+        before = text[max(0, start - _BEFORE) : start]
+        return bool(_NOT_SAID.search(before) or self._in_list.search(before))
+
     def _named_in_line(self, match: re.Match[str]) -> set[int]:
         return self._positions(match["name"]) | (self._positions(match["text"]) if match["text"] else set())
 
     def _positions(self, name: str) -> set[int]:
-        """The option with this label, else those with this text: as it is, or else in upper or lower case."""
+        """The option with this label, else those with this text: as it is, or else in upper or lower case. None for
+        letters that regular expressions take for the same and Unicode's folding does not: `Parıs`."""
         labels, texts = self._question.labels, self._question.texts
         if name in labels:
             return {labels.index(name)}
         name = " ".join(name.split())
         exact = {index for index, text in enumerate(texts) if text == name}
         alike = {index for index, text in enumerate(texts) if text.casefold() == name.casefold()}
-        return exact or alike or {labels.index(name.upper())}
+        return exact or alike or {index for index, label in enumerate(labels) if label == name.upper()}
 
 
 def _any_of(texts: Sequence[str], but: Sequence[str]) -> str:

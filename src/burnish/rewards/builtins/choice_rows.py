@@ -70,6 +70,8 @@ def _options(value: Any, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]
     labels = tuple(label.upper() for label in labels)
     if len(labels) != len(texts) or len(set(labels)) != len(labels) or len(texts) < 2:
         raise RowError(f"column {column!r} needs two or more options, each with a label of its own")
+    if not any(texts):  # all would read alike, and every answer be right
+        raise RowError(f"all options in the column {column!r} are empty; give them their texts")
     return labels, texts
 
 

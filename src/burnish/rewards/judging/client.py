@@ -25,6 +25,8 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 BYTES_PER_TOKEN = 3  # an estimate on the safe side: 4 letters in English, a character in Chinese
 TRANSIENT = frozenset({408, 429})
+OF_ONE_PROMPT = frozenset({400, 413, 422})
+"""What endpoints answer to a prompt that they do not take, and also to a field that they do not know."""
 _TOO_LONG = ("context length", "context_length", "maximum context", "too long", "too many tokens", "max_model_len")
 _FILTERED = ("content_filter", "content_policy", "content management policy")
 
@@ -85,7 +87,9 @@ class ChatClient:
     """An `Endpoint` behind HTTP. It is made and used on the event loop.
 
     Connection errors, timeouts, 408, 429 and 5xx are tried again, with growing pauses and as the endpoint's Retry-After
-    says. Another 4xx stops the run (RewardError), except a prompt that is too long or filtered: that has no verdict.
+    says. Another 4xx stops the run (RewardError), except a prompt that is refused: that has no verdict. A prompt is
+    refused if the endpoint says that it is too long or filtered, or if the same fields were answered before: wordings
+    differ, and no response may stop a run.
     """
 
     options: JudgeOptions
@@ -97,6 +101,8 @@ class ChatClient:
     http: httpx2.AsyncClient
     refusal: RewardError | None = None
     """Set by the first answer that ends the run: nobody else needs to ask."""
+    has_answered: bool = False
+    """Whether the endpoint has taken a request with these fields."""
     _fields: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -168,6 +174,7 @@ class ChatClient:
     def _read(self, response: httpx2.Response, sent: Sent) -> str | _Trouble:
         code = response.status_code
         if code == 200:
+            self.has_answered = True
             return self._content(response, sent)
         reason = self._hidden(f"status {code}: {' '.join(response.text.split())[:300]}")
         if code in TRANSIENT or code >= 500:
@@ -177,6 +184,8 @@ class ChatClient:
             raise NoVerdictError(f"the prompt is too long for the endpoint: {reason}")
         if code == 400 and any(word in said for word in _FILTERED):
             raise NoVerdictError(f"the endpoint filters this prompt: {reason}")
+        if code in OF_ONE_PROMPT and self.has_answered:
+            raise NoVerdictError(f"the endpoint refuses this prompt, and has answered others: {reason}")
         self.refusal = RewardError(
             f"the endpoint of a judge, {self.options.url}, refuses requests: {reason}", remedy=_remedy(code)
         )
@@ -258,6 +267,6 @@ def _remedy(code: int) -> str:
         case 404:
             return "check the options url (up to and with /v1) and model"
         case 400 | 422:
-            return "check the options model and extra: the endpoint does not understand a field of the request"
+            return "check the options model and extra: the endpoint does not understand a field, or refused this prompt"
         case _:
             return "check the option url"

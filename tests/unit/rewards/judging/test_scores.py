@@ -162,6 +162,28 @@ def test_what_one_prompt_cannot_pass_fails_one_response(
     assert stub.requests == 2
 
 
+@pytest.mark.parametrize("said", ["400:Invalid input", "422:flagged by our safety system", "413:Payload Too Large"])
+def test_a_prompt_that_is_refused_after_others_were_answered_stops_no_run(
+    said: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: said if "bad" in prompt else "")
+    scorer = make_scorer(settings(stub))
+    assert scorer.score(make_items(["ok"]))[0].reward == 0.2
+    refused, fine = scorer.score(make_items(["bad", "also"]))
+    assert refused.reward is None
+    assert said[:3] in refused.status_detail
+    assert fine.reward == 0.4
+
+
+def test_a_refusal_of_the_first_prompt_stops_the_run_and_names_both_causes(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "400:Invalid input")
+    with pytest.raises(RewardError) as caught:
+        make_scorer(settings(stub)).score(make_items(["bad"]))
+    assert "does not understand a field, or refused this prompt" in str(caught.value.remedy)
+
+
 def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(
     stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
 ) -> None:
