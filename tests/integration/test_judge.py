@@ -170,7 +170,7 @@ def test_responses_of_rollout_workers_are_judged_as_they_come(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same numbers as in one process, which judges when all are sampled."""
+    """The same numbers as in one process."""
     early: list[int] = []
     begin = Judges.begin_early
 
@@ -194,7 +194,7 @@ def test_responses_of_rollout_workers_are_judged_as_they_come(
         )
         train_in_cluster(config, console=Console(quiet=True))
         found.append(trace(tmp_path / str(workers)))
-        assert sum(early) == (64 if workers else 0)
+        assert sum(early) == 64 * (1 + workers)  # a judge keeps no core busy, so one process asks it early, too
     assert found[0].rollouts == found[1].rollouts
     assert found[0].state == found[1].state
     assert stub.requests <= 128  # nothing is asked twice
