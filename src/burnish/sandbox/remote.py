@@ -110,7 +110,7 @@ class RemoteSandbox:
                 remedy="use `burnish sandbox serve`, or accept that with sandbox.grade: shared",
             )
         program, stdin, nonce = shared.question(job)
-        return shared.verdict(self.output(Program(program, stdin), limits), job, nonce)
+        return shared.verdict(self.output(Program(program, stdin), limits), nonce)
 
     def output(self, job: Program, limits: Limits | None = None) -> Output:
         """Run a program once. SandboxError."""

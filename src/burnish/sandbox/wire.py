@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 _LENGTH = struct.Struct("<I")
 _DEPTH = 200
@@ -112,6 +112,18 @@ def _decode(data: Any, handle: Callable[[Any], object] | None) -> Any:
     if tag == "handle" and handle is not None:
         return handle(content)
     raise NotPlainError(f"unknown tag {tag!r}")
+
+
+class Link(Protocol):
+    """What leads to a candidate: a pipe to its process, or what answers in this one."""
+
+    def send(self, message: Any) -> None:
+        """Raises NotPlainError for one that cannot be sent, and ClosedError."""
+        ...
+
+    def receive(self) -> Any:
+        """The next message. Raises NotPlainError for what is no message, and ClosedError."""
+        ...
 
 
 class Pipe:

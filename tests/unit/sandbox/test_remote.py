@@ -17,7 +17,6 @@ import httpx2
 import pytest
 
 from burnish.errors import SandboxError
-from burnish.sandbox import shared
 from burnish.sandbox.job import (
     AssertTests,
     Case,
@@ -185,20 +184,10 @@ def test_shared_tests_where_they_are_asked_for_by_name(sandbox: Sandbox) -> None
         for name, (job, status, passed) in SHARED.items():
             verdict = remote.run(job)
             assert (verdict.status, verdict.passed, verdict.grade) == (status, passed, "shared"), (name, verdict)
-        with pytest.raises(SandboxError, match="test nothing"):
-            remote.run(AssertTests(DOUBLE, ("def check(c): c(1)",), entry="f"))
+        with pytest.raises(SandboxError, match="do not ask the code for anything"):
+            remote.run(AssertTests(DOUBLE, ("x = 1",)))
         endless = remote.run(FunctionTests("while True: pass", "f", (Case((1,), 2),)), replace(LIMITS, seconds=0.5))
         assert (endless.status, endless.grade) == ("timed_out", "shared")
-
-
-@pytest.mark.parametrize("said", ["", "[]", '["won", 1, ""]', '["passed", 2, ""]', '["passed", true, ""]', "[1"])
-def test_a_nonce_with_another_text_is_no_verdict(said: str) -> None:
-    job = FunctionTests(DOUBLE, "f", (Case((1,), 2),))
-    verdict = shared.verdict(Output(f"\nabc {said}\n", "", 0, 0.1), job, "abc")
-    assert (verdict.status, verdict.passed, verdict.grade) == ("ended", 0, "shared")
-    assert shared.verdict(Output('x\nabc ["passed", 1, ""]\n', "", 0, 0.1), job, "abc").status == "passed"
-    assert shared.verdict(Output('x\nabc ["passed", 1, ""]\n', "", 1, 0.1), job, "abc").status == "ended"
-    assert shared.verdict(Output('x\nabd ["passed", 1, ""]\n', "", 0, 0.1), job, "abc").status == "ended"
 
 
 def test_a_server_of_ours_never_shares(sandbox: Sandbox) -> None:
