@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
@@ -309,9 +309,9 @@ def until(true: Callable[[], bool]) -> None:
 class Scripted(ThreadingHTTPServer):
     """Answers with these statuses, one a request, then with 200; counts requests."""
 
-    def __init__(self, statuses: list[int], body: bytes = b'{"protocol": 1}') -> None:
+    def __init__(self, statuses: list[int], body: bytes, headers: Mapping[str, str]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.statuses, self.body, self.requests = statuses, body, 0
+        self.statuses, self.body, self.headers, self.requests = statuses, body, headers, 0
 
     @property
     def url(self) -> str:
@@ -327,7 +327,8 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 0:
             return self.connection.close()  # in the middle
         self.send_response(status)
-        self.send_header("Content-Length", str(len(self.server.body)))
+        for name, value in {**self.server.headers, "Content-Length": str(len(self.server.body))}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(self.server.body)
 
@@ -335,8 +336,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def scripted(statuses: list[int], body: bytes = b'{"protocol": 1}') -> Iterator[Scripted]:
-    with Scripted(statuses, body) as server:
+def scripted(
+    statuses: list[int], body: bytes = b'{"protocol": 1}', headers: Mapping[str, str] | None = None
+) -> Iterator[Scripted]:
+    with Scripted(statuses, body, headers or {}) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -373,10 +376,51 @@ def test_waits_have_an_end_and_a_name() -> None:
 def test_answers_that_are_none() -> None:
     with scripted([], b"<html>") as server, pytest.raises(SandboxError, match=r"status 200: <html>"):
         RemoteSandbox(server.url)
-    for url in ("localhost:8080", "ftp://host", "http://user:password@host"):
-        with pytest.raises(SandboxError, match="is not the address of a sandbox") as caught:
-            RemoteSandbox(url)
-        assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8080",
+        "ftp://host",
+        "http://user:password@host",
+        "http://user:password@[::1",
+        "http://host:abc",
+        "http://host:99999",
+        "http://host\x00",
+    ],
+)
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(SandboxError, match="is not the address of a sandbox") as caught:
+        RemoteSandbox(url)
+    assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}\n", f" {TOKEN}", f"{TOKEN}\r\nX: 1", f"{TOKEN}\u00e9", f"{TOKEN}\x7f", ""])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) -> None:
+    with scripted([]) as server:
+        with pytest.raises(SandboxError, match=r"cannot be sent(?s:.*)without spaces and line breaks") as caught:
+            RemoteSandbox(server.url, token)
+        assert TOKEN not in str(caught.value)
+        assert server.requests == 0
+
+
+def test_a_request_that_cannot_be_sent_is_not_tried_again_and_its_headers_are_not_shown() -> None:
+    with scripted([]) as server, RemoteSandbox(server.url, TOKEN) as remote:
+        remote._client.headers["Authorization"] = f"Bearer {TOKEN}\n"
+        with pytest.raises(SandboxError, match=r"a request to .* cannot be sent") as caught:
+            remote.output(Program(""))
+        assert TOKEN not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert server.requests == 1  # the one that opened it
+
+
+def test_an_answer_that_cannot_be_unpacked_is_a_failure_that_may_pass() -> None:
+    with (
+        scripted([], headers={"Content-Encoding": "gzip"}) as server,
+        pytest.raises(SandboxError, match=r"within 1 seconds: DecodingError"),
+    ):
+        RemoteSandbox(server.url, wait_seconds=1.0)
 
 
 def test_without_the_server_s_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
