@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -254,6 +254,21 @@ def test_bad_requests_have_a_status_and_a_reason() -> None:
         assert post(f"{url}/run_code", good, Host="example.com").status_code == 403
         assert post(f"{url}/judge", {"job": {}, "limits": {}}).status_code == 422
         assert httpx2.get(f"{url}/run_code", trust_env=False).status_code == 405
+
+
+def test_jobs_are_decoded_where_they_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def decoding(data: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return job_of(data)
+
+    monkeypatch.setattr("burnish.sandbox.server.job_of", decoding)
+    with served(Pretended(), Service(most=MANY)) as url, RemoteSandbox(url, limits=LIMITS) as remote:
+        assert remote.run(JOBS[0]).passed == 1
+        wrong = post(f"{url}/judge", {"job": {"kind": "other", "code": ""}, "limits": asdict(LIMITS)})
+        assert (wrong.status_code, wrong.json()["detail"][:15]) == (422, "kind is 'other'")
+    assert [name.partition("_")[0] for name in threads] == ["sandbox", "sandbox"]
 
 
 def test_a_token_is_asked_of_everyone() -> None:
