@@ -113,14 +113,18 @@ def test_what_no_client_sends_is_refused() -> None:
         with pytest.raises(BadMessageError, match=reason):
             job_of({**job, **change})
     with pytest.raises(BadMessageError, match="no 'seconds'"):
-        limits_of({}, MANY)
-    plain = {name: getattr(LIMITS, name) for name in LIMITS.__dataclass_fields__}
-    assert limits_of(plain, MANY) == LIMITS
-    with pytest.raises(BadMessageError, match=r"limits.memory_mb is 4096, and this server allows up to 2048"):
-        limits_of({**plain, "memory_mb": 4096}, MANY)
-    for broken in ({"seconds": float("nan")}, {"seconds": True}, {"processes": 1.5}, {"files": 0}):
+        limits_of({})
+    plain = asdict(LIMITS)
+    assert limits_of(plain) == LIMITS
+    for broken in (
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"seconds": True},
+        {"processes": 1.5},
+        {"files": 0},
+    ):
         with pytest.raises(BadMessageError):
-            limits_of({**plain, **broken}, MANY)
+            limits_of({**plain, **broken})
     good = {"status": "passed", "passed": 1, "total": 1, "seconds": 1, "detail": "", "grade": "split"}
     assert verdict_of(good) == Verdict("passed", 1, 1, 1.0)
     for broken in ({"passed": 2}, {"status": "won"}, {"grade": "best"}, {"total": "1"}):
@@ -253,6 +257,9 @@ def test_bad_requests_have_a_status_and_a_reason() -> None:
         assert post(f"{url}/run_code", good, **{"Content-Type": "text/plain"}).status_code == 415
         assert post(f"{url}/run_code", good, Host="example.com").status_code == 403
         assert post(f"{url}/judge", {"job": {}, "limits": {}}).status_code == 422
+        more = post(f"{url}/judge", {"job": plain_job(JOBS[0]), "limits": asdict(replace(LIMITS, memory_mb=4096))})
+        assert more.status_code == 422
+        assert more.json()["detail"] == "limits.memory_mb is 4096, and this server allows up to 2048"
         assert httpx2.get(f"{url}/run_code", trust_env=False).status_code == 405
 
 
@@ -350,10 +357,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: object) -> None: ...
 
 
+OURS = json.dumps({"protocol": 1, "limits": asdict(MANY)}).encode()
+
+
 @contextmanager
-def scripted(
-    statuses: list[int], body: bytes = b'{"protocol": 1}', headers: Mapping[str, str] | None = None
-) -> Iterator[Scripted]:
+def scripted(statuses: list[int], body: bytes = OURS, headers: Mapping[str, str] | None = None) -> Iterator[Scripted]:
     with Scripted(statuses, body, headers or {}) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -368,6 +376,31 @@ def test_failures_that_may_pass_are_tried_again() -> None:
     with scripted([500, 429, 0, 503]) as server, RemoteSandbox(server.url) as remote:
         assert remote.is_ours
         assert server.requests == 5
+
+
+def test_limits_that_the_server_does_not_allow_are_found_when_it_is_opened() -> None:
+    with served(Pretended(), Service(most=replace(MANY, seconds=20.0))) as url:
+        with pytest.raises(SandboxError, match=r"seconds is 60, and .* allows up to 20(?s:.*)--most-seconds"):
+            RemoteSandbox(url, limits=LIMITS)
+        with RemoteSandbox(url, limits=replace(LIMITS, seconds=20.0)) as remote:
+            for ask in (remote.run, remote.output):
+                with pytest.raises(SandboxError, match=r"memory_mb is 4096, and .* up to 2048(?s:.*)sandbox.memory_mb"):
+                    ask(JOBS[4], replace(remote.limits, memory_mb=4096))
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"protocol": 2}, r"speaks protocol 2 of /judge, and this Burnish 1(?s:.*)the same version"),
+        ({"protocol": None}, r"speaks protocol None"),
+        ({"protocol": 1}, r"cannot be read: there is no 'seconds'"),
+    ],
+)
+def test_another_protocol_is_not_taken_for_another_kind_of_server(said: dict[str, Any], reason: str) -> None:
+    with scripted([], json.dumps(said).encode()) as server, pytest.raises(SandboxError, match=reason):
+        RemoteSandbox(server.url)
+    with scripted([], b"{}") as server, RemoteSandbox(server.url) as remote:
+        assert not remote.is_ours
 
 
 @pytest.mark.parametrize("status", [400, 403, 422])
