@@ -106,7 +106,7 @@ def serve_sandbox(
 def _token(variable: str | None) -> str | None:
     if variable is None:
         return None
-    token = os.environ.get(variable, "")
+    token = os.environ.get(variable, "").strip()  # as the client does
     if len(token) < _TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
         raise ConfigError(
             f"the environment variable {variable} holds no token",

@@ -22,7 +22,7 @@ import httpx2
 from burnish.errors import SandboxError
 from burnish.sandbox import shared
 from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, Output, Program, ProgramTests, Verdict
-from burnish.sandbox.messages import BadMessageError, output_of, plain_job, verdict_of
+from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, limits_of, output_of, plain_job, verdict_of
 from burnish.sandbox.sandbox import judge_programs
 
 WAIT_SECONDS = 60.0
@@ -42,7 +42,8 @@ class RemoteSandbox:
     of this machine does (grade `split`). Any other is asked for programs only: outputs are compared here. Functions and
     assertions would have to be tested inside the candidate's process there, which only `grade="shared"` allows.
     Connection errors, 429 and 5xx are tried again, with growing random pauses, until the time for the job and
-    `wait_seconds` are over. Raises SandboxError if the server cannot be reached or refuses the token.
+    `wait_seconds` are over. Raises SandboxError if the server cannot be reached, refuses the token, or is one of ours
+    with another protocol or with lower limits.
     """
 
     def __init__(
@@ -54,12 +55,8 @@ class RemoteSandbox:
         limits: Limits | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise SandboxError(
-                f"{parts.scheme}://{parts.hostname} is not the address of a sandbox",
-                remedy="give http://HOST:PORT or https://HOST, and the token by the name of an environment variable",
-            )
+        _check_address(url)
+        _check_token(url, token)
         self.url = url.rstrip("/")
         self.limits = limits or Limits()
         self._grade = grade
@@ -70,10 +67,16 @@ class RemoteSandbox:
             follow_redirects=False,
         )
         try:
-            self.is_ours = self._knows_judge()
+            self._most = self._most_allowed()
+            self._check(self.limits)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server judges whole jobs; any other only runs programs."""
+        return self._most is not None
 
     def __enter__(self) -> RemoteSandbox:
         return self
@@ -90,6 +93,7 @@ class RemoteSandbox:
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
         """Judge a candidate. SandboxError when the server gives no verdict, or the tests cannot run or test nothing."""
         limits = limits or self.limits
+        self._check(limits)
         if self.is_ours:
             answer = self._ask(
                 "POST", "/judge", {"job": plain_job(job), "limits": asdict(limits)}, limits.seconds + self._wait
@@ -110,11 +114,12 @@ class RemoteSandbox:
                 remedy="use `burnish sandbox serve`, or accept that with sandbox.grade: shared",
             )
         program, stdin, nonce = shared.question(job)
-        return shared.verdict(self.output(Program(program, stdin), limits), job, nonce)
+        return shared.verdict(self.output(Program(program, stdin), limits), nonce)
 
     def output(self, job: Program, limits: Limits | None = None) -> Output:
         """Run a program once. SandboxError."""
         limits = limits or self.limits
+        self._check(limits)
         asked = {
             "code": job.code,
             "language": "python",
@@ -132,9 +137,29 @@ class RemoteSandbox:
         with self._reading():
             return output_of(answer)
 
-    def _knows_judge(self) -> bool:
+    def _most_allowed(self) -> Limits | None:
+        """The limits of a server of ours; None for any other."""
         found = self._ask("GET", "/judge", None, min(self._wait, _FIRST_SECONDS), absent=(404, 405))
-        return found.get("protocol") == 1
+        if "protocol" not in found:
+            return None
+        if found["protocol"] != PROTOCOL:
+            raise SandboxError(
+                f"the sandbox {self.url} speaks protocol {found['protocol']!r} of /judge, and this Burnish {PROTOCOL}",
+                remedy="install the same version of Burnish here and there",
+            )
+        with self._reading():
+            return limits_of(found.get("limits"))
+
+    def _check(self, limits: Limits) -> None:
+        """SandboxError for limits above those of the server."""
+        name = "" if self._most is None else exceeded(limits, self._most)
+        if name:
+            raise SandboxError(
+                f"{name} is {getattr(limits, name):g}, and the sandbox {self.url} allows up to "
+                f"{getattr(self._most, name):g}",
+                remedy="lower sandbox.seconds or sandbox.memory_mb, or start the server with larger --most-seconds or "
+                "--most-memory-mb",
+            )
 
     def _ask(
         self, method: str, path: str, asked: object, seconds: float, absent: tuple[int, ...] = ()
@@ -146,7 +171,12 @@ class RemoteSandbox:
             pause = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
             try:
                 status, body, retry_after = self._send(method, path, content, deadline)
-            except httpx2.TransportError as error:
+            except httpx2.LocalProtocolError:  # its text shows the headers, and so the token
+                raise SandboxError(
+                    f"a request to {self.url} cannot be sent: HTTP does not allow its headers or its path",
+                    remedy="check sandbox.url, and the token",
+                ) from None
+            except (httpx2.TransportError, httpx2.DecodingError) as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if status in absent:
@@ -204,3 +234,28 @@ class RemoteSandbox:
             raise SandboxError(
                 f"the sandbox {self.url} gave an answer that cannot be read: {error}", remedy="check sandbox.url"
             ) from error
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        httpx2.URL(url)
+        names_host = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        has_secret = parts.username is not None or parts.password is not None
+    except (ValueError, httpx2.InvalidURL):
+        names_host, has_secret = False, False
+    if not names_host or has_secret:
+        raise SandboxError(
+            f"{url.rpartition('@')[2]!r} is not the address of a sandbox",  # what is before @ may be a password
+            remedy="give http://HOST:PORT or https://HOST, and the token by the name of an environment variable",
+        )
+
+
+def _check_token(url: str, token: str | None) -> None:
+    if token is None:
+        return
+    if not token or token != token.strip() or not token.isascii() or not token.isprintable():
+        raise SandboxError(
+            f"the token for {url} cannot be sent: it is empty, or has characters that a header cannot have",
+            remedy="give the secret alone, without spaces and line breaks around it, in ASCII",
+        )

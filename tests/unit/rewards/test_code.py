@@ -143,6 +143,17 @@ def test_wrong_options_are_refused() -> None:
         Code(url="http://host", token_variable="NO_SUCH")
 
 
+def test_a_line_break_after_a_token_is_not_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = []
+    monkeypatch.setattr("burnish.sandbox.remote.RemoteSandbox", lambda url, token, **_: tokens.append(token))
+    monkeypatch.setenv("MOUNTED", "0123456789abcdef\n")
+    Code(url="http://host", token_variable="MOUNTED")
+    assert tokens == ["0123456789abcdef"]
+    monkeypatch.setenv("MOUNTED", "\n")
+    with pytest.raises(ConfigError, match="the environment variable MOUNTED"):
+        Code(url="http://host", token_variable="MOUNTED")
+
+
 @pytest.fixture(scope="module")
 def made() -> Callable[..., Code]:
     """Makes the reward, on a machine with a tier that confines."""

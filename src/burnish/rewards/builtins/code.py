@@ -77,7 +77,8 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
         return opened(tier, limits=limits)
     if tier != "auto":
         raise ConfigError(f"option tier of reward 'code' is {tier!r}, but programs run at {url}", remedy="remove tier")
-    token = None if token_variable is None else os.environ.get(token_variable)
+    # Secrets that are mounted from files often end with a line break.
+    token = None if token_variable is None else os.environ.get(token_variable, "").strip()
     if token_variable is not None and not token:
         raise ConfigError(
             f"the environment variable {token_variable}, which holds the token of {url}, is not set",
