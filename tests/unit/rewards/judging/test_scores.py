@@ -235,6 +235,28 @@ def test_the_key_goes_into_the_header_and_nowhere_else(
     assert "secret-word" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["secret\nword", "sécret-word", "secret\x7fword"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
+    key: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_JUDGE_KEY", key)
+    with pytest.raises(ConfigError, match="MY_JUDGE_KEY") as caught:
+        make_scorer(settings(stub_judge(by_length(stub_judges)), key_variable="MY_JUDGE_KEY"))
+    assert "cret" not in f"{caught.value} {caught.value.remedy}"
+
+
+def test_no_part_of_a_key_is_shown_where_the_text_is_cut(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "401:" + "x" * 270 + " secret-word"  # 300 characters are shown, of which the last would be "secret"
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: said)
+    monkeypatch.setenv("MY_JUDGE_KEY", "secret-word")
+    with pytest.raises(RewardError) as caught:
+        make_scorer(settings(stub, key_variable="MY_JUDGE_KEY")).score(make_items(["a"]))
+    assert "xxx" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 def test_fields_of_the_request(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
     stub = stub_judge(by_length(stub_judges))
     extra = {"max_tokens": None, "max_completion_tokens": 50, "reasoning_effort": "low"}
