@@ -50,6 +50,8 @@ GOOD = '{"name": "Ada", "age": 36}'
         ('{"name": "Ada", "age": 36, "x": 1}', (1, 0)),
         ('{"name": "Ada", "age": true}', (1, 0)),
         ('{"name": "Ada", "age": NaN}', (0, 0)),
+        ('{"name": "Ada", "age": 1e999}', (0, 0)),
+        ('{"name": "Ada", "age": -1, "age": 36}', (0, 0)),
         (f"It is {GOOD}", (0, 0)),
         (f"{GOOD} {GOOD}", (0, 0)),
         ("", (0, 0)),
@@ -75,6 +77,15 @@ def test_depth_is_limited() -> None:
     assert scores("[" * 65 + "]" * 65, TREE) == (0, 0)
     with pytest.raises(ValueError, match="too deep"):
         read_json("[" * 100_000)
+
+
+def test_numbers_beyond_floats_are_no_multiple_of_a_fraction() -> None:
+    cents = {"type": "number", "multipleOf": 0.01}
+    assert scores("0.02", cents) == (1, 1)
+    assert scores("1" + "0" * 400, cents) == (1, 0)
+    assert scores("1e999", cents) == (0, 0)
+    with pytest.raises(RowError, match="cannot be written as JSON"):
+        JsonSchema()("1", schema={"multipleOf": float("inf")})
 
 
 def test_where_the_schema_is_from() -> None:

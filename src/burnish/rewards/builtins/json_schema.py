@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,10 +63,13 @@ class JsonSchema:
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, as RFC 8259 has it: without NaN and Infinity. ValueError for any other text, and for
-    one with more than `MAX_DEPTH` levels."""
+    """The value of a JSON text, as RFC 8259 has it: without NaN and Infinity, numbers that are read as infinity
+    (`1e999`) included. ValueError for any other text, for an object that has a name twice, since readers disagree on
+    which one counts, and for more than `MAX_DEPTH` levels."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(
+            text, parse_constant=_refuse, parse_float=_finite_number, object_pairs_hook=_without_doubles
+        )
     except RecursionError:
         raise ValueError("too deep") from None
     level = [value]
@@ -86,9 +90,23 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse(text)
+    return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return found
+
+
 def _canonical(schema: Any, column: str) -> str:
     try:
-        return json.dumps(parsed(schema, column), sort_keys=True)
+        return json.dumps(parsed(schema, column), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RowError(f"the schema in {column!r} cannot be written as JSON: {error}") from error
 
@@ -140,5 +158,7 @@ def _check_references(schema: Any, specification: str) -> None:
 def _is_valid(validator: Any, value: Any, column: str) -> bool:
     try:
         return bool(validator.is_valid(value))
+    except OverflowError:  # an integer of hundreds of digits against a multipleOf that is not whole
+        return False
     except RecursionError as error:
         raise RowError(f"the schema in {column!r} refers to itself without end") from error
