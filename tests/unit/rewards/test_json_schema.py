@@ -7,6 +7,8 @@ import socket
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.json_schema import JsonSchema, read_json
@@ -86,6 +88,38 @@ def test_numbers_beyond_floats_are_no_multiple_of_a_fraction() -> None:
     assert scores("1e999", cents) == (0, 0)
     with pytest.raises(RowError, match="cannot be written as JSON"):
         JsonSchema()("1", schema={"multipleOf": float("inf")})
+
+
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [
+        ('[1, 1.0]', 0),
+        ('[1, true, "1", [1], {"a": 1}, null, 0, false]', 1),
+        ('[{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}]', 0),
+        ('[{"a": [1]}, {"a": [true]}]', 1),
+        ('[["a,b"], ["a", "b"]]', 1),
+    ],
+)
+def test_items_are_equal_as_json_has_it(items: str, unique: int) -> None:
+    assert scores(items, {"uniqueItems": True}) == (1, unique)
+    assert scores(items, {"uniqueItems": False}) == (1, 1)
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#", "items": {"$ref": "#/definitions/set"}}
+    assert scores(f"[{items}]", {**draft, "definitions": {"set": {"uniqueItems": True}}}) == (1, unique)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, 0.5]) | st.text("ab", max_size=2),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2),
+        max_leaves=8,
+    )
+)
+def test_uniqueness_is_the_library_s(value: Any) -> None:
+    from jsonschema import Draft202012Validator
+
+    schema = {"uniqueItems": True}
+    assert scores(json.dumps(value), schema) == (1, Draft202012Validator(schema).is_valid(value))
+    assert scores(json.dumps([value, value]), schema) == (1, 0)
 
 
 def test_where_the_schema_is_from() -> None:

@@ -116,7 +116,7 @@ def _validator(text: str) -> Any:
     """A validator for a schema that has been checked, references included. RowError for one that is wrong."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import validator_for
+    from jsonschema.validators import extend, validator_for
     from jsonschema_specifications import REGISTRY
 
     schema = json.loads(text)
@@ -129,8 +129,30 @@ def _validator(text: str) -> Any:
         place = "/".join(map(str, error.absolute_path))
         raise RowError(f"the schema is wrong{' at ' + place if place else ''}: {error.message:.300}") from error
     _check_references(schema, kind.META_SCHEMA["$schema"])
+    # Below a `$schema` the library goes back to its own class.
+    if isinstance(schema, dict):
+        schema.pop("$schema", None)
     # With this registry a reference leads to the schema itself or to the specification; nothing is fetched.
-    return kind(schema, registry=REGISTRY)
+    return extend(kind, {"uniqueItems": _unique_items})(schema, registry=REGISTRY)
+
+
+def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """`uniqueItems` in the time that it takes to write the array down; the library compares each pair of objects."""
+    from jsonschema.exceptions import ValidationError
+
+    if wanted is True and isinstance(instance, list) and len(set(map(_as_text, instance))) < len(instance):
+        yield ValidationError("an item is there twice")
+
+
+def _as_text(value: Any) -> str:
+    """Equal for values that JSON Schema takes for equal: 1 and 1.0, objects in any order, but not 1 and true."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_as_text(value[name])}" for name in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_as_text, value)) + "]"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)
 
 
 def _check_references(schema: Any, specification: str) -> None:
