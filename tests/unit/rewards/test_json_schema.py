@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.json_schema import JsonSchema, read_json
-from burnish.rewards.builtins.reading_rows import RowError, last_block
+from burnish.rewards.builtins.reading_rows import RowError, fenced_blocks, last_block
 from burnish.types import RewardStatus
 
 pytest.importorskip("jsonschema")
@@ -74,6 +74,28 @@ def test_blocks_of_other_languages_are_not_its_json() -> None:
     assert last_block("```json\n1\n```\n```\n2\n```", ("json",)) == "1\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("```json\n1\n```\n```\n2\n```", [("json", "1\n"), ("", "2\n")]),
+        ("``` C++ title=x\n1\n``` That is it.\n2", [("c++", "1\n")]),
+        ("  ```\n  1\n```\n2", [("", "  1\n")]),
+        ('```\n"""\n    ```\n"""\n```', [("", '"""\n    ```\n"""\n')]),
+        ("```\n1\n```python\n2\n```\n3", [("", "1\n```python\n2\n")]),
+        ("```\n1", [("", "1")]),
+        ("``` no end of line", []),
+    ],
+)
+def test_blocks_between_fences(text: str, blocks: list[tuple[str, str]]) -> None:
+    assert fenced_blocks(text) == blocks
+
+
+def test_long_lines_after_a_fence_take_linear_time() -> None:
+    """In quadratic time this test would take minutes."""
+    for line in (" " * 200_000, "a" * 200_000):
+        assert fenced_blocks(f"```{line}") == []
+
+
 def test_depth_is_limited() -> None:
     assert scores("[" * 64 + "]" * 64, TREE) == (1, 1)
     assert scores("[" * 65 + "]" * 65, TREE) == (0, 0)
@@ -93,7 +115,7 @@ def test_numbers_beyond_floats_are_no_multiple_of_a_fraction() -> None:
 @pytest.mark.parametrize(
     ("items", "unique"),
     [
-        ('[1, 1.0]', 0),
+        ("[1, 1.0]", 0),
         ('[1, true, "1", [1], {"a": 1}, null, 0, false]', 1),
         ('[{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}]', 0),
         ('[{"a": [1]}, {"a": [true]}]', 1),

@@ -67,9 +67,7 @@ def read_json(text: str) -> Any:
     (`1e999`) included. ValueError for any other text, for an object that has a name twice, since readers disagree on
     which one counts, and for more than `MAX_DEPTH` levels."""
     try:
-        value = json.loads(
-            text, parse_constant=_refuse, parse_float=_finite_number, object_pairs_hook=_without_doubles
-        )
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite_number, object_pairs_hook=_without_doubles)
     except RecursionError:
         raise ValueError("too deep") from None
     level = [value]

@@ -12,7 +12,7 @@ from burnish.errors import BurnishError, ConfigError
 from burnish.types import Score
 from burnish.words import nearest
 
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAGS = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
 _BEGIN, _END = "<think>", "</think>"
 _EXTRACT = ("auto", "tags", "all")
 
