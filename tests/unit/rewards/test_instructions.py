@@ -273,7 +273,7 @@ def test_an_end_of_a_sentence_is_found_from_any_of_its_marks(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["." * 200_000 + "a", "[" * 200_000, "<<" * 200_000, "e.g. " * 40_000],
-    ids="dots brackets angles letters".split(),
+    ids=["dots", "brackets", "angles", "letters"],
 )
 def test_long_responses_take_linear_time(text: str) -> None:
     """In quadratic time this test would take minutes."""

@@ -54,6 +54,7 @@ GOOD = '{"name": "Ada", "age": 36}'
         ('{"name": "Ada", "age": NaN}', (0, 0)),
         ('{"name": "Ada", "age": 1e999}', (0, 0)),
         ('{"name": "Ada", "age": -1, "age": 36}', (0, 0)),
+        (f"<think>\n```json\n{GOOD}\n```", (0, 0)),
         (f"It is {GOOD}", (0, 0)),
         (f"{GOOD} {GOOD}", (0, 0)),
         ("", (0, 0)),

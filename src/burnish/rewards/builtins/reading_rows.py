@@ -11,6 +11,8 @@ from burnish.errors import ConfigError
 from burnish.words import nearest
 
 _END_OF_THOUGHTS = "</think>"
+# At the beginning of a line: a program or a text may mention the tag.
+_OPEN_THOUGHTS = re.compile(r"^[ \t]*+<think>", re.MULTILINE)
 # The closing fence is not indented deeper than the opening one, so that one inside a docstring does not end the block,
 # and no word touches it. Repeats are possessive, so that a long line takes no quadratic time.
 _FENCE = re.compile(
@@ -57,8 +59,10 @@ def parsed(value: Any, column: str) -> Any:
 
 
 def after_thoughts(response: str) -> str:
-    """The response without what comes before the last `</think>`."""
-    return response.rpartition(_END_OF_THOUGHTS)[2]
+    """The response without what comes before the last `</think>`; empty if it begins to think after that, and does not
+    end: it was cut off before it said anything."""
+    said = response.rpartition(_END_OF_THOUGHTS)[2]
+    return "" if _OPEN_THOUGHTS.search(said) else said
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
