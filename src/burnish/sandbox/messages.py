@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -10,6 +11,8 @@ from burnish.errors import SandboxError
 from burnish.sandbox.job import AssertTests, Case, FunctionTests, Grade, Limits, Output, ProgramTests, Status, Verdict
 from burnish.sandbox.wire import NotPlainError, decode, encode
 
+PROTOCOL = 1
+"""Of `/judge`; the client and the server have to have the same."""
 Job = FunctionTests | AssertTests | ProgramTests
 _KINDS: Mapping[str, type[Job]] = {"functions": FunctionTests, "asserts": AssertTests, "programs": ProgramTests}
 
@@ -56,18 +59,22 @@ def job_of(data: Any) -> Job:
     raise BadMessageError(f"kind is {kind!r}, not one of {', '.join(_KINDS)}")
 
 
-def limits_of(data: Any, most: Limits) -> Limits:
-    """The limits of a message. BadMessageError for one above `most`: nothing is cut in silence."""
+def limits_of(data: Any) -> Limits:
+    """The limits of a message. BadMessageError unless all are there, finite and above 0."""
     found = {}
     for field in dataclasses.fields(Limits):
-        value = (
-            _field(data, field.name, int, float) if isinstance(field.default, float) else _field(data, field.name, int)
-        )
-        least = getattr(most, field.name)
-        if not 0 < value <= least:
-            raise BadMessageError(f"limits.{field.name} is {value:g}, and this server allows up to {least:g}")
+        types = (int, float) if isinstance(field.default, float) else (int,)
+        value = _field(data, field.name, *types)
+        if not 0 < value < math.inf:
+            raise BadMessageError(f"limits.{field.name} is {value:g}")
         found[field.name] = value
     return Limits(**found)
+
+
+def exceeded(limits: Limits, most: Limits) -> str:
+    """The name of the first limit that is above `most`; "" if none is."""
+    names = [field.name for field in dataclasses.fields(Limits)]
+    return next((name for name in names if getattr(limits, name) > getattr(most, name)), "")
 
 
 def verdict_of(data: Any) -> Verdict:

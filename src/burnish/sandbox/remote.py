@@ -22,7 +22,7 @@ import httpx2
 from burnish.errors import SandboxError
 from burnish.sandbox import shared
 from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, Output, Program, ProgramTests, Verdict
-from burnish.sandbox.messages import BadMessageError, output_of, plain_job, verdict_of
+from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, limits_of, output_of, plain_job, verdict_of
 from burnish.sandbox.sandbox import judge_programs
 
 WAIT_SECONDS = 60.0
@@ -42,7 +42,8 @@ class RemoteSandbox:
     of this machine does (grade `split`). Any other is asked for programs only: outputs are compared here. Functions and
     assertions would have to be tested inside the candidate's process there, which only `grade="shared"` allows.
     Connection errors, 429 and 5xx are tried again, with growing random pauses, until the time for the job and
-    `wait_seconds` are over. Raises SandboxError if the server cannot be reached or refuses the token.
+    `wait_seconds` are over. Raises SandboxError if the server cannot be reached, refuses the token, or is one of ours
+    with another protocol or with lower limits.
     """
 
     def __init__(
@@ -70,10 +71,16 @@ class RemoteSandbox:
             follow_redirects=False,
         )
         try:
-            self.is_ours = self._knows_judge()
+            self._most = self._most_allowed()
+            self._check(self.limits)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server judges whole jobs; any other only runs programs."""
+        return self._most is not None
 
     def __enter__(self) -> RemoteSandbox:
         return self
@@ -90,6 +97,7 @@ class RemoteSandbox:
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
         """Judge a candidate. SandboxError when the server gives no verdict, or the tests cannot run or test nothing."""
         limits = limits or self.limits
+        self._check(limits)
         if self.is_ours:
             answer = self._ask(
                 "POST", "/judge", {"job": plain_job(job), "limits": asdict(limits)}, limits.seconds + self._wait
@@ -115,6 +123,7 @@ class RemoteSandbox:
     def output(self, job: Program, limits: Limits | None = None) -> Output:
         """Run a program once. SandboxError."""
         limits = limits or self.limits
+        self._check(limits)
         asked = {
             "code": job.code,
             "language": "python",
@@ -132,9 +141,29 @@ class RemoteSandbox:
         with self._reading():
             return output_of(answer)
 
-    def _knows_judge(self) -> bool:
+    def _most_allowed(self) -> Limits | None:
+        """The limits of a server of ours; None for any other."""
         found = self._ask("GET", "/judge", None, min(self._wait, _FIRST_SECONDS), absent=(404, 405))
-        return found.get("protocol") == 1
+        if "protocol" not in found:
+            return None
+        if found["protocol"] != PROTOCOL:
+            raise SandboxError(
+                f"the sandbox {self.url} speaks protocol {found['protocol']!r} of /judge, and this Burnish {PROTOCOL}",
+                remedy="install the same version of Burnish here and there",
+            )
+        with self._reading():
+            return limits_of(found.get("limits"))
+
+    def _check(self, limits: Limits) -> None:
+        """SandboxError for limits above those of the server."""
+        name = "" if self._most is None else exceeded(limits, self._most)
+        if name:
+            raise SandboxError(
+                f"{name} is {getattr(limits, name):g}, and the sandbox {self.url} allows up to "
+                f"{getattr(self._most, name):g}",
+                remedy="lower sandbox.seconds or sandbox.memory_mb, or start the server with larger --most-seconds or "
+                "--most-memory-mb",
+            )
 
     def _ask(
         self, method: str, path: str, asked: object, seconds: float, absent: tuple[int, ...] = ()

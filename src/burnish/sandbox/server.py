@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.errors import SandboxError
 from burnish.sandbox.job import Limits, Output, Program, Runner
-from burnish.sandbox.messages import BadMessageError, job_of, limits_of
+from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-PROTOCOL = 1
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LANGUAGE = "python"
 _DEFAULT_SECONDS = 10.0  # SandboxFusion's
@@ -143,8 +142,14 @@ class _Desk:
         """The verdict on a job; `error` and `remedy` if there is none."""
         asked = await self._body(request)
         try:
+<<<<<<< Updated upstream
             job = job_of(asked.get("job"))
             limits = limits_of(asked.get("limits"), self._service.most)
+=======
+            limits = self._limits(asked.get("limits"))
+            # Large values take a while to decode: in a thread, so that the others are answered meanwhile.
+            verdict = await self._in_turn(lambda: self._sandbox.run(job_of(asked.get("job")), limits))
+>>>>>>> Stashed changes
         except BadMessageError as error:
             raise RefusedError(422, str(error)) from error
         try:
@@ -152,6 +157,16 @@ class _Desk:
         except SandboxError as error:
             return {"error": error.message, "remedy": error.remedy}
         return {"verdict": asdict(verdict)}
+
+    def _limits(self, asked: Any) -> Limits:
+        """BadMessageError for limits above those of this server: nothing is cut in silence."""
+        limits, most = limits_of(asked), self._service.most
+        name = exceeded(limits, most)
+        if name:
+            raise BadMessageError(
+                f"limits.{name} is {getattr(limits, name):g}, and this server allows up to {getattr(most, name):g}"
+            )
+        return limits
 
     async def run_code(self, request: Request) -> dict[str, Any]:
         """SandboxFusion's answer for one program."""

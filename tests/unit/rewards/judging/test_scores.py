@@ -203,6 +203,20 @@ def test_a_slow_answer_is_a_timeout_of_its_response(
     assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.TIMEOUT]
 
 
+@pytest.mark.parametrize(
+    "usage", [None, [], {"prompt_tokens": None}, {"prompt_tokens": float("inf"), "completion_tokens": "7"}]
+)
+def test_a_broken_report_of_tokens_costs_no_answer(
+    usage: Any, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    stub.usage = usage
+    scorer = make_scorer(settings(stub))
+    assert scorer.score(make_items(["abc"]))[0].reward == 0.3
+    assert stub.requests == 1
+    assert scorer.take_metrics()["judge/tokens_in"].result() == 0.0
+
+
 def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
     answers = iter(["Seven out of ten!", '{"score": 7}', "Seven!", '{"score": 70}'])
     stub = stub_judge(lambda messages: next(answers))
