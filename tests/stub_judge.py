@@ -32,6 +32,8 @@ class StubJudge:
 
     def __init__(self, rule: Rule, fault: Fault | None = None, *, slow_seconds: float = 0.05) -> None:
         self.rule, self.fault, self.slow_seconds = rule, fault or (lambda count, prompt: ""), slow_seconds
+        self.usage: Any = {"prompt_tokens": 100, "completion_tokens": 10}
+        self.finish_reason = "stop"
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.faults: Counter[str] = Counter()
@@ -110,8 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(int(code), {"error": {"message": said}}, {})
             return
         content = "I would rather talk about the weather." if fault == "nonsense" else self.stub.rule(body["messages"])
-        usage = {"prompt_tokens": 100, "completion_tokens": 10}
-        self._send(200, {"choices": [{"message": {"content": content}}], "usage": usage}, {})
+        choice = {"message": {"content": content}, "finish_reason": self.stub.finish_reason}
+        self._send(200, {"choices": [choice], "usage": self.stub.usage}, {})
 
     def _send(self, code: int, data: dict[str, Any], headers: dict[str, str]) -> None:
         encoded = json.dumps(data).encode()

@@ -98,6 +98,7 @@ STATED = [
     ("the answer is romeo", NONE),
     ("The answer is ABCD", NONE),
     ("I have no idea", NONE),
+    ("<think>The answer is B", NONE),
     ("", NONE),
 ]
 

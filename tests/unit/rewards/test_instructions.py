@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.instruction_checks import INSTRUCTIONS
 from burnish.rewards.builtins.instructions import Instructions, variants
 from burnish.rewards.builtins.reading_rows import RowError
-from burnish.rewards.builtins.sentences import count_sentences, words_as_printed
+from burnish.rewards.builtins.sentences import _END, count_sentences, words_as_printed
 
 # name, arguments, texts that follow it, texts that do not
 TABLE: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
@@ -247,3 +250,33 @@ def test_words() -> None:
     assert words_as_printed("I'm in the U.S. and DON'T \"GO\" -- ALL-CAPS A/B end.") == [
         *("I", "'m", "in", "the", "U.S.", "and", "DO", "N'T", "GO", "ALL-CAPS", "A/B", "end"),
     ]
+
+
+@given(st.text(alphabet="[]<> a\n*", max_size=30))
+def test_placeholders_and_titles_are_what_the_published_expressions_find(text: str) -> None:
+    """The published ones take quadratic time."""
+    placeholders = len(re.findall(r"\[.*?\]", text))
+    for count in (placeholders, placeholders + 1):
+        holds = INSTRUCTIONS["detectable_content:number_placeholders"].follows(text, count)
+        assert holds == (placeholders >= count)
+    titles = re.findall(r"<<([^\n]+)>>", text)
+    assert INSTRUCTIONS["detectable_format:title"].follows(text) == any(title.strip("<> ") for title in titles)
+
+
+@given(st.text(alphabet='.!?") a\n', max_size=30))
+def test_an_end_of_a_sentence_is_found_from_any_of_its_marks(text: str) -> None:
+    """Not trying again from the second mark of a run loses none."""
+    plain = re.compile(r"[.!?…]+[\"'”’»)\]*_]*(?=\s|$)")
+    assert [match.span() for match in _END.finditer(text)] == [match.span() for match in plain.finditer(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["." * 200_000 + "a", "[" * 200_000, "<<" * 200_000, "e.g. " * 40_000],
+    ids=["dots", "brackets", "angles", "letters"],
+)
+def test_long_responses_take_linear_time(text: str) -> None:
+    """In quadratic time this test would take minutes."""
+    assert count_sentences(text) <= 1
+    assert not INSTRUCTIONS["detectable_content:number_placeholders"].follows(text, 1)
+    assert not INSTRUCTIONS["detectable_format:title"].follows(text)

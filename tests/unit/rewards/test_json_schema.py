@@ -7,10 +7,12 @@ import socket
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.json_schema import JsonSchema, read_json
-from burnish.rewards.builtins.reading_rows import RowError, last_block
+from burnish.rewards.builtins.reading_rows import RowError, fenced_blocks, last_block
 from burnish.types import RewardStatus
 
 pytest.importorskip("jsonschema")
@@ -50,6 +52,9 @@ GOOD = '{"name": "Ada", "age": 36}'
         ('{"name": "Ada", "age": 36, "x": 1}', (1, 0)),
         ('{"name": "Ada", "age": true}', (1, 0)),
         ('{"name": "Ada", "age": NaN}', (0, 0)),
+        ('{"name": "Ada", "age": 1e999}', (0, 0)),
+        ('{"name": "Ada", "age": -1, "age": 36}', (0, 0)),
+        (f"<think>\n```json\n{GOOD}\n```", (0, 0)),
         (f"It is {GOOD}", (0, 0)),
         (f"{GOOD} {GOOD}", (0, 0)),
         ("", (0, 0)),
@@ -70,11 +75,74 @@ def test_blocks_of_other_languages_are_not_its_json() -> None:
     assert last_block("```json\n1\n```\n```\n2\n```", ("json",)) == "1\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("```json\n1\n```\n```\n2\n```", [("json", "1\n"), ("", "2\n")]),
+        ("``` C++ title=x\n1\n``` That is it.\n2", [("c++", "1\n")]),
+        ("  ```\n  1\n```\n2", [("", "  1\n")]),
+        ('```\n"""\n    ```\n"""\n```', [("", '"""\n    ```\n"""\n')]),
+        ("```\n1\n```python\n2\n```\n3", [("", "1\n```python\n2\n")]),
+        ("```\n1", [("", "1")]),
+        ("``` no end of line", []),
+    ],
+)
+def test_blocks_between_fences(text: str, blocks: list[tuple[str, str]]) -> None:
+    assert fenced_blocks(text) == blocks
+
+
+def test_long_lines_after_a_fence_take_linear_time() -> None:
+    """In quadratic time this test would take minutes."""
+    for line in (" " * 200_000, "a" * 200_000):
+        assert fenced_blocks(f"```{line}") == []
+
+
 def test_depth_is_limited() -> None:
     assert scores("[" * 64 + "]" * 64, TREE) == (1, 1)
     assert scores("[" * 65 + "]" * 65, TREE) == (0, 0)
     with pytest.raises(ValueError, match="too deep"):
         read_json("[" * 100_000)
+
+
+def test_numbers_beyond_floats_are_no_multiple_of_a_fraction() -> None:
+    cents = {"type": "number", "multipleOf": 0.01}
+    assert scores("0.02", cents) == (1, 1)
+    assert scores("1" + "0" * 400, cents) == (1, 0)
+    assert scores("1e999", cents) == (0, 0)
+    with pytest.raises(RowError, match="cannot be written as JSON"):
+        JsonSchema()("1", schema={"multipleOf": float("inf")})
+
+
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [
+        ("[1, 1.0]", 0),
+        ('[1, true, "1", [1], {"a": 1}, null, 0, false]', 1),
+        ('[{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}]', 0),
+        ('[{"a": [1]}, {"a": [true]}]', 1),
+        ('[["a,b"], ["a", "b"]]', 1),
+    ],
+)
+def test_items_are_equal_as_json_has_it(items: str, unique: int) -> None:
+    assert scores(items, {"uniqueItems": True}) == (1, unique)
+    assert scores(items, {"uniqueItems": False}) == (1, 1)
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#", "items": {"$ref": "#/definitions/set"}}
+    assert scores(f"[{items}]", {**draft, "definitions": {"set": {"uniqueItems": True}}}) == (1, unique)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, 0.5]) | st.text("ab", max_size=2),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2),
+        max_leaves=8,
+    )
+)
+def test_uniqueness_is_the_library_s(value: Any) -> None:
+    from jsonschema import Draft202012Validator
+
+    schema = {"uniqueItems": True}
+    assert scores(json.dumps(value), schema) == (1, Draft202012Validator(schema).is_valid(value))
+    assert scores(json.dumps([value, value]), schema) == (1, 0)
 
 
 def test_where_the_schema_is_from() -> None:

@@ -38,6 +38,9 @@ def row(task: str, **item: Any) -> dict[str, Any]:
         ("1 + 2 is 3</think>3", "3", None, "3"),
         ("<think>1 + 2 is 3", None, None, None),
         ("<think>3</think> ", None, None, None),
+        ("<think>1</think>\n<think>3", None, None, None),
+        ("The tag is `<think>`", "The tag is `<think>`", None, "The tag is `<think>`"),
+        ("<answer>4 <answer>3</answer>", "3", "3", "<answer>4 <answer>3</answer>"),
         ("<answer> </answer>", None, None, "<answer> </answer>"),
     ],
 )

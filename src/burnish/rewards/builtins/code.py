@@ -9,14 +9,12 @@ from typing import Any, Literal
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import Task, TestsError, task_of_row
-from burnish.rewards.builtins.reading_rows import after_thoughts, check_word
+from burnish.rewards.builtins.reading_rows import after_thoughts, check_word, fenced_blocks
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import Grade, Limits, Runner
 from burnish.sandbox.trial import opened
 from burnish.types import Score
 
-# The closing fence has the indentation of the opening one, so that one inside a docstring does not end the block.
-_FENCE = re.compile(r"^([ \t]*)```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^\1```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _PYTHON = ("python", "py", "python3")
 _FUTURE = re.compile(r"^from __future__ import [^\n]*\n?", re.MULTILINE)
 _SCORES = ("all", "fraction")
@@ -93,11 +91,12 @@ def program(response: str, task: Task) -> str:
     """The code that a response means, after its thoughts: its last block marked as Python that defines what the tests
     call, else its last such block, else the same of blocks that are not marked, else the whole response. What does not
     define it continues the row's beginning of a program."""
-    found = [(language.lower(), dedent(block)) for _, language, block in _FENCE.findall(after_thoughts(response))]
+    text = after_thoughts(response)
+    found = [(language, dedent(block)) for language, block in fenced_blocks(text)]
     marked = [block for language, block in found if language in _PYTHON]
     blocks = marked or [block for language, block in found if not language]
     defining = [block for block in blocks if task.is_defined_in(block)]
-    code = (defining or blocks or [after_thoughts(response)])[-1]
+    code = (defining or blocks or [text])[-1]
     if task.beginning is None or task.is_defined_in(code):
         return joined(task.header, code)
     return task.beginning + code

@@ -134,7 +134,8 @@ def _first_word(response: str, num_paragraphs: int, nth_paragraph: int, first_wo
 
 
 def _placeholders(response: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[[^\n]*?\]", response)) >= num_placeholders
+    # A bracket without its end is found, too, so that what follows it is not searched once for each bracket in it.
+    return sum(map(bool, re.findall(r"\[[^\]\n]*+(\]?)", response))) >= num_placeholders
 
 
 def _postscript(response: str, postscript_marker: str) -> bool:
@@ -171,7 +172,8 @@ def _json_format(response: str) -> bool:
 
 
 def _title(response: str) -> bool:
-    return any(title.strip("<> \t") for title in re.findall(r"<<([^\n]+)>>", response))
+    """Between the first `<<` and the last `>>` of a line."""
+    return any(line.partition("<<")[2].rpartition(">>")[0].strip("<> \t") for line in response.split("\n"))
 
 
 def _two_responses(response: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,10 +63,11 @@ class JsonSchema:
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, as RFC 8259 has it: without NaN and Infinity. ValueError for any other text, and for
-    one with more than `MAX_DEPTH` levels."""
+    """The value of a JSON text, as RFC 8259 has it: without NaN and Infinity, numbers that are read as infinity
+    (`1e999`) included. ValueError for any other text, for an object that has a name twice, since readers disagree on
+    which one counts, and for more than `MAX_DEPTH` levels."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite_number, object_pairs_hook=_without_doubles)
     except RecursionError:
         raise ValueError("too deep") from None
     level = [value]
@@ -86,9 +88,23 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse(text)
+    return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return found
+
+
 def _canonical(schema: Any, column: str) -> str:
     try:
-        return json.dumps(parsed(schema, column), sort_keys=True)
+        return json.dumps(parsed(schema, column), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RowError(f"the schema in {column!r} cannot be written as JSON: {error}") from error
 
@@ -98,7 +114,7 @@ def _validator(text: str) -> Any:
     """A validator for a schema that has been checked, references included. RowError for one that is wrong."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import validator_for
+    from jsonschema.validators import extend, validator_for
     from jsonschema_specifications import REGISTRY
 
     schema = json.loads(text)
@@ -111,8 +127,30 @@ def _validator(text: str) -> Any:
         place = "/".join(map(str, error.absolute_path))
         raise RowError(f"the schema is wrong{' at ' + place if place else ''}: {error.message:.300}") from error
     _check_references(schema, kind.META_SCHEMA["$schema"])
+    # Below a `$schema` the library goes back to its own class.
+    if isinstance(schema, dict):
+        schema.pop("$schema", None)
     # With this registry a reference leads to the schema itself or to the specification; nothing is fetched.
-    return kind(schema, registry=REGISTRY)
+    return extend(kind, {"uniqueItems": _unique_items})(schema, registry=REGISTRY)
+
+
+def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """`uniqueItems` in the time that it takes to write the array down; the library compares each pair of objects."""
+    from jsonschema.exceptions import ValidationError
+
+    if wanted is True and isinstance(instance, list) and len(set(map(_as_text, instance))) < len(instance):
+        yield ValidationError("an item is there twice")
+
+
+def _as_text(value: Any) -> str:
+    """Equal for values that JSON Schema takes for equal: 1 and 1.0, objects in any order, but not 1 and true."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_as_text(value[name])}" for name in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_as_text, value)) + "]"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)
 
 
 def _check_references(schema: Any, specification: str) -> None:
@@ -140,5 +178,7 @@ def _check_references(schema: Any, specification: str) -> None:
 def _is_valid(validator: Any, value: Any, column: str) -> bool:
     try:
         return bool(validator.is_valid(value))
+    except OverflowError:  # an integer of hundreds of digits against a multipleOf that is not whole
+        return False
     except RecursionError as error:
         raise RowError(f"the schema in {column!r} refers to itself without end") from error

@@ -11,7 +11,13 @@ from burnish.errors import ConfigError
 from burnish.words import nearest
 
 _END_OF_THOUGHTS = "</think>"
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+# At the beginning of a line: a program or a text may mention the tag.
+_OPEN_THOUGHTS = re.compile(r"^[ \t]*+<think>", re.MULTILINE)
+# The closing fence is not indented deeper than the opening one, so that one inside a docstring does not end the block,
+# and no word touches it. Repeats are possessive, so that a long line takes no quadratic time.
+_FENCE = re.compile(
+    r"^([ \t]*+)```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^(?!\1[ \t])[ \t]*+```(?=\s|\Z)|\Z)", re.DOTALL | re.MULTILINE
+)
 
 
 class RowError(Exception):
@@ -53,14 +59,22 @@ def parsed(value: Any, column: str) -> Any:
 
 
 def after_thoughts(response: str) -> str:
-    """The response without what comes before the last `</think>`."""
-    return response.rpartition(_END_OF_THOUGHTS)[2]
+    """The response without what comes before the last `</think>`; empty if it begins to think after that, and does not
+    end: it was cut off before it said anything."""
+    said = response.rpartition(_END_OF_THOUGHTS)[2]
+    return "" if _OPEN_THOUGHTS.search(said) else said
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """The language (in lower case; empty for none) and the content of each block between fences (```), in the order of
+    the text. The last one may lack its closing fence."""
+    return [(language.lower(), block) for _, language, block in _FENCE.findall(text)]
 
 
 def last_block(response: str, languages: Sequence[str]) -> str:
     """After the thoughts of a response: its last block marked with one of these languages, else its last block that is
     not marked, else all of it."""
     text = after_thoughts(response)
-    blocks = [(language.lower(), block) for language, block in _FENCE.findall(text)]
+    blocks = fenced_blocks(text)
     marked = [block for language, block in blocks if language in languages]
     return (marked or [block for language, block in blocks if not language] or [text])[-1]

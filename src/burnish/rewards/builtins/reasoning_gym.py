@@ -9,11 +9,10 @@ from typing import Any, Literal
 from burnish.config.names import PUZZLES, UNSOUND_PUZZLES
 from burnish.data.puzzles import Puzzle, Scorer, known_tasks
 from burnish.errors import BurnishError, ConfigError
+from burnish.rewards.builtins.reading_rows import after_thoughts, check_word
 from burnish.types import Score
-from burnish.words import nearest
 
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_BEGIN, _END = "<think>", "</think>"
+_TAGS = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
 _EXTRACT = ("auto", "tags", "all")
 
 
@@ -26,12 +25,12 @@ class ReasoningGym:
     """
 
     def __init__(self, extract: Literal["auto", "tags", "all"] = "auto", allow: Sequence[str] = ()) -> None:
-        _check_word("extract", extract, _EXTRACT)
+        check_word(PUZZLES, "extract", extract, _EXTRACT)
         if isinstance(allow, str):
             raise ConfigError(f"option allow of reward {PUZZLES!r} is a text", remedy=f"give a list: allow: [{allow}]")
         self._score = Scorer()
         for task in allow:
-            _check_word("allow", task, tuple(known_tasks()))
+            check_word(PUZZLES, "allow", task, tuple(known_tasks()))
         self._extract = extract
         self._refused = UNSOUND_PUZZLES.keys() - set(allow)
 
@@ -64,17 +63,8 @@ class ReasoningGym:
 def answer_of(response: str, extract: str) -> str | None:
     """The answer in a response: after its thoughts, what is in its last `<answer>` tags, or all of it. None if it has
     not ended its thoughts, has no tags where they are asked for, or says nothing."""
-    _, ended, said = response.rpartition(_END)
-    if not ended and _BEGIN in response:
-        return None
+    said = after_thoughts(response)
     found = _TAGS.findall(said) if extract != "all" else []
     if extract == "tags" and not found:
         return None
     return (found[-1] if found else said).strip() or None
-
-
-def _check_word(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        near = nearest(value, known)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(f"option {option} of reward {PUZZLES!r} is {value!r}", remedy=f"{hint}use {', '.join(known)}")

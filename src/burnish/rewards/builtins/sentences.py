@@ -12,7 +12,9 @@ _BEFORE_NUMBERS = {
 # fmt: on
 # These end a sentence as often as not: the case of the next letter decides, as after letters such as those of e.g.
 _EITHER = {"etc", "al", "cf", "inc", "ltd", "co", "corp", "jr", "sr", "approx", "dept", "est"}
-_END = re.compile(r"(?P<mark>[.!?…]+)[\"'”’»)\]*_]*(?=\s|$)|[。！？]+[”’」』）]*")
+# From the first mark of a run, and never again from a later one: a thousand dots take no longer than a thousand words.
+_END = re.compile(r"(?<![.!?…])(?P<mark>[.!?…]++)[\"'”’»)\]*_]*+(?=\s|$)|[。！？]+[”’」』）]*")
+_WORD = re.compile(r"\w")
 _WORD_BEFORE = re.compile(r"[^\s\"'“‘(\[]*$")
 _NEXT = re.compile(r"[\s\"'“‘«(\[*_]*(\w?)")
 _LIST_MARKER = re.compile(r"(?:^|\n)[ \t]*\(?(?:\d{1,3}|[A-Za-z])$")
@@ -28,11 +30,11 @@ def count_sentences(text: str) -> int:
     a list, and the end of a line is not the end of a sentence. Words left over at the end are one, too."""
     count = start = 0
     for match in _END.finditer(text):
-        if re.search(r"\w", text[start : match.start()]) is None:
+        if _WORD.search(text, start, match.start()) is None:
             start = match.end()
         elif _ends_sentence(text, match):
             count, start = count + 1, match.end()
-    return count + (re.search(r"\w", text[start:]) is not None)
+    return count + (_WORD.search(text, start) is not None)
 
 
 def words_as_printed(text: str) -> list[str]:

@@ -176,7 +176,8 @@ class ChatClient:
         if code == 200:
             self.has_answered = True
             return self._content(response, sent)
-        reason = self._hidden(f"status {code}: {' '.join(response.text.split())[:300]}")
+        # Masked before it is cut: a part of the key is no longer recognised.
+        reason = f"status {code}: {' '.join(self._hidden(response.text).split())[:300]}"
         if code in TRANSIENT or code >= 500:
             return _Trouble(reason, retry_after(response.headers.get("Retry-After")))
         said = response.text.casefold()
@@ -220,7 +221,8 @@ class ChatClient:
 
 
 def read_key(options: JudgeOptions) -> str | None:
-    """The key of the endpoint. ConfigError if its variable is not set."""
+    """The key of the endpoint. ConfigError, which does not show it, if its variable is not set or no header can hold
+    what it is set to."""
     name = options.key_variable
     if name is None:
         return None
@@ -229,6 +231,12 @@ def read_key(options: JudgeOptions) -> str | None:
         raise ConfigError(
             f"option key_variable of reward 'judge' names {name}, which is not set",
             remedy=f"export {name}=... where the run is started; the option holds its name, not the key",
+        )
+    if not (key.isascii() and key.isprintable()):  # the HTTP library would repeat it in its own error
+        raise ConfigError(
+            f"the environment variable {name}, which holds the key of a judge, has a line break or other characters "
+            "that a key cannot have",
+            remedy="export the key alone, on one line and in ASCII",
         )
     return key
 

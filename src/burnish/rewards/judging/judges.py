@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -52,7 +52,8 @@ class Bench:
 
 
 class Judges:
-    """All rewards `judge` of a run. Use it from one thread at a time; what is asked runs on a thread of its own."""
+    """All rewards `judge` of a run. Use it from one thread at a time; what is asked runs on a thread of its own, and
+    models of this process answer on another one."""
 
     def __init__(self, specs: Sequence[RewardSpec], open_model: OpenModel | None = None, clock: Clock = CLOCK) -> None:
         """Reads options, templates, keys and caches, and opens local models with `open_model`.
@@ -61,6 +62,7 @@ class Judges:
         """
         self._clock = clock
         self._background = Background("burnish-judges")
+        self._local_thread = ThreadPoolExecutor(1, "burnish-local-judges")
         self._gates: dict[tuple[str | None, str | None], Gate] = {}
         self._benches = {spec.label: self._bench(spec, open_model) for spec in specs}
         self._early: dict[Sample, tuple[Rollout, Future[Found]]] = {}
@@ -102,6 +104,7 @@ class Judges:
     def close(self) -> None:
         """End what is under way and its thread. Idempotent."""
         self._background.close()
+        self._local_thread.shutdown(wait=False, cancel_futures=True)
 
     def _bench(self, spec: RewardSpec, open_model: OpenModel | None) -> Bench:
         options = read_options(spec)
@@ -112,7 +115,7 @@ class Judges:
             open_endpoint: Callable[[], Endpoint] = partial(self._open_client, options, tally)
         elif open_model is not None:
             model = open_model(options)
-            open_endpoint = partial(LocalChat, model, options, tally, model.name)
+            open_endpoint = partial(LocalChat, model, options, tally, model.name, self._local_thread)
         else:
             open_endpoint = partial(_nobody, spec.label)
         cache = None if options.cache is None else VerdictCache.open(options.cache)

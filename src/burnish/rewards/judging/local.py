@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,18 +36,29 @@ class AnsweringModel(Protocol):
         ...
 
 
+GATHERING_SECONDS = 0.01
+"""Everybody who is about to ask has asked after this."""
+
 OpenModel = Callable[[JudgeOptions], AnsweringModel]
 
 
 @dataclass(slots=True)
 class LocalChat:
-    """An `Endpoint` for a model of this process."""
+    """An `Endpoint` for a model of this process.
+
+    thread: where the model answers, so that judges behind endpoints are not held up. It has one worker for all local
+    models of a run, because each of them uses the whole device.
+    """
 
     model: AnsweringModel
     options: JudgeOptions
     tally: Tally
     name: str
+    thread: Executor
     _waiting: list[tuple[Messages, asyncio.Future[Answer | DataError]]] = field(default_factory=list)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _batches: set[asyncio.Task[None]] = field(default_factory=set)
+    """The loop itself holds tasks only weakly."""
 
     @property
     def sampling(self) -> Mapping[str, Any]:
@@ -58,11 +70,12 @@ class LocalChat:
 
     async def reply(self, messages: Messages, patience: Patience) -> str:
         """The answer. A model of this process cannot hang, so `timeout_seconds` does not apply to it."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer | DataError] = loop.create_future()
+        future: asyncio.Future[Answer | DataError] = asyncio.get_running_loop().create_future()
         self._waiting.append((messages, future))
         if len(self._waiting) == 1:
-            loop.call_later(0.01, self._answer_all)  # after everybody who is about to ask has asked
+            batch = asyncio.create_task(self._answer_all())
+            self._batches.add(batch)
+            batch.add_done_callback(self._batches.discard)
         found = await future
         if isinstance(found, DataError):
             raise NoVerdictError(found.message)
@@ -73,18 +86,21 @@ class LocalChat:
     async def close(self) -> None:
         return None
 
-    def _answer_all(self) -> None:
-        """Blocks the loop, on which there is nothing else to do but to wait for these answers."""
-        waiting, self._waiting = self._waiting, []
-        self.tally.requests += 1
-        began = time.monotonic()
-        try:
-            answers = self.model.answer([messages for messages, _ in waiting])
-        except BaseException as error:  # noqa: BLE001  it is raised again where the answers are waited for
-            for _, future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-            return
+    async def _answer_all(self) -> None:
+        """Answer what waits when it is this batch's turn: what is asked while the model works is the next one."""
+        await asyncio.sleep(GATHERING_SECONDS)
+        async with self._turn:
+            waiting, self._waiting = self._waiting, []
+            self.tally.requests += 1
+            began = time.monotonic()
+            loop = asyncio.get_running_loop()
+            try:
+                answers = await loop.run_in_executor(self.thread, self.model.answer, [asked for asked, _ in waiting])
+            except BaseException as error:  # noqa: BLE001  boundary: it is raised again where the answers are awaited
+                for _, future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
+                return
         self.tally.seconds += time.monotonic() - began
         for (_, future), answer in zip(waiting, answers, strict=True):
             if not future.done():

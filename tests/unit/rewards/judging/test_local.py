@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,24 @@ def test_what_is_asked_at_once_is_answered_in_one_batch(make_items: Any, stub_ju
     assert scored[4].status_detail == "judge 'judge': too long"
     assert model.batches == [4, 1]  # each text once, and a repair
     assert metrics["judge/tokens_in"].result() == 4 * 5
+
+
+def test_a_model_at_work_holds_no_other_judge_up(make_items: Any, stub_judge: Any) -> None:
+    """The model answers when the endpoint has been asked for a repair, which only a free event loop can do."""
+    repaired = threading.Event()
+
+    def of_endpoint(messages: Any) -> str:
+        if len(messages) < 4:
+            return "three"
+        repaired.set()
+        return '{"score": 10}'
+
+    model = Model(lambda messages: '{"score": 4}' if repaired.wait(10) else "the other judge was held up")
+    local = RewardConfig(name="judge", label="local", options={"model_path": "somewhere", "scale": [0, 4]})
+    far = RewardConfig(name="judge", label="far", options={"url": stub_judge(of_endpoint).url, "model": "stub"})
+    with ProcessRewardScorer([local, far], ScoringConfig(workers=1), open_model=lambda options: model) as scorer:
+        (scored,) = scorer.score(make_items(["a"]))
+    assert dict(scored.reward_parts) == {"local": 1.0, "far": 1.0}
 
 
 @pytest.fixture(scope="module")

@@ -203,6 +203,20 @@ def test_a_slow_answer_is_a_timeout_of_its_response(
     assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.TIMEOUT]
 
 
+@pytest.mark.parametrize(
+    "usage", [None, [], {"prompt_tokens": None}, {"prompt_tokens": float("inf"), "completion_tokens": "7"}]
+)
+def test_a_broken_report_of_tokens_costs_no_answer(
+    usage: Any, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    stub.usage = usage
+    scorer = make_scorer(settings(stub))
+    assert scorer.score(make_items(["abc"]))[0].reward == 0.3
+    assert stub.requests == 1
+    assert scorer.take_metrics()["judge/tokens_in"].result() == 0.0
+
+
 def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
     answers = iter(["Seven out of ten!", '{"score": 7}', "Seven!", '{"score": 70}'])
     stub = stub_judge(lambda messages: next(answers))
@@ -233,6 +247,28 @@ def test_the_key_goes_into_the_header_and_nowhere_else(
     with pytest.raises(RewardError) as caught:
         scorer.score(make_items(["bad"]))
     assert "secret-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["secret\nword", "sécret-word", "secret\x7fword"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
+    key: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_JUDGE_KEY", key)
+    with pytest.raises(ConfigError, match="MY_JUDGE_KEY") as caught:
+        make_scorer(settings(stub_judge(by_length(stub_judges)), key_variable="MY_JUDGE_KEY"))
+    assert "cret" not in f"{caught.value} {caught.value.remedy}"
+
+
+def test_no_part_of_a_key_is_shown_where_the_text_is_cut(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "401:" + "x" * 270 + " secret-word"  # 300 characters are shown, of which the last would be "secret"
+    stub = stub_judge(by_length(stub_judges), lambda count, prompt: said)
+    monkeypatch.setenv("MY_JUDGE_KEY", "secret-word")
+    with pytest.raises(RewardError) as caught:
+        make_scorer(settings(stub, key_variable="MY_JUDGE_KEY")).score(make_items(["a"]))
+    assert "xxx" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_fields_of_the_request(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
