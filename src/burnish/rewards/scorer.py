@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.calling import Caller, TracebackInWorkerError
-from burnish.rewards.combining import Weighted, combine
+from burnish.rewards.combining import Weighted, combine, not_for_prompt
 from burnish.rewards.endings import Ending
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Item, Signature
@@ -196,7 +196,9 @@ class ProcessRewardScorer:
         ending = self._ending
         seen = self._seen(items)
         outcomes = self._outcomes(items, seen)
-        scored = [self._combined(position, item, outcomes) for position, item in enumerate(seen)]
+        # Prompt and group, because the gold check gives all responses one group, and a prompt can be drawn twice.
+        elsewhere = not_for_prompt(outcomes, [(prompt.id, rollout.group_id) for prompt, rollout in items])
+        scored = [self._combined(position, item, outcomes, elsewhere) for position, item in enumerate(seen)]
         if ending is not None:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
@@ -331,16 +333,19 @@ class ProcessRewardScorer:
             for start in range(0, len(items), size)
         ]
 
-    def _combined(self, position: int, item: Item, outcomes: Outcomes) -> Rollout:
+    def _combined(
+        self, position: int, item: Item, outcomes: Outcomes, elsewhere: Collection[tuple[int, int]]
+    ) -> Rollout:
+        """The rollout with its reward. `elsewhere`: the rewards that are not for a response's prompt."""
         prompt, rollout = item
         results = [
-            Weighted(self._specs[index].label, reward.weight, outcomes[index, position], reward.audit)
-            for index, reward in enumerate(self._rewards)
-            if (index, position) in outcomes
+            Weighted(spec.label, reward.weight, outcomes[key], reward.audit, applies=key not in elsewhere)
+            for index, (spec, reward) in enumerate(zip(self._specs, self._rewards, strict=True))
+            if (key := (index, position)) in outcomes
         ]
         if all(result.audit for result in results):
             nothing = failure(RewardStatus.MISSING, f"no reward is for the domain {prompt.domain!r}")
-            results.append(Weighted("", 0.0, nothing))
+            results.append(Weighted("", 0.0, nothing, applies=False))
         return combine(rollout, results, self._scoring.failure_score)
 
     def check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:

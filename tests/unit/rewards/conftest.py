@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,6 +40,23 @@ def make_items() -> Callable[..., list[Item]]:
         responses: Sequence[str], answer: Any = "7", domain: str = "default", columns: dict[str, Any] | None = None
     ) -> list[Item]:
         return [_item(i, response, answer, domain, columns or {}) for i, response in enumerate(responses)]
+
+    return make
+
+
+@pytest.fixture
+def make_group(make_items: Any) -> Callable[..., list[Item]]:
+    """Responses to one prompt, the last of them greedy where `greedy` says so."""
+
+    def make(responses: Sequence[str], *, number: int = 0, greedy: bool = False, **fields: Any) -> list[Item]:
+        indices = [*range(len(responses) - greedy), *([-1] if greedy else [])]
+        return [
+            (
+                dataclasses.replace(prompt, id=f"row-{number}"),
+                dataclasses.replace(rollout, prompt_id=f"row-{number}", group_id=number, sample_index=index),
+            )
+            for index, (prompt, rollout) in zip(indices, make_items(responses, **fields), strict=True)
+        ]
 
     return make
 

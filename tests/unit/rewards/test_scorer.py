@@ -104,6 +104,39 @@ def test_a_reward_that_returns_none_is_not_for_a_response_that_another_scores(
     assert (missing.reward, missing.status) == (None, RewardStatus.MISSING)
 
 
+def test_a_reward_that_returns_none_for_some_responses_to_a_prompt_is_missing_there(
+    make_scorer: Any, make_group: Any, file: Path
+) -> None:
+    """`judged` gives 1 or None, so to be unjudgeable would cost nothing. To the second prompt it gives only None."""
+    scorer = make_scorer(f"{file}:judged", "exact")
+    items = make_group(["7", "?", "8"]) + make_group(["?", "?"], number=1, answer="?")
+    scored = scorer.score(items)
+    assert [r.reward for r in scored] == [2.0, None, 1.0, 1.0, 1.0]
+    assert [r.status.value for r in scored] == ["ok", "missing", "ok", "ok", "ok"]
+    assert scored[1].status_detail == (
+        "reward 'judged' returned None: it cannot judge this response, yet it is for the prompt: "
+        "it did not return None for every response to it"
+    )
+
+
+def test_the_greedy_response_counts_as_one_of_its_group(make_scorer: Any, make_group: Any, file: Path) -> None:
+    scored = make_scorer(f"{file}:judged", "exact").score(make_group(["?", "?", "7"], greedy=True))
+    assert [r.reward for r in scored] == [None, None, 2.0]
+
+
+def test_a_reward_that_fails_for_one_response_is_for_the_others_of_the_group(
+    make_scorer: Any, make_group: Any, file: Path
+) -> None:
+    scored = make_scorer(f"{file}:judged", "exact").score(make_group(["nan", "?"]))
+    assert [r.status.value for r in scored] == ["error", "missing"]
+
+
+def test_none_from_an_audit_fails_no_response(make_scorer: Any, make_group: Any, file: Path) -> None:
+    scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True})
+    scored = scorer.score(make_group(["7", "?"]))
+    assert [(r.reward, r.reward_parts) for r in scored] == [(1.0, {"exact": 1.0, "judged": 1.0}), (0.0, {"exact": 0.0})]
+
+
 def test_a_reward_is_for_the_domains_that_it_names(make_scorer: Any, make_items: Any, file: Path) -> None:
     """`judged` fails for this response, but is not asked about it in the domain `text`."""
     bound = {"name": f"{file}:judged", "domains": ["math"]}
