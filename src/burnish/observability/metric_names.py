@@ -53,6 +53,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("reward/timeout_fraction", "fraction", "mean", "lower", "Share of responses whose reward took too long."),
         MetricName("reward/error_fraction", "fraction", "mean", "lower", "Share of responses whose reward raised an error."),
         MetricName("reward/missing_fraction", "fraction", "mean", "lower", "Share of responses that the reward said it cannot judge."),
+        MetricName("reward/not_mine_fraction/{label}", "fraction", "mean", "", "Share of the responses that a reward was asked about and is not for, because it returned None for every response to their prompts. At 1 it scores nothing."),
         MetricName("reward/incomplete_fraction", "fraction", "mean", "lower", "Share of responses without an end, where `scoring` asks for one: with `incomplete_score` that replaced their score."),
         MetricName("reward/overlong_penalty", "score", "mean", "higher", "Mean penalty of `algorithm.overlong_buffer` (0 to -1), which is part of the score."),
         MetricName("reward/clipped_fraction", "fraction", "mean", "", "Share of responses whose score `reward_clip` changed."),

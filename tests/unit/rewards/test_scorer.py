@@ -185,6 +185,17 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     assert scorer.take_metrics()["reward/failed_fraction"].result() is None
 
 
+def test_metrics_tell_how_many_responses_each_reward_is_not_for(make_scorer: Any, make_group: Any, file: Path) -> None:
+    """`judged` is not for one of two prompts, and is missing, not left out, for one response to the other."""
+    scorer = make_scorer(f"{file}:judged", {"name": "exact", "domains": ["default"]})
+    scorer.score(make_group(["?", "?"]) + make_group(["7", "?"], number=1) + make_group(["a"], number=2, domain="b"))
+    read = {name: metric.result() for name, metric in scorer.take_metrics().items()}
+    assert read["reward/not_mine_fraction/judged"] == pytest.approx(2 / 5)
+    assert read["reward/not_mine_fraction/exact"] == 0.0
+    assert read["reward/missing_fraction"] == pytest.approx(1 / 5)
+    assert not [name for name in scorer.take_metrics() if "not_mine" in name]
+
+
 def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:sometimes", max_failure_fraction=0.5)
     assert len(scorer.score(make_items(["a", "", "b"]))) == 3
