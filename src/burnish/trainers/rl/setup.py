@@ -17,7 +17,7 @@ from burnish.data.overlap import find_overlap
 from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import success_of
+from burnish.rewards.success import success_of_domain
 from burnish.rollouts.answering import open_model
 from burnish.rollouts.limits import check_rotation
 from burnish.trainers.chaining import pinned
@@ -166,7 +166,7 @@ def open_scorer(config: RlConfig, *, models_elsewhere: bool = False) -> Iterator
     )
     try:
         for domain in domain_settings(config):  # refuses a threshold out of reach
-            success_of(domain.rewards, scorer.answer_labels, domain.evaluation)
+            success_of_domain(domain, scorer.answer_labels)
         yield scorer
     finally:
         scorer.close()
