@@ -48,15 +48,17 @@ def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float 
     """The rollout with reward, reward_parts, token_rewards and status.
 
     A reward that is not for this prompt is left out of the sum if another one is for it. If any of these failed or is
-    missing, the status is that of the first such one, and the reward is `failure_score` (None leaves the rollout
-    unscored). The parts of the other rewards are kept for the logs, and those of audits.
+    missing, the status is that of the first failed one, else of the first missing one, and the reward is
+    `failure_score` (None leaves the rollout unscored). The parts of the other rewards are kept for the logs, and those
+    of audits.
     """
     parts = _parts(results)
     weighted = [result for result in results if not result.audit]
     weighted = [result for result in weighted if result.applies] or weighted
     failed = [result for result in weighted if result.outcome.status is not RewardStatus.OK]
     if failed:
-        first = failed[0]
+        # A failure has a cause that can be mended; a missing score may only follow from the row.
+        first = min(failed, key=lambda result: result.outcome.status is RewardStatus.MISSING)
         return dataclasses.replace(
             rollout,
             reward=failure_score,

@@ -66,3 +66,11 @@ def test_none_to_all_responses_of_a_group_is_not_for_that_group_only() -> None:
     none, ok = ANSWERS["none"], ANSWERS["score"]
     outcomes = {(0, 0): none, (0, 1): none, (0, 2): none, (0, 3): ok, (1, 0): ok}
     assert not_for_prompt(outcomes, [("p", 0), ("p", 0), ("q", 1), ("q", 1)]) == {(0, 0), (0, 1)}
+
+
+def test_a_failure_explains_more_than_a_missing_score() -> None:
+    """The reward a returned None, for this response only or for all, and b raised."""
+    (alone,) = combined([("none", "error", "none")])
+    assert (alone.status, alone.status_detail) == (RewardStatus.ERROR, "broken")
+    both = combined([("none", "error", "score"), ("score", "score", "score")])
+    assert [(one.status, one.status_detail) for one in both] == [(RewardStatus.ERROR, "broken"), (RewardStatus.OK, "")]
