@@ -48,6 +48,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("reward/part/{label}", "score", "mean", "", "Mean of one reward, by its label, before its weight; a part that it reports is `label/part`."),
         MetricName("reward/domain/{domain}", "score", "mean", "higher", "Mean score in one domain of the data, where there are several."),
         MetricName("reward/audit/{label}", "score", "mean", "higher", "Mean of a reward with `audit: true`, which nothing learns from: where it falls while `reward/mean` rises, the policy games the others."),
+        MetricName("reward/audit_failed_fraction/{label}", "fraction", "mean", "lower", "Share of responses on which an audit failed (error or timeout), which fails nothing else."),
         MetricName("reward/failed_fraction", "fraction", "mean", "lower", "Share of responses that have no score because the reward failed."),
         MetricName("reward/failed_fraction/{domain}", "fraction", "mean", "lower", "The same in one domain."),
         MetricName("reward/timeout_fraction", "fraction", "mean", "lower", "Share of responses whose reward took too long."),

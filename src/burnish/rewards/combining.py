@@ -26,6 +26,11 @@ class Weighted:
     audit: bool = False
     applies: bool = True
 
+    @property
+    def is_failed_audit(self) -> bool:
+        """Whether this failed and, as an audit, fails no response. None is an answer, not a failure."""
+        return self.audit and self.outcome.status in (RewardStatus.ERROR, RewardStatus.TIMEOUT)
+
 
 def not_for_prompt(
     outcomes: Mapping[tuple[int, int], Outcome], groups: Sequence[Hashable]

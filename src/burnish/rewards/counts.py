@@ -31,6 +31,8 @@ class Counts:
         self.status: Counter[RewardStatus] = Counter()
         self.asked: Counter[str] = Counter()  # by label of the reward
         self.not_mine: Counter[str] = Counter()
+        self.audits: Counter[str] = Counter()
+        self.failed_audits: Counter[str] = Counter()
 
     def add(
         self,
@@ -48,6 +50,8 @@ class Counts:
         for result in (one for found in results for one in found):
             self.asked[result.label] += 1
             self.not_mine[result.label] += not result.applies
+            self.audits[result.label] += result.audit
+            self.failed_audits[result.label] += result.is_failed_audit
 
     def take(self) -> dict[str, Metric]:
         """The counts as metrics, and counting begins anew."""
@@ -62,6 +66,8 @@ class Counts:
             metrics[f"reward/failed_fraction/{domain}"] = _share(self.failed[domain], count)
         for label, count in self.asked.items():
             metrics[f"reward/not_mine_fraction/{label}"] = _share(self.not_mine[label], count)
+        for label in +self.audits:
+            metrics[f"reward/audit_failed_fraction/{label}"] = _share(self.failed_audits[label], self.audits[label])
         self._reset()
         return metrics
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.calling import Caller, TracebackInWorkerError
+from burnish.rewards.calling import Caller, TracebackInWorkerError, broken_contract
 from burnish.rewards.combining import Weighted, combine, not_for_prompt
 from burnish.rewards.counts import Counts, has_failed
 from burnish.rewards.endings import Ending
@@ -42,8 +42,9 @@ class ProcessRewardScorer:
     (`model:PATH`) run in this process, except with `models_elsewhere`: then `ask_models` says where the models are,
     before anything is scored. Judges are asked from a thread of this process; `open_model` loads those that are models
     of this process, and without it they are only checked. `sandbox` is where programs run, for rewards that do not say
-    it in their options. Rewards are loaded in the constructor, so a wrong name or option raises RewardError or
-    ConfigError before anything is sampled, and so does a parameter that `columns` does not provide.
+    it in their options. `say` is told what a user should know and no number says. Rewards are loaded in the
+    constructor, so a wrong name or option raises RewardError or ConfigError before anything is sampled, and so does a
+    parameter that `columns` does not provide.
     """
 
     def __init__(
@@ -55,10 +56,13 @@ class ProcessRewardScorer:
         models_elsewhere: bool = False,
         sandbox: SandboxConfig | None = None,
         open_model: OpenModel | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         if not rewards:
             raise ConfigError("rewards is empty, so nothing scores responses", remedy="set rewards, for example: math")
         self._scoring = scoring
+        self._say = say
+        self._told_of: set[str] = set()  # labels of audits whose first failure was told
         self._rewards = tuple(rewards)
         self._specs = specs_of(rewards, sandbox)
         self._inline: dict[int, LoadedReward] = {}
@@ -203,6 +207,7 @@ class ProcessRewardScorer:
         if ending is not None:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
+        self._tell_of_audits(items, results)
         self._counts.add(items, results, scored, time.monotonic() - started)
         if checks:
             self.check_failures(items, scored)
@@ -257,7 +262,8 @@ class ProcessRewardScorer:
         for (index, position), outcome in self._remote_outcomes(items, seen).items():
             outcomes[index, position] = outcome
         for index, (positions, scored) in begun.items():
-            outcomes.update({(index, place): found for place, found in zip(positions, scored(), strict=True)})
+            found = self._awaited(index, scored, len(positions))
+            outcomes.update({(index, place): outcome for place, outcome in zip(positions, found, strict=True)})
         return outcomes
 
     def _for(self, index: int, numbered: Iterable[tuple[int, Item]]) -> list[tuple[int, Item]]:
@@ -281,6 +287,13 @@ class ProcessRewardScorer:
         ours = self._for(index, enumerate(seen))
         scored = models.begin(spec.label, [item for _, item in ours]) if ours else list
         return [position for position, _ in ours], scored
+
+    def _awaited(self, index: int, scored: Callable[[], list[Outcome]], count: int) -> list[Outcome]:
+        """What a model or judge says of its responses; for an audit, also that it refuses all of them."""
+        try:
+            return scored()
+        except RewardError as error:
+            return [broken_contract(error, self._specs[index])] * count
 
     def _remote_outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
         """The outcomes of the rewards that run in workers.
@@ -342,6 +355,20 @@ class ProcessRewardScorer:
             for index, (spec, reward) in enumerate(zip(self._specs, self._rewards, strict=True))
             if (key := (index, position)) in outcomes
         ]
+
+    def _tell_of_audits(self, items: Sequence[Item], results: Sequence[Sequence[Weighted]]) -> None:
+        """The first failure of each audit in a sentence, because no status of a response tells of it."""
+        for (_, rollout), found in zip(items, results, strict=True):
+            for label, outcome in ((one.label, one.outcome) for one in found if one.is_failed_audit):
+                if self._say is None or label in self._told_of:
+                    continue
+                self._told_of.add(label)
+                reason = outcome.detail.partition("\n")[0][:MAX_REASON]
+                self._say(
+                    f"the audit {label!r} failed, which changes no score (prompt {rollout.prompt_id!r}, sample "
+                    f"{rollout.sample_index}, {outcome.status.value}): {reason}. Further failures are only counted: "
+                    f"reward/audit_failed_fraction/{label}"
+                )
 
     def _combined(self, item: Item, results: Sequence[Weighted]) -> Rollout:
         prompt, rollout = item

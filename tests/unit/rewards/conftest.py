@@ -76,10 +76,12 @@ def make_scorer() -> Iterator[Callable[..., ProcessRewardScorer]]:
     """Scorers that are closed at the end: rewards as names or dictionaries, the rest as scoring options."""
     made: list[ProcessRewardScorer] = []
 
-    def make(*rewards: str | dict[str, Any], columns: Sequence[str] | None = None, **scoring: Any) -> Any:
+    def make(
+        *rewards: str | dict[str, Any], columns: Sequence[str] | None = None, say: Any = None, **scoring: Any
+    ) -> Any:
         scoring = {"workers": 1, "max_failure_fraction": 1.0, **scoring}
         configs = [RewardConfig(name=r) if isinstance(r, str) else RewardConfig(**r) for r in rewards]
-        made.append(ProcessRewardScorer(configs, ScoringConfig(**scoring), columns=columns))
+        made.append(ProcessRewardScorer(configs, ScoringConfig(**scoring), columns=columns, say=say))
         return made[-1]
 
     yield make

@@ -26,6 +26,8 @@ REWARDS = """
     def dense_off(response, response_tokens): return Score(5.0, token_rewards=(1.0,) * len(response_tokens))
     def dense_nan(response, response_tokens): return Score(1.0, token_rewards=(float("nan"),) * len(response_tokens))
     def text(response): return "good"
+    async def text_async(response): return "good"
+    def raises(response): raise RuntimeError("bad day")
     def batch_long(responses): return [1.0] * (len(responses) + 1)
     def batch_number(responses): return 1.0
     def batch_none(responses): return [None if r == "?" else 1 for r in responses]
@@ -135,6 +137,34 @@ def test_none_from_an_audit_fails_no_response(make_scorer: Any, make_group: Any,
     scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True})
     scored = scorer.score(make_group(["7", "?"]))
     assert [(r.reward, r.reward_parts) for r in scored] == [(1.0, {"exact": 1.0, "judged": 1.0}), (0.0, {"exact": 0.0})]
+
+
+def test_an_audit_that_fails_is_counted_and_told_once(make_scorer: Any, make_items: Any, file: Path) -> None:
+    """Of four responses two get no finite number. None is an answer."""
+    said: list[str] = []
+    scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True}, say=said.append)
+    for _ in range(2):
+        scorer.score(make_items(["7", "nan", "inf", "?"]))
+    read = {name: metric.result() for name, metric in scorer.take_metrics().items()}
+    assert read["reward/audit_failed_fraction/judged"] == 0.5
+    assert "reward/audit_failed_fraction/exact" not in read
+    assert read["reward/failed_fraction"] == 0.0
+    (line,) = said
+    for words in ("audit 'judged'", "row-1", "nan", "reward/audit_failed_fraction/judged"):
+        assert words in line
+
+
+@pytest.mark.parametrize("function", ["text", "text_async", "batch_long", "batch_number", "raises"])
+def test_an_audit_that_breaks_its_contract_ends_no_run(
+    make_scorer: Any, make_items: Any, file: Path, function: str
+) -> None:
+    scorer = make_scorer("exact", {"name": f"{file}:{function}", "audit": True}, workers=2)
+    items = make_items(["7", "b", "c", "7"])
+    scorer.begin(items[:2])
+    scored = scorer.score(items)
+    assert [(r.reward, r.status.value) for r in scored] == [(1.0, "ok"), (0.0, "ok"), (0.0, "ok"), (1.0, "ok")]
+    assert scorer.take_metrics()[f"reward/audit_failed_fraction/{function}"].result() == 1.0
+    assert [r.reward for r in scorer.score(items)] == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_a_reward_is_for_the_domains_that_it_names(make_scorer: Any, make_items: Any, file: Path) -> None:

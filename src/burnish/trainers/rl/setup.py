@@ -58,7 +58,7 @@ def open_rl_run(
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         models_elsewhere = "reward_model" in config.cluster.own_process
-        scorer = stack.enter_context(open_scorer(config, models_elsewhere=models_elsewhere))
+        scorer = stack.enter_context(open_scorer(config, console, models_elsewhere=models_elsewhere))
         paths = recorded_paths(workplace.path)
         loaded = stack.enter_context(cast.open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
@@ -155,7 +155,7 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
 
 
 @contextmanager
-def open_scorer(config: RlConfig, *, models_elsewhere: bool = False) -> Iterator[ProcessRewardScorer]:
+def open_scorer(config: RlConfig, console: Console, *, models_elsewhere: bool = False) -> Iterator[ProcessRewardScorer]:
     """The rewards of the run file, loaded first, so that a wrong name or option stops the run before a model loads."""
     scorer = ProcessRewardScorer(
         config.all_rewards,
@@ -163,6 +163,7 @@ def open_scorer(config: RlConfig, *, models_elsewhere: bool = False) -> Iterator
         models_elsewhere=models_elsewhere,
         sandbox=config.sandbox,
         open_model=open_model,
+        say=lambda line: say(console, (line,)),
     )
     try:
         for domain in domain_settings(config):  # refuses a threshold out of reach
