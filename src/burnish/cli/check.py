@@ -151,7 +151,7 @@ def _check_gold(
 ) -> int:
     """Print what the gold answers get, and which programs pass weak tests. Returns the number of failures."""
     from burnish.rewards import ProcessRewardScorer, check_gold, gold_response
-    from burnish.rewards.success import full_marks, success_of
+    from burnish.rewards.success import full_marks, success_of_domain
     from burnish.rewards.weak_tests import TRIVIAL_RESPONSES, find_weak_tests
 
     rewards = domain.rewards
@@ -159,7 +159,7 @@ def _check_gold(
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
     with ProcessRewardScorer(rewards, scoring, columns=_columns(prompts), sandbox=config.sandbox) as scorer:
         judge = full_marks(rewards, scorer.answer_labels) if top_score is None else None
-        success = success_of(rewards, scorer.answer_labels, domain.evaluation)
+        success = success_of_domain(domain, scorer.answer_labels)
         report = check_gold(
             prompts,
             scorer,

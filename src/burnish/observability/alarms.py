@@ -295,7 +295,23 @@ def _constant(domain: str) -> Detector:
     )
 
 
+def _silent(label: str) -> Detector:
+    return Detector(
+        name=f"reward {label} silent",
+        metric=f"reward/not_mine_fraction/{label}",
+        trips=lambda fraction, start, row: fraction >= 1,
+        message=lambda fraction, start, row: (
+            f"the reward {label} scored no response of ten steps in a row: it returned None each time, "
+            "as for rows that are not for it"
+        ),
+        knob="`burnish check` on such rows: the columns that the reward reads may have other names in the data, or "
+        "hold null; a reward that is for few rows may be silent for a while",
+        patience=10,
+    )
+
+
 FAMILIES: tuple[Family, ...] = (
+    Family("reward/not_mine_fraction/{word}", _silent),
     Family("domain/{word}/prompts", _starved),
     Family("domain/{word}/constant_fraction", _constant),
 )

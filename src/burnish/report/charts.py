@@ -122,6 +122,8 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
     ("Learning", "Held-out responses cut, by domain", "eval/domain/", "/truncated_fraction"),
     ("Learning", "Held-out reward by part", "eval/part/", ""),
     ("Learning", "Audits: rewards that nothing learns from", "reward/audit/", ""),
+    ("Learning", "Audits that failed", "reward/audit_failed_fraction/", ""),
+    ("Learning", "Responses that a reward is not for", "reward/not_mine_fraction/", ""),
     ("Domains", "Solved", "domain/", "/solved_fraction"),
     ("Domains", "Prompts trained on", "domain/", "/prompts"),
     ("Domains", "Prompts missing", "domain/", "/missing"),

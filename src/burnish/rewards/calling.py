@@ -13,7 +13,7 @@ from typing import Any
 
 from burnish.errors import BurnishError
 from burnish.plugins import describe_failure
-from burnish.rewards.loading import LoadedReward
+from burnish.rewards.loading import LoadedReward, RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_batch, read_result
 from burnish.types import RewardStatus
 
@@ -41,20 +41,22 @@ class Caller:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def one(self, reward: LoadedReward, arguments: Arguments) -> Outcome:
-        """Score one response. An exception becomes ERROR with its traceback. A wrong return type raises RewardError."""
+        """Score one response. An exception becomes ERROR with its traceback. A wrong return type raises RewardError,
+        unless the reward is an audit."""
         try:
             return read_result(self._value(reward.call(**arguments)), reward.spec.label)
-        except BurnishError:
-            raise
+        except BurnishError as error:
+            return broken_contract(error, reward.spec)
         except self._guarded as error:  # boundary: user code may raise anything
             return raised(error, reward.spec.label)
 
     def batch(self, reward: LoadedReward, arguments: Arguments, count: int) -> list[Outcome]:
-        """Score `count` responses in one call. An exception makes all ERROR; a wrong length raises RewardError."""
+        """Score `count` responses in one call. An exception makes all ERROR; a wrong length raises RewardError, unless
+        the reward is an audit."""
         try:
             return read_batch(self._value(reward.call(**arguments)), count, reward.spec.label)
-        except BurnishError:
-            raise
+        except BurnishError as error:
+            return [broken_contract(error, reward.spec)] * count
         except self._guarded as error:  # boundary: user code may raise anything
             return [raised(error, reward.spec.label)] * count
 
@@ -75,8 +77,8 @@ class Caller:
         try:
             async with clock:
                 return read_result(await reward.call(**arguments), reward.spec.label)
-        except BurnishError:
-            raise
+        except BurnishError as error:
+            return broken_contract(error, reward.spec)
         except self._guarded as error:  # boundary: user code may raise anything
             if clock.expired():  # otherwise a TimeoutError was raised by the reward itself
                 return failure(RewardStatus.TIMEOUT, timeout_detail(reward.spec.label, limit))
@@ -96,6 +98,14 @@ class Caller:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop
+
+
+def broken_contract(error: BurnishError, spec: RewardSpec) -> Outcome:
+    """The outcome of an audit that breaks its contract: ERROR, because an audit ends no run. For any other reward the
+    error is raised: the function is wrong, not this response."""
+    if not spec.audit:
+        raise error
+    return failure(RewardStatus.ERROR, error.message)
 
 
 def raised(error: BaseException, label: str) -> Outcome:

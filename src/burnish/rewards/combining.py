@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.errors import RewardError
@@ -15,37 +15,64 @@ TOLERANCE = 1e-5  # relative; token rewards are often summed in single precision
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """The outcome of one reward, with its name in the logs and its weight in the sum. An audit is only logged."""
+    """The outcome of one reward, with its name in the logs and its weight in the sum. An audit is only logged.
+
+    applies: False if the reward is not for this prompt (see `not_for_prompt`).
+    """
 
     label: str
     weight: float
     outcome: Outcome
     audit: bool = False
+    applies: bool = True
+
+    @property
+    def is_failed_audit(self) -> bool:
+        """Whether this failed and, as an audit, fails no response. None is an answer, not a failure."""
+        return self.audit and self.outcome.status in (RewardStatus.ERROR, RewardStatus.TIMEOUT)
+
+
+def not_for_prompt(
+    outcomes: Mapping[tuple[int, int], Outcome], groups: Sequence[Hashable]
+) -> frozenset[tuple[int, int]]:
+    """The keys (reward, position) of the rewards that answered None to every response of the group. `groups` names the
+    group of each position.
+
+    None to some of them only is a missing score. Left out of the sum, it would pay a policy for being unjudgeable, and
+    the responses of a group would be compared on different sums.
+    """
+    answered = {
+        (reward, groups[position])
+        for (reward, position), outcome in outcomes.items()
+        if outcome.status is not RewardStatus.MISSING
+    }
+    return frozenset((reward, position) for reward, position in outcomes if (reward, groups[position]) not in answered)
 
 
 def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float | None) -> Rollout:
     """The rollout with reward, reward_parts, token_rewards and status.
 
-    A reward that returned None is left out of the sum if another one scored the response: it was not for it. If any
-    other reward failed, or none scored, the status is that of the first such one, and the reward is `failure_score`
-    (None leaves the rollout unscored). The parts of the other rewards are kept for the logs, and those of audits.
+    A reward that is not for this prompt is left out of the sum if another one is for it. If any of these failed or is
+    missing, the status is that of the first failed one, else of the first missing one, and the reward is
+    `failure_score` (None leaves the rollout unscored). The parts of the other rewards are kept for the logs, and those
+    of audits.
     """
     parts = _parts(results)
-    results = [result for result in results if not result.audit]
-    answered = any(result.outcome.status is RewardStatus.OK for result in results)
-    passing = (RewardStatus.OK, RewardStatus.MISSING) if answered else (RewardStatus.OK,)
-    failed = [result for result in results if result.outcome.status not in passing]
+    weighted = [result for result in results if not result.audit]
+    weighted = [result for result in weighted if result.applies] or weighted
+    failed = [result for result in weighted if result.outcome.status is not RewardStatus.OK]
     if failed:
-        first = failed[0].outcome
+        # A failure has a cause that can be mended; a missing score may only follow from the row.
+        first = min(failed, key=lambda result: result.outcome.status is RewardStatus.MISSING)
         return dataclasses.replace(
             rollout,
             reward=failure_score,
             reward_parts=parts,
             token_rewards=None,
-            status=first.status,
-            status_detail=first.detail,
+            status=first.outcome.status,
+            status_detail=_why(first),
         )
-    scored = [(result, result.outcome.score) for result in results if result.outcome.score is not None]
+    scored = [(result, result.outcome.score) for result in weighted if result.outcome.score is not None]
     return dataclasses.replace(
         rollout,
         reward=sum(result.weight * score.value for result, score in scored),
@@ -54,6 +81,14 @@ def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float 
         status=RewardStatus.OK,
         status_detail="",
     )
+
+
+def _why(result: Weighted) -> str:
+    """Why a response has no score. Others of its group may have one from a reward that returned None for this one."""
+    detail = result.outcome.detail
+    if result.outcome.status is RewardStatus.MISSING and result.applies:
+        return f"{detail}, yet it is for the prompt: it did not return None for every response to it"
+    return detail
 
 
 def _parts(results: Sequence[Weighted]) -> dict[str, float]:

@@ -34,6 +34,7 @@ class RewardSpec:
     timeout_seconds: float = 10.0
     environment: tuple[str, ...] = ()
     concurrency: int | None = None
+    audit: bool = False
 
     @property
     def is_model(self) -> bool:

@@ -61,7 +61,7 @@ def read_batch(results: Any, count: int, label: str) -> list[Outcome]:
     if len(found) != count:
         raise RewardError(
             f"batched reward {label!r} returned {_length(results, found, count)} scores for {count} responses",
-            remedy="return exactly one score per response, in their order (None where it cannot judge)",
+            remedy="return exactly one score per response, in their order (None where the row is not for it)",
         )
     return [read_result(result, label) for result in found]
 
@@ -76,7 +76,7 @@ def _number(value: Any, label: str, what: str) -> float:
     if not isinstance(value, Real):
         raise RewardError(
             f"reward {label!r} {what} {type(value).__name__}{_quoted(value)}",
-            remedy="return a float, int, bool, burnish.types.Score, or None for a response that cannot be judged",
+            remedy="return a float, int, bool, burnish.types.Score, or None where the row is not for this reward",
         )
     try:
         return float(value)

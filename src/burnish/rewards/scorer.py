@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.calling import Caller, TracebackInWorkerError
-from burnish.rewards.combining import Weighted, combine
+from burnish.rewards.calling import Caller, TracebackInWorkerError, broken_contract
+from burnish.rewards.combining import Weighted, combine, not_for_prompt
+from burnish.rewards.counts import Counts, has_failed
 from burnish.rewards.endings import Ending
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Item, Signature
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_CHUNK = 32  # responses per message to a worker
 MAX_REASON = 1000  # characters of the first failure in the message
-FAILURES = (RewardStatus.TIMEOUT, RewardStatus.ERROR, RewardStatus.MISSING)
 
 
 class ProcessRewardScorer:
@@ -42,8 +42,9 @@ class ProcessRewardScorer:
     (`model:PATH`) run in this process, except with `models_elsewhere`: then `ask_models` says where the models are,
     before anything is scored. Judges are asked from a thread of this process; `open_model` loads those that are models
     of this process, and without it they are only checked. `sandbox` is where programs run, for rewards that do not say
-    it in their options. Rewards are loaded in the constructor, so a wrong name or option raises RewardError or
-    ConfigError before anything is sampled, and so does a parameter that `columns` does not provide.
+    it in their options. `say` is told what a user should know and no number says. Rewards are loaded in the
+    constructor, so a wrong name or option raises RewardError or ConfigError before anything is sampled, and so does a
+    parameter that `columns` does not provide.
     """
 
     def __init__(
@@ -55,10 +56,13 @@ class ProcessRewardScorer:
         models_elsewhere: bool = False,
         sandbox: SandboxConfig | None = None,
         open_model: OpenModel | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         if not rewards:
             raise ConfigError("rewards is empty, so nothing scores responses", remedy="set rewards, for example: math")
         self._scoring = scoring
+        self._say = say
+        self._told_of: set[str] = set()  # labels of audits whose first failure was told
         self._rewards = tuple(rewards)
         self._specs = specs_of(rewards, sandbox)
         self._inline: dict[int, LoadedReward] = {}
@@ -82,7 +86,7 @@ class ProcessRewardScorer:
         self._caller = Caller()
         self._signatures = self._read_signatures()
         self._ending: Ending | None = None
-        self._counts = _Counts([spec.label for spec in self._specs])
+        self._counts = Counts()
         if columns is not None:
             self.check_columns(columns)
 
@@ -196,17 +200,22 @@ class ProcessRewardScorer:
         ending = self._ending
         seen = self._seen(items)
         outcomes = self._outcomes(items, seen)
-        scored = [self._combined(position, item, outcomes) for position, item in enumerate(seen)]
+        # Prompt and group, because the gold check gives all responses one group, and a prompt can be drawn twice.
+        elsewhere = not_for_prompt(outcomes, [(prompt.id, rollout.group_id) for prompt, rollout in items])
+        results = [self._results(position, outcomes, elsewhere) for position in range(len(items))]
+        scored = [self._combined(item, found) for item, found in zip(seen, results, strict=True)]
         if ending is not None:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
-        self._counts.add(items, scored, time.monotonic() - started)
+        self._tell_of_audits(items, results)
+        self._counts.add(items, results, scored, time.monotonic() - started)
         if checks:
             self.check_failures(items, scored)
         return scored
 
     def take_metrics(self) -> dict[str, Metric]:
-        """Failed fraction (total, by status, by domain), incomplete fraction and seconds, since the last call."""
+        """Failed fraction (total, by status, by domain), incomplete fraction, the share of responses that each reward
+        leaves to the others, and seconds, since the last call."""
         metrics = self._counts.take()
         if self._ending is None:
             del metrics["reward/incomplete_fraction"]
@@ -253,7 +262,8 @@ class ProcessRewardScorer:
         for (index, position), outcome in self._remote_outcomes(items, seen).items():
             outcomes[index, position] = outcome
         for index, (positions, scored) in begun.items():
-            outcomes.update({(index, place): found for place, found in zip(positions, scored(), strict=True)})
+            found = self._awaited(index, scored, len(positions))
+            outcomes.update({(index, place): outcome for place, outcome in zip(positions, found, strict=True)})
         return outcomes
 
     def _for(self, index: int, numbered: Iterable[tuple[int, Item]]) -> list[tuple[int, Item]]:
@@ -277,6 +287,13 @@ class ProcessRewardScorer:
         ours = self._for(index, enumerate(seen))
         scored = models.begin(spec.label, [item for _, item in ours]) if ours else list
         return [position for position, _ in ours], scored
+
+    def _awaited(self, index: int, scored: Callable[[], list[Outcome]], count: int) -> list[Outcome]:
+        """What a model or judge says of its responses; for an audit, also that it refuses all of them."""
+        try:
+            return scored()
+        except RewardError as error:
+            return [broken_contract(error, self._specs[index])] * count
 
     def _remote_outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
         """The outcomes of the rewards that run in workers.
@@ -331,21 +348,38 @@ class ProcessRewardScorer:
             for start in range(0, len(items), size)
         ]
 
-    def _combined(self, position: int, item: Item, outcomes: Outcomes) -> Rollout:
-        prompt, rollout = item
-        results = [
-            Weighted(self._specs[index].label, reward.weight, outcomes[index, position], reward.audit)
-            for index, reward in enumerate(self._rewards)
-            if (index, position) in outcomes
+    def _results(self, position: int, outcomes: Outcomes, elsewhere: Collection[tuple[int, int]]) -> Sequence[Weighted]:
+        """What the rewards that were asked say of a response. `elsewhere`: those that are not for its prompt."""
+        return [
+            Weighted(spec.label, reward.weight, outcomes[key], reward.audit, applies=key not in elsewhere)
+            for index, (spec, reward) in enumerate(zip(self._specs, self._rewards, strict=True))
+            if (key := (index, position)) in outcomes
         ]
+
+    def _tell_of_audits(self, items: Sequence[Item], results: Sequence[Sequence[Weighted]]) -> None:
+        """The first failure of each audit in a sentence, because no status of a response tells of it."""
+        for (_, rollout), found in zip(items, results, strict=True):
+            for label, outcome in ((one.label, one.outcome) for one in found if one.is_failed_audit):
+                if self._say is None or label in self._told_of:
+                    continue
+                self._told_of.add(label)
+                reason = outcome.detail.partition("\n")[0][:MAX_REASON]
+                self._say(
+                    f"the audit {label!r} failed, which changes no score (prompt {rollout.prompt_id!r}, sample "
+                    f"{rollout.sample_index}, {outcome.status.value}): {reason}. Further failures are only counted: "
+                    f"reward/audit_failed_fraction/{label}"
+                )
+
+    def _combined(self, item: Item, results: Sequence[Weighted]) -> Rollout:
+        prompt, rollout = item
         if all(result.audit for result in results):
             nothing = failure(RewardStatus.MISSING, f"no reward is for the domain {prompt.domain!r}")
-            results.append(Weighted("", 0.0, nothing))
+            results = [*results, Weighted("", 0.0, nothing, applies=False)]
         return combine(rollout, results, self._scoring.failure_score)
 
     def check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
         """RewardError if more of a step's responses could not be scored than `scoring.max_failure_fraction` allows."""
-        failed = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if _failed(rollout)]
+        failed = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if has_failed(rollout)]
         if len(failed) <= self._scoring.max_failure_fraction * len(items):
             return
         prompt, first = failed[0]
@@ -392,47 +426,6 @@ def _open_judges(specs: Sequence[RewardSpec], open_model: OpenModel | None) -> J
     return Judges(of_judges, open_model)
 
 
-class _Counts:
-    """Counts of scored and failed responses since the last `read`."""
-
-    def __init__(self, labels: Sequence[str]) -> None:
-        self.labels = labels
-        self._reset()
-
-    def _reset(self) -> None:
-        self.seconds = 0.0
-        self.incomplete = 0
-        self.total: Counter[str] = Counter()  # by domain
-        self.failed: Counter[str] = Counter()
-        self.status: Counter[RewardStatus] = Counter()
-
-    def add(self, items: Sequence[Item], scored: Sequence[Rollout], seconds: float) -> None:
-        self.seconds += seconds
-        for (prompt, _), rollout in zip(items, scored, strict=True):
-            self.total[prompt.domain] += 1
-            self.status[rollout.status] += 1
-            self.failed[prompt.domain] += _failed(rollout)
-
-    def take(self) -> dict[str, Metric]:
-        """The counts as metrics, and counting begins anew."""
-        total = self.total.total()
-        metrics = {"reward/failed_fraction": Metric(Reduction.MEAN, float(self.failed.total()), float(total))}
-        metrics["reward/incomplete_fraction"] = Metric(Reduction.MEAN, float(self.incomplete), float(total))
-        for status in FAILURES:
-            name = f"reward/{status.value}_fraction"
-            metrics[name] = Metric(Reduction.MEAN, float(self.status[status]), float(total))
-        for domain, count in sorted(self.total.items()):
-            name = f"reward/failed_fraction/{domain}"
-            metrics[name] = Metric(Reduction.MEAN, float(self.failed[domain]), float(count))
-        metrics["time/reward_seconds"] = Metric(Reduction.SUM, self.seconds)
-        self._reset()
-        return metrics
-
-
 def _sample(rollout: Rollout) -> tuple[int, int]:
     """What tells a response from the others of its step, in whatever process it is."""
     return rollout.group_id, rollout.sample_index
-
-
-def _failed(rollout: Rollout) -> bool:
-    return rollout.status is not RewardStatus.OK

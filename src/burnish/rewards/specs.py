@@ -30,6 +30,7 @@ def spec_of(reward: RewardConfig) -> RewardSpec:
         reward.timeout_seconds,
         reward.environment,
         reward.concurrency,
+        reward.audit,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from burnish.types import RewardStatus, Rollout
 from burnish.words import suggestion
 
 if TYPE_CHECKING:
+    from burnish.config.domains import DomainSettings
     from burnish.config.schema import RewardConfig
     from burnish.config.schema_evaluation import RlEvaluationConfig
 
@@ -24,9 +25,13 @@ NOT_MEASURED = "accuracy, pass@k and maj@k are not measured"
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The criterion: label of a reward, or `label/part`, to the lowest sufficient score, before weighting."""
+    """The criterion: label of a reward, or `label/part`, to the lowest sufficient score, before weighting.
+
+    field: the path of the field that names the reward; empty if the criterion follows from the rewards.
+    """
 
     thresholds: Mapping[str, float]
+    field: str = ""
 
     def solved(self, rollout: Rollout) -> bool | None:
         """Whether every reward of the criterion that scored the response reaches its threshold.
@@ -43,13 +48,17 @@ class Success:
         return all(_reaches(score, least) for score, least in found) if found else None
 
     def check_parts(self, rollouts: Sequence[Rollout]) -> None:
-        """ConfigError if some responses were scored, but none has one of the parts of the criterion."""
+        """ConfigError if some responses were scored, but none has the part that the run file names. Rewards that it
+        does not name need not be for any of these responses."""
+        if not self.field:
+            return
         scored = [rollout for rollout in rollouts if rollout.status is RewardStatus.OK and rollout.reward is not None]
         known = dict.fromkeys(name for rollout in scored for name in rollout.reward_parts)
         for name in self.thresholds:
             if scored and name not in known:
                 raise ConfigError(
-                    f"evaluation.success is {name!r}, but no reward gives such a part", remedy=suggestion(name, known)
+                    f"{self.field} is {name!r}, but no held-out response has a score of this name",
+                    remedy=suggestion(name, known),
                 )
 
     def shortfalls(self, rollout: Rollout) -> list[str]:
@@ -81,9 +90,14 @@ def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) ->
 
 
 def success_of(
-    rewards: Sequence[RewardConfig], answer_labels: Sequence[str], evaluation: RlEvaluationConfig
+    rewards: Sequence[RewardConfig],
+    answer_labels: Sequence[str],
+    evaluation: RlEvaluationConfig,
+    path: Callable[[str], str] = "evaluation.{}".format,
 ) -> Success | None:
     """What a run counts as solved: by `evaluation.success` and `success_score`, else by `full_marks`.
+
+    path: from the name of a setting of the evaluation to where the run file has it, for messages.
 
     None if `evaluation.success` is not set and no reward compares with the answer. Raises ConfigError for a threshold
     above the top score of a built-in reward.
@@ -93,12 +107,23 @@ def success_of(
         judged = full_marks(rewards, answer_labels)
         if judged is None or least is None:
             return judged
-        thresholds = dict.fromkeys(judged.thresholds, least)
+        success = Success(dict.fromkeys(judged.thresholds, least))
     else:
-        thresholds = {evaluation.success: _threshold(evaluation.success, least, by_label)}
-    for name, threshold in thresholds.items():
-        _check_reachable(name, threshold, by_label)
-    return Success(thresholds)
+        threshold = _threshold(evaluation.success, least, by_label)
+        success = Success({evaluation.success: threshold}, path("success"))
+    for name, threshold in success.thresholds.items():
+        _check_reachable(name, threshold, by_label, path("success_score"))
+    return success
+
+
+def success_of_domain(domain: DomainSettings, answer_labels: Sequence[str]) -> Success | None:
+    """`success_of` for one domain, whose evaluation may be its own in part."""
+    own = domain.own.evaluation.model_dump(exclude_none=True)
+
+    def path(name: str) -> str:
+        return f"domains.{domain.name}.evaluation.{name}" if name in own else f"evaluation.{name}"
+
+    return success_of(domain.rewards, answer_labels, domain.evaluation, path)
 
 
 def why_not_measured(evaluation: RlEvaluationConfig) -> str:
@@ -121,11 +146,11 @@ def _threshold(name: str, least: float | None, rewards: Mapping[str, RewardConfi
     return OWN_TOP_SCORE if top is None else top
 
 
-def _check_reachable(name: str, threshold: float, rewards: Mapping[str, RewardConfig]) -> None:
+def _check_reachable(name: str, threshold: float, rewards: Mapping[str, RewardConfig], field: str) -> None:
     top = _declared_top(rewards[name]) if name in rewards else None
     if top is not None and not _reaches(top, threshold):
         raise ConfigError(
-            f"evaluation.success_score is {threshold:g}, which {name!r} cannot reach: it gives at most {top:g}",
+            f"{field} is {threshold:g}, which {name!r} cannot reach: it gives at most {top:g}",
             remedy=f"set it to {top:g} or less (scores are compared before weighting)",
         )
 

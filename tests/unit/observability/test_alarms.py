@@ -78,6 +78,14 @@ def test_returns_that_are_all_alike_need_no_exact_values() -> None:
     assert fired(steps(30, **solved, critic__value_mean=0.7)) == [("critic far from the returns", 20)]
 
 
+def test_a_reward_that_is_for_no_response_is_named_after_ten_steps() -> None:
+    silent, partly = {"reward/not_mine_fraction/sql": 1.0}, {"reward/not_mine_fraction/sql": 0.99}
+    assert fired([partly] * 30) == []
+    assert fired([silent] * 9 + [partly] + [silent] * 9) == []
+    assert fired([silent] * 30) == [("reward sql silent", 10)]
+    assert fired([silent, {}] * 10) == [("reward sql silent", 19)]  # a step that asks it nothing does not count
+
+
 def test_a_good_step_in_between_starts_the_patience_again() -> None:
     bad = HEALTHY | {"reward/std": 0.0}
     assert fired([bad, bad, HEALTHY, bad, bad]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -44,6 +45,23 @@ def make_items() -> Callable[..., list[Item]]:
 
 
 @pytest.fixture
+def make_group(make_items: Any) -> Callable[..., list[Item]]:
+    """Responses to one prompt, the last of them greedy where `greedy` says so."""
+
+    def make(responses: Sequence[str], *, number: int = 0, greedy: bool = False, **fields: Any) -> list[Item]:
+        indices = [*range(len(responses) - greedy), *([-1] if greedy else [])]
+        return [
+            (
+                dataclasses.replace(prompt, id=f"row-{number}"),
+                dataclasses.replace(rollout, prompt_id=f"row-{number}", group_id=number, sample_index=index),
+            )
+            for index, (prompt, rollout) in zip(indices, make_items(responses, **fields), strict=True)
+        ]
+
+    return make
+
+
+@pytest.fixture
 def reward_file(tmp_path: Path) -> Callable[[str], Path]:
     def write(code: str) -> Path:
         path = tmp_path / "my_rewards.py"
@@ -58,10 +76,12 @@ def make_scorer() -> Iterator[Callable[..., ProcessRewardScorer]]:
     """Scorers that are closed at the end: rewards as names or dictionaries, the rest as scoring options."""
     made: list[ProcessRewardScorer] = []
 
-    def make(*rewards: str | dict[str, Any], columns: Sequence[str] | None = None, **scoring: Any) -> Any:
+    def make(
+        *rewards: str | dict[str, Any], columns: Sequence[str] | None = None, say: Any = None, **scoring: Any
+    ) -> Any:
         scoring = {"workers": 1, "max_failure_fraction": 1.0, **scoring}
         configs = [RewardConfig(name=r) if isinstance(r, str) else RewardConfig(**r) for r in rewards]
-        made.append(ProcessRewardScorer(configs, ScoringConfig(**scoring), columns=columns))
+        made.append(ProcessRewardScorer(configs, ScoringConfig(**scoring), columns=columns, say=say))
         return made[-1]
 
     yield make

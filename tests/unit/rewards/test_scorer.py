@@ -26,6 +26,8 @@ REWARDS = """
     def dense_off(response, response_tokens): return Score(5.0, token_rewards=(1.0,) * len(response_tokens))
     def dense_nan(response, response_tokens): return Score(1.0, token_rewards=(float("nan"),) * len(response_tokens))
     def text(response): return "good"
+    async def text_async(response): return "good"
+    def raises(response): raise RuntimeError("bad day")
     def batch_long(responses): return [1.0] * (len(responses) + 1)
     def batch_number(responses): return 1.0
     def batch_none(responses): return [None if r == "?" else 1 for r in responses]
@@ -104,6 +106,67 @@ def test_a_reward_that_returns_none_is_not_for_a_response_that_another_scores(
     assert (missing.reward, missing.status) == (None, RewardStatus.MISSING)
 
 
+def test_a_reward_that_returns_none_for_some_responses_to_a_prompt_is_missing_there(
+    make_scorer: Any, make_group: Any, file: Path
+) -> None:
+    """`judged` gives 1 or None, so to be unjudgeable would cost nothing. To the second prompt it gives only None."""
+    scorer = make_scorer(f"{file}:judged", "exact")
+    items = make_group(["7", "?", "8"]) + make_group(["?", "?"], number=1, answer="?")
+    scored = scorer.score(items)
+    assert [r.reward for r in scored] == [2.0, None, 1.0, 1.0, 1.0]
+    assert [r.status.value for r in scored] == ["ok", "missing", "ok", "ok", "ok"]
+    assert scored[1].status_detail == (
+        "reward 'judged' returned None: it cannot judge this response, yet it is for the prompt: "
+        "it did not return None for every response to it"
+    )
+
+
+def test_the_greedy_response_counts_as_one_of_its_group(make_scorer: Any, make_group: Any, file: Path) -> None:
+    scored = make_scorer(f"{file}:judged", "exact").score(make_group(["?", "?", "7"], greedy=True))
+    assert [r.reward for r in scored] == [None, None, 2.0]
+
+
+def test_a_reward_that_fails_for_one_response_is_for_the_others_of_the_group(
+    make_scorer: Any, make_group: Any, file: Path
+) -> None:
+    scored = make_scorer(f"{file}:judged", "exact").score(make_group(["nan", "?"]))
+    assert [r.status.value for r in scored] == ["error", "missing"]
+
+
+def test_none_from_an_audit_fails_no_response(make_scorer: Any, make_group: Any, file: Path) -> None:
+    scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True})
+    scored = scorer.score(make_group(["7", "?"]))
+    assert [(r.reward, r.reward_parts) for r in scored] == [(1.0, {"exact": 1.0, "judged": 1.0}), (0.0, {"exact": 0.0})]
+
+
+def test_an_audit_that_fails_is_counted_and_told_once(make_scorer: Any, make_items: Any, file: Path) -> None:
+    """Of four responses two get no finite number. None is an answer."""
+    said: list[str] = []
+    scorer = make_scorer("exact", {"name": f"{file}:judged", "audit": True}, say=said.append)
+    for _ in range(2):
+        scorer.score(make_items(["7", "nan", "inf", "?"]))
+    read = {name: metric.result() for name, metric in scorer.take_metrics().items()}
+    assert read["reward/audit_failed_fraction/judged"] == 0.5
+    assert "reward/audit_failed_fraction/exact" not in read
+    assert read["reward/failed_fraction"] == 0.0
+    (line,) = said
+    for words in ("audit 'judged'", "row-1", "nan", "reward/audit_failed_fraction/judged"):
+        assert words in line
+
+
+@pytest.mark.parametrize("function", ["text", "text_async", "batch_long", "batch_number", "raises"])
+def test_an_audit_that_breaks_its_contract_ends_no_run(
+    make_scorer: Any, make_items: Any, file: Path, function: str
+) -> None:
+    scorer = make_scorer("exact", {"name": f"{file}:{function}", "audit": True}, workers=2)
+    items = make_items(["7", "b", "c", "7"])
+    scorer.begin(items[:2])
+    scored = scorer.score(items)
+    assert [(r.reward, r.status.value) for r in scored] == [(1.0, "ok"), (0.0, "ok"), (0.0, "ok"), (1.0, "ok")]
+    assert scorer.take_metrics()[f"reward/audit_failed_fraction/{function}"].result() == 1.0
+    assert [r.reward for r in scorer.score(items)] == [1.0, 0.0, 0.0, 1.0]
+
+
 def test_a_reward_is_for_the_domains_that_it_names(make_scorer: Any, make_items: Any, file: Path) -> None:
     """`judged` fails for this response, but is not asked about it in the domain `text`."""
     bound = {"name": f"{file}:judged", "domains": ["math"]}
@@ -150,6 +213,17 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     assert read["time/reward_seconds"] > 0
     assert read["time/reward_worker_seconds/judged"] > 0
     assert scorer.take_metrics()["reward/failed_fraction"].result() is None
+
+
+def test_metrics_tell_how_many_responses_each_reward_is_not_for(make_scorer: Any, make_group: Any, file: Path) -> None:
+    """`judged` is not for one of two prompts, and is missing, not left out, for one response to the other."""
+    scorer = make_scorer(f"{file}:judged", {"name": "exact", "domains": ["default"]})
+    scorer.score(make_group(["?", "?"]) + make_group(["7", "?"], number=1) + make_group(["a"], number=2, domain="b"))
+    read = {name: metric.result() for name, metric in scorer.take_metrics().items()}
+    assert read["reward/not_mine_fraction/judged"] == pytest.approx(2 / 5)
+    assert read["reward/not_mine_fraction/exact"] == 0.0
+    assert read["reward/missing_fraction"] == pytest.approx(1 / 5)
+    assert not [name for name in scorer.take_metrics() if "not_mine" in name]
 
 
 def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer: Any, make_items: Any, file: Path) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from burnish.config.domains import domain_settings
+from burnish.config.loading import load_run_data
 from burnish.config.schema import RewardConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.errors import ConfigError
-from burnish.rewards.success import Success, full_marks, success_of, why_not_measured
+from burnish.rewards.success import Success, full_marks, success_of, success_of_domain, why_not_measured
 from burnish.types import FinishReason, RewardStatus, Rollout
 
 
@@ -39,10 +41,10 @@ def test_a_named_reward_judges_alone_from_its_own_threshold() -> None:
         return success_of(MIXED, ("math", "own"), RlEvaluationConfig(**fields))
 
     assert named() == Success({"math": 1.0, "own": 1.0})
-    assert named(success="own", success_score=0.25) == Success({"own": 0.25})
-    assert named(success="math") == Success({"math": 1.0})
-    assert named(success="own/right") == Success({"own/right": 1.0})
-    assert named(success="model", success_score=-3) == Success({"model": -3.0})
+    assert named(success="own", success_score=0.25) == Success({"own": 0.25}, "evaluation.success")
+    assert named(success="math") == Success({"math": 1.0}, "evaluation.success")
+    assert named(success="own/right") == Success({"own/right": 1.0}, "evaluation.success")
+    assert named(success="model", success_score=-3) == Success({"model": -3.0}, "evaluation.success")
     assert success_of(rewards({"name": "exact"}), ("exact",), RlEvaluationConfig(success_score=0.5)) == Success(
         {"exact": 0.5}
     )
@@ -75,7 +77,35 @@ def test_what_cannot_be_judged_is_neither_solved_nor_unsolved() -> None:
 
 
 def test_a_part_that_no_response_has_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="'own/rihgt'") as caught:
-        Success({"own/rihgt": 1.0}).check_parts([scored(1.0, own=1.0, own__right=1.0)])
+    misspelt = Success({"own/rihgt": 1.0}, "domains.math.evaluation.success")
+    with pytest.raises(ConfigError, match=r"^domains\.math\.evaluation\.success is 'own/rihgt'") as caught:
+        misspelt.check_parts([scored(1.0, own=1.0, own__right=1.0)])
     assert "did you mean 'own/right'?" in str(caught.value.remedy)
-    Success({"own/rihgt": 1.0}).check_parts([scored(None, RewardStatus.ERROR)])  # nothing was scored
+    misspelt.check_parts([scored(None, RewardStatus.ERROR)])  # nothing was scored
+
+
+def test_a_reward_that_the_run_file_does_not_name_need_not_be_for_the_held_out_rows() -> None:
+    """Rewards `math` and `choice`, and held-out rows of mathematics only."""
+    success = success_of(rewards({"name": "math"}, {"name": "choice"}), ("math", "choice"), RlEvaluationConfig())
+    assert success is not None
+    success.check_parts([scored(1.0, math=1.0)])
+    assert success.solved(scored(1.0, math=1.0)) is True
+
+
+def test_messages_name_the_field_that_the_run_file_sets() -> None:
+    """What a domain leaves to the run is named where the run sets it."""
+    config = load_run_data(
+        {
+            "model": "m",
+            "rewards": "exact",
+            "evaluation": {"success": "exact"},
+            "domains": {
+                "sums": {"train": "a.jsonl", "evaluation": {"success_score": 2.0}},
+                "words": {"train": "b.jsonl"},
+            },
+        }
+    ).rl
+    sums, words = domain_settings(config)
+    with pytest.raises(ConfigError, match=r"^domains\.sums\.evaluation\.success_score is 2,"):
+        success_of_domain(sums, ("exact",))
+    assert success_of_domain(words, ("exact",)) == Success({"exact": 1.0}, "evaluation.success")

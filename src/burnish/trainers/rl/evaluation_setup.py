@@ -14,7 +14,7 @@ from burnish.data.prompts import PromptSet
 from burnish.models.loading import LoadedModel
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import success_of, why_not_measured
+from burnish.rewards.success import success_of_domain, why_not_measured
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.rl.domain_setup import asked_by, build_sampling, load_domains, prompts_of
 from burnish.trainers.rl.evaluation import Evaluator, HeldOut
@@ -51,7 +51,7 @@ def build_held_out(
     config: RlConfig, domain: DomainSettings, prompts: PromptSet, scorer: ProcessRewardScorer, console: Console
 ) -> HeldOut:
     settings = domain.evaluation
-    success = success_of(domain.rewards, scorer.answer_labels, settings)
+    success = success_of_domain(domain, scorer.answer_labels)
     if success is None:
         why = why_not_measured(settings)
         say(console, (f"{domain.name}: {why}" if domain.name else why,))

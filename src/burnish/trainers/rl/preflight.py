@@ -25,7 +25,7 @@ from burnish.observability.sinks import find_sinks
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import success_of
+from burnish.rewards.success import success_of_domain
 from burnish.rollouts.engine import StoppableEngine
 from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm.process import has_vllm
@@ -220,7 +220,7 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
         return
     with ProcessRewardScorer(functions, config.scoring, sandbox=config.sandbox) as scorer:
         for domain in domain_settings(config):
-            success_of(domain.rewards, scorer.answer_labels, domain.evaluation)
+            success_of_domain(domain, scorer.answer_labels)
         for prompts in prompt_sets:
             scorer.check_prompts(prompts)
 

@@ -47,7 +47,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     say(console, chained)
     with ExitStack() as stack:
         stack.enter_context(naming_memory_errors())
-        scorer = stack.enter_context(open_scorer(config))
+        scorer = stack.enter_context(open_scorer(config, console))
         paths = recorded_paths(Path(config.output))
         loaded = stack.enter_context(open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))

@@ -18,7 +18,7 @@ from burnish.data.prompts import check_bound_rewards
 from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import success_of
+from burnish.rewards.success import success_of_domain
 from burnish.rollouts.answering import open_model
 from burnish.rollouts.limits import check_rotation
 from burnish.trainers.chaining import pinned
@@ -59,7 +59,7 @@ def open_rl_run(
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         models_elsewhere = "reward_model" in config.cluster.own_process
-        scorer = stack.enter_context(open_scorer(config, models_elsewhere=models_elsewhere))
+        scorer = stack.enter_context(open_scorer(config, console, models_elsewhere=models_elsewhere))
         paths = recorded_paths(workplace.path)
         loaded = stack.enter_context(cast.open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
@@ -156,7 +156,7 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
 
 
 @contextmanager
-def open_scorer(config: RlConfig, *, models_elsewhere: bool = False) -> Iterator[ProcessRewardScorer]:
+def open_scorer(config: RlConfig, console: Console, *, models_elsewhere: bool = False) -> Iterator[ProcessRewardScorer]:
     """The rewards of the run file, loaded first, so that a wrong name or option stops the run before a model loads."""
     scorer = ProcessRewardScorer(
         config.all_rewards,
@@ -164,10 +164,11 @@ def open_scorer(config: RlConfig, *, models_elsewhere: bool = False) -> Iterator
         models_elsewhere=models_elsewhere,
         sandbox=config.sandbox,
         open_model=open_model,
+        say=lambda line: say(console, (line,)),
     )
     try:
         for domain in domain_settings(config):  # refuses a threshold out of reach
-            success_of(domain.rewards, scorer.answer_labels, domain.evaluation)
+            success_of_domain(domain, scorer.answer_labels)
         yield scorer
     finally:
         scorer.close()

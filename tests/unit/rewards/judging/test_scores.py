@@ -150,6 +150,18 @@ def test_what_will_not_pass_stops_the_run(
     assert stub.requests == 1
 
 
+def test_an_audit_whose_endpoint_refuses_stops_no_run(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub, said = stub_judge(by_length(stub_judges), lambda count, prompt: "401"), list[str]()
+    scorer = make_scorer("exact", {**settings(stub, concurrency=1), "audit": True}, say=said.append)
+    for _ in range(2):
+        assert [r.reward for r in scorer.score(make_items(["7", "b", "c"]))] == [1.0, 0.0, 0.0]
+    assert scorer.take_metrics()["reward/audit_failed_fraction/judge"].result() == 1.0
+    assert "status 401" in said[0]
+    assert (len(said), stub.requests) == (1, 1)
+
+
 @pytest.mark.parametrize(
     "said", ["400:This model's maximum context length is 8 tokens", "400:content_filter", "413:big"]
 )

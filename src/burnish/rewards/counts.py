@@ -1,0 +1,76 @@
+"""Counts of what rewards did with the responses of a step, as the metrics that are logged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from burnish.rewards.combining import Weighted
+from burnish.rewards.inputs import Item
+from burnish.types import Metric, Reduction, RewardStatus, Rollout
+
+FAILURES = (RewardStatus.TIMEOUT, RewardStatus.ERROR, RewardStatus.MISSING)
+
+
+def has_failed(rollout: Rollout) -> bool:
+    """Whether a scored response has no score of its own."""
+    return rollout.status is not RewardStatus.OK
+
+
+class Counts:
+    """Counts since the last `take`."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.seconds = 0.0
+        self.incomplete = 0
+        self.total: Counter[str] = Counter()  # by domain
+        self.failed: Counter[str] = Counter()
+        self.status: Counter[RewardStatus] = Counter()
+        self.asked: Counter[str] = Counter()  # by label of the reward
+        self.not_mine: Counter[str] = Counter()
+        self.audits: Counter[str] = Counter()
+        self.failed_audits: Counter[str] = Counter()
+
+    def add(
+        self,
+        items: Sequence[Item],
+        results: Sequence[Sequence[Weighted]],
+        scored: Sequence[Rollout],
+        seconds: float,
+    ) -> None:
+        """Count responses: what each reward said of them, and what they got."""
+        self.seconds += seconds
+        for (prompt, _), rollout in zip(items, scored, strict=True):
+            self.total[prompt.domain] += 1
+            self.status[rollout.status] += 1
+            self.failed[prompt.domain] += has_failed(rollout)
+        for result in (one for found in results for one in found):
+            self.asked[result.label] += 1
+            self.not_mine[result.label] += not result.applies
+            self.audits[result.label] += result.audit
+            self.failed_audits[result.label] += result.is_failed_audit
+
+    def take(self) -> dict[str, Metric]:
+        """The counts as metrics, and counting begins anew."""
+        total = self.total.total()
+        metrics = {
+            "reward/failed_fraction": _share(self.failed.total(), total),
+            "reward/incomplete_fraction": _share(self.incomplete, total),
+            "time/reward_seconds": Metric(Reduction.SUM, self.seconds),
+        }
+        metrics |= {f"reward/{status.value}_fraction": _share(self.status[status], total) for status in FAILURES}
+        for domain, count in sorted(self.total.items()):
+            metrics[f"reward/failed_fraction/{domain}"] = _share(self.failed[domain], count)
+        for label, count in self.asked.items():
+            metrics[f"reward/not_mine_fraction/{label}"] = _share(self.not_mine[label], count)
+        for label in +self.audits:
+            metrics[f"reward/audit_failed_fraction/{label}"] = _share(self.failed_audits[label], self.audits[label])
+        self._reset()
+        return metrics
+
+
+def _share(count: int, total: int) -> Metric:
+    return Metric(Reduction.MEAN, float(count), float(total))

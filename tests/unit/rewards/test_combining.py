@@ -1,0 +1,76 @@
+"""Which rewards a response is scored by, and what the group that remains can be compared on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burnish.rewards.combining import Weighted, combine, not_for_prompt
+from burnish.rewards.outcome import Outcome, failure
+from burnish.trainers.rl.batching import build_rewards
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Score
+
+LABELS = ("a", "b", "c")
+ANSWERS = {
+    "score": Outcome(RewardStatus.OK, Score(1.0)),
+    "none": failure(RewardStatus.MISSING, "None"),
+    "error": failure(RewardStatus.ERROR, "broken"),
+}
+
+
+def rollout(sample: int) -> Rollout:
+    return Rollout("p", 0, sample, (1,), (2,), (0.0,), FinishReason.STOP, 0, response="x")
+
+
+def combined(answers: Sequence[Sequence[str]]) -> list[Rollout]:
+    """The responses of one group; `answers` are those of the rewards a, b and c to each response."""
+    outcomes = {
+        (reward, place): ANSWERS[answer] for place, row in enumerate(answers) for reward, answer in enumerate(row)
+    }
+    elsewhere = not_for_prompt(outcomes, [("p", 0)] * len(answers))
+    return [
+        combine(
+            rollout(place),
+            [
+                Weighted(LABELS[reward], 1.0, ANSWERS[answer], applies=(reward, place) not in elsewhere)
+                for reward, answer in enumerate(row)
+            ],
+            None,
+        )
+        for place, row in enumerate(answers)
+    ]
+
+
+@given(st.lists(st.tuples(*[st.sampled_from(sorted(ANSWERS))] * 3), min_size=1, max_size=5))
+def test_what_is_left_of_a_group_was_scored_by_the_same_rewards(answers: list[tuple[str, str, str]]) -> None:
+    """So siblings are compared on the same sum, and estimators that treat rewards separately get their parts."""
+    scored = [one for one in combined(answers) if one.reward is not None]
+    assert len({frozenset(one.reward_parts) for one in scored}) <= 1
+    if scored:
+        group = RolloutGroup(Prompt("p", text="?"), 0, tuple(scored))
+        rewards = build_rewards([(group, one) for one in scored], dict.fromkeys(LABELS, 1.0))
+        assert rewards.parts_BC is not None
+
+
+@given(st.lists(st.tuples(*[st.sampled_from(sorted(ANSWERS))] * 3), min_size=1, max_size=5), st.randoms())
+def test_the_order_of_the_responses_changes_nothing(answers: list[tuple[str, str, str]], random: object) -> None:
+    order = list(range(len(answers)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    plain, shuffled = combined(answers), combined([answers[place] for place in order])
+    assert [one.status for one in shuffled] == [plain[place].status for place in order]
+
+
+def test_none_to_all_responses_of_a_group_is_not_for_that_group_only() -> None:
+    none, ok = ANSWERS["none"], ANSWERS["score"]
+    outcomes = {(0, 0): none, (0, 1): none, (0, 2): none, (0, 3): ok, (1, 0): ok}
+    assert not_for_prompt(outcomes, [("p", 0), ("p", 0), ("q", 1), ("q", 1)]) == {(0, 0), (0, 1)}
+
+
+def test_a_failure_explains_more_than_a_missing_score() -> None:
+    """The reward a returned None, for this response only or for all, and b raised."""
+    (alone,) = combined([("none", "error", "none")])
+    assert (alone.status, alone.status_detail) == (RewardStatus.ERROR, "broken")
+    both = combined([("none", "error", "score"), ("score", "score", "score")])
+    assert [(one.status, one.status_detail) for one in both] == [(RewardStatus.ERROR, "broken"), (RewardStatus.OK, "")]
