@@ -164,3 +164,39 @@ def test_a_reward_for_a_domain_without_prompts_is_refused_before_a_model_loads(
     rewards = [{"name": "exact"}, {"name": "math", "domains": ["trian"]}]
     with pytest.raises(ConfigError, match="for the domain 'trian', but no training prompt belongs to it"):
         preview(tiny_run(rewards=rewards), None)
+
+
+def test_another_run_says_at_the_start_alone_how_hard_prompts_are(
+    tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
+) -> None:
+    """A resumed run has it in its checkpoint, so the other run may be gone."""
+    sums = {"train": str(tiny_task / "train.jsonl"), "rewards": f"{tiny_task / 'reward.py'}:digits"}
+
+    def train(name: str, steps: int, **difficulty: Any) -> None:
+        domains = {"sums": {**sums, "difficulty": difficulty}}
+        config = tiny_run(f"output={tmp_path}/{name}", steps=steps, data={}, rewards=[], domains=domains)
+        train_rl(config, console=Console(quiet=True))
+
+    train("first", 1, min_spread=0.0)
+    recorded = str(tmp_path / "first")
+    train("second", 1, keep=[0.0, 0.5], recorded=recorded)
+    (tmp_path / "first").rename(tmp_path / "moved")
+    train("second", 2, keep=[0.0, 0.5], recorded=recorded)
+    assert [row["step"] for row in rows(tmp_path / "second")] == [1, 2]
+    with pytest.raises(ConfigError, match=r"difficulty.recorded is .*first', which is not the folder of a run"):
+        train("third", 1, keep=[0.0, 0.5], recorded=recorded)
+
+
+def test_difficulty_needs_a_criterion_only_where_it_asks_what_is_solved(
+    tiny_run: Callable[..., RlConfig], tiny_task: Path
+) -> None:
+    """A reward for length says nothing about that."""
+    sums = {"train": str(tiny_task / "train.jsonl"), "rewards": {"name": "length", "options": {"maximum": 2}}}
+
+    def config(**settings: Any) -> RlConfig:
+        return tiny_run(steps=1, data={}, rewards=[], domains={"sums": {**sums, **settings}})
+
+    train_rl(config(difficulty={"min_spread": 0.1}), console=Console(quiet=True))
+    for settings in ({"difficulty": {"keep": [0.0, 0.9]}}, {"difficulty_weight": 1.0}):
+        with pytest.raises(ConfigError, match="is set, but nothing says when a response is solved"):
+            preview(config(**settings), None)

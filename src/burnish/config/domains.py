@@ -68,6 +68,16 @@ class DomainSettings:
         own = self.own
         return own.loss_weight != 1.0 or own.difficulty_weight != 0.0 or own.length_weight != 0.0
 
+    @property
+    def asks_what_is_solved(self) -> list[str]:
+        """Its own settings for which something must say when a response is solved."""
+        difficulty, asking = self.difficulty, []
+        if difficulty is not None and any(bounds != (0.0, 1.0) for bounds in stages(difficulty.keep).values()):
+            asking.append("difficulty.keep")
+        if difficulty is not None and difficulty.recorded is not None:
+            asking.append("difficulty.recorded")
+        return [*asking, "difficulty_weight"] if self.own.difficulty_weight else asking
+
     def title(self, section: str, name: str) -> str:
         """The dotted path of a setting, for messages: `domains.math.group_size`, or `rollout.group_size`."""
         return f"domains.{self.name}.{name}" if self.name else f"{section}.{name}"

@@ -7,16 +7,20 @@ and not yet trained on are in it as well (`burnish.trainers.rl.supply`), and are
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from burnish.checkpointing.chaining import is_run
+from burnish.checkpointing.run import RunDirectory
 from burnish.config.domains import at_step, stages
 from burnish.config.schema_domains import DifficultyConfig
 from burnish.errors import ConfigError
-from burnish.observability.recorder import read_rollouts, recorded_files
+from burnish.observability.recorder import recorded_files
+from burnish.reading import reading
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.types import Rollout, RolloutGroup
@@ -134,20 +138,55 @@ class Filter:
         return low <= share <= high
 
 
-def recorded_outcomes(folder: str, field: str, success: Success) -> Iterable[tuple[str, bool]]:
-    """Prompt id and verdict of each training response that a run recorded, in order. ConfigError if there is none."""
-    files = [file for file in recorded_files(Path(folder).expanduser() / "rollouts") if file.name.startswith("step-")]
+def recorded_files_of(folder: str, field: str) -> list[Path]:
+    """The training rollouts of another run, oldest first. ConfigError if `field`, which names it, names none."""
+    path = Path(folder).expanduser()
+    files = [file for file in recorded_files(path / "rollouts") if file.name.startswith("step-")]
+    if not is_run(path) or not files:
+        lacks = "has no recorded training rollouts" if is_run(path) else "is not the folder of a run"
+        raise ConfigError(
+            f"{field} is {folder!r}, which {lacks}",
+            remedy="name the folder of a run, with its config.yaml and rollouts/step-*.jsonl, or remove it",
+        )
+    return files
+
+
+def recorded_outcomes(
+    folder: str, field: str, success: Success, *, domain: str, prompt_ids: Collection[str]
+) -> list[tuple[str, bool]]:
+    """Prompt id and verdict of each training response of another run to these prompts of a domain, oldest first.
+
+    A prompt's id is unique only within a domain. If that run has domains, only those of the same name count.
+    ConfigError if nothing was recorded that helps, or if a file is damaged.
+    """
+    files = recorded_files_of(folder, field)
+    has_domains = bool(RunDirectory(Path(folder).expanduser()).read_config().get("domains"))
     found = []
-    for line in (line for file in files for line in read_rollouts(file) if not line["greedy"]):
-        solved = success.solved(Rollout.from_dict({name: line[name] for name in _OF_ROLLOUT if name in line}))
-        if solved is not None:
-            found.append((str(line["prompt_id"]), solved))
+    for of, rollout in (one for file in files for one in _sampled(file)):
+        if rollout.prompt_id in prompt_ids and (of == domain or not has_domains):
+            solved = success.solved(rollout)
+            found += [] if solved is None else [(rollout.prompt_id, solved)]
     if not found:
         raise ConfigError(
-            f"{field} is {folder!r}, which has no recorded training rollouts that {success} could judge",
-            remedy="name the folder of a run with rollouts/step-*.jsonl and the same rewards, or remove it",
+            f"{field} is {folder!r}, which has recorded no response to a training prompt of the domain {domain!r} "
+            f"that could be judged ({success})",
+            remedy="name a run of the same data and rewards, whose domains have the same names, or remove it",
         )
     return found
+
+
+def _sampled(file: Path) -> Iterator[tuple[str, Rollout]]:
+    """The domain and the response of each line of recorded training rollouts, without the greedy ones."""
+    remedy = "remove the line, or name another run in difficulty.recorded"
+    with reading(f"{file}: reading recorded rollouts", ConfigError, remedy=remedy), file.open(encoding="utf-8") as text:
+        lines = list(text)
+    for number, line in enumerate(lines, start=1):
+        with reading(f"{file}:{number}: reading a recorded rollout", ConfigError, remedy=remedy):
+            row = json.loads(line)
+            of, greedy = str(row["domain"]), bool(row["greedy"])
+            rollout = Rollout.from_dict({name: row[name] for name in _OF_ROLLOUT if name in row})
+        if not greedy:
+            yield of, rollout
 
 
 def _deviation(values: Sequence[float]) -> float:

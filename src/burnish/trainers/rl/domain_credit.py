@@ -18,7 +18,7 @@ from burnish.types import Rollout, RolloutGroup
 
 Row = tuple[RolloutGroup, Rollout]
 EPS = 1e-6
-"""Added to a standard deviation, so that equal scores become 0."""
+"""Added to a standard deviation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,12 @@ class Moments:
         """Standard deviation (of a population)."""
         return float((self.squares / max(self.count, 1)) ** 0.5)
 
+    @property
+    def scale(self) -> float:
+        """What shifted scores are divided by: 1 if they are all equal, up to rounding. A greedy response need not score
+        like them, and dividing its distance by almost 0 would make it a baseline of a million."""
+        return 1.0 if self.deviation <= EPS * max(1.0, abs(self.mean)) else self.deviation + EPS
+
 
 @dataclass(slots=True)
 class DomainCredit:
@@ -66,8 +72,8 @@ class DomainCredit:
             for index in members:
                 limit[index] = settings.own.reward_clip or float("inf")
                 if moments is not None:
-                    shift[index], scale[index] = moments.mean, moments.deviation + EPS
-        if all(one == 1.0 for one in scale) and all(bound == float("inf") for bound in limit):
+                    shift[index], scale[index] = moments.mean, moments.scale
+        if not any(shift) and set(scale) <= {1.0} and set(limit) <= {float("inf")}:
             return rewards
         last_B = batch.response_lengths - 1
         return _scaled(rewards, torch.tensor(shift), torch.tensor(scale), torch.tensor(limit), last_B)

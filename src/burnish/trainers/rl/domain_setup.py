@@ -13,10 +13,10 @@ from burnish.data.shares import Shares
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import Success, success_of, why_not_measured
+from burnish.rewards.success import success_of, why_not_measured
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_outcomes
+from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_files_of, recorded_outcomes
 from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.types import Prompt
@@ -40,40 +40,47 @@ def asked_by(sets: Mapping[str, PromptSet]) -> list[Asked]:
     return [asked for prompts in sets.values() for asked in prompts.asked()]
 
 
+def check_difficulty(settings: Sequence[DomainSettings], answer_labels: Sequence[str], *, begins: bool) -> None:
+    """ConfigError for a trained domain that asks when a response is solved where nothing says so, and for a run that
+    does not exist in `difficulty.recorded`. `begins`: a run that goes on does not read it."""
+    for domain in (domain for domain in settings if domain.is_trained):
+        asking = domain.asks_what_is_solved
+        if asking and success_of(domain.rewards, answer_labels, domain.evaluation) is None:
+            raise ConfigError(
+                f"domains.{domain.name}.{asking[0]} is set, but nothing says when a response is solved: "
+                f"{why_not_measured(domain.evaluation)}",
+                remedy=f"set domains.{domain.name}.evaluation.success to the reward that decides",
+            )
+        if begins and domain.difficulty is not None and domain.difficulty.recorded is not None:
+            recorded_files_of(domain.difficulty.recorded, f"domains.{domain.name}.difficulty.recorded")
+
+
 def build_domains(
     config: RlConfig,
     settings: Sequence[DomainSettings],
     train: Mapping[str, PromptSet],
     scorer: ProcessRewardScorer,
     progress: Progress,
+    *,
+    begins: bool,
 ) -> Domains:
-    """What the domains draw from and how. Raises ConfigError for a difficulty that nothing can measure."""
+    """What the domains draw from and how. `begins`: the run has no checkpoint, which would say how hard prompts are."""
     windows = {one.name: one.difficulty.window for one in settings if one.difficulty is not None}
     rates = PassRates(windows, progress)
     domains = {}
     for one in settings:
         success = success_of(one.rewards, scorer.answer_labels, one.evaluation)
-        if one.difficulty is not None:
-            begin_rates(rates, one, success)
+        recorded = None if one.difficulty is None else one.difficulty.recorded
+        if begins and recorded is not None and success is not None and one.name in train:
+            field, ids = f"domains.{one.name}.difficulty.recorded", {prompt.id for prompt in train[one.name].prompts}
+            found = recorded_outcomes(recorded, field, success, domain=one.name, prompt_ids=ids)
+            rates.begin_with(one.name, found)
         teaching = Filter(one.dynamic_sampling, one.difficulty, success)
         domains[one.name] = Domain(one, build_sampling(config, one), teaching)
     seed, shuffle = config.seed, config.data.shuffle
     feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}
     shares = Shares([one.shares for one in settings], config.rollout.prompts_per_step)
     return Domains(domains, DomainFeeds([one.name for one in settings], feeds, shares), rates)
-
-
-def begin_rates(rates: PassRates, domain: DomainSettings, success: Success | None) -> None:
-    """Let the domain's difficulty begin with what another run recorded, if it is to."""
-    field = f"domains.{domain.name}.difficulty"
-    if success is None:
-        raise ConfigError(
-            f"{field} is set, but nothing says when a response is solved: {why_not_measured(domain.evaluation)}",
-            remedy=f"set domains.{domain.name}.evaluation.success to the reward that decides",
-        )
-    recorded = domain.difficulty.recorded if domain.difficulty is not None else None
-    if recorded is not None:
-        rates.begin_with(domain.name, recorded_outcomes(recorded, f"{field}.recorded", success))
 
 
 def build_sampling(config: RlConfig, domain: DomainSettings) -> Sampling:

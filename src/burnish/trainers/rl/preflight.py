@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.store import CheckpointStore
 from burnish.config.domains import Split, domain_settings, sources_of, used_domains
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig, RunConfig, VllmConfig
@@ -31,6 +32,7 @@ from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm.process import has_vllm
 from burnish.trainers.rl.algorithm import AlgorithmParts, resolve_algorithm
 from burnish.trainers.rl.credit import reads_responses_alone
+from burnish.trainers.rl.domain_setup import check_difficulty
 from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.types import Prompt
 
@@ -216,13 +218,16 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
     for reward in config.all_rewards:
         if reward not in functions:
             check_model_reward(RewardSpec(reward.name, reward.label or "model", reward.options))
+    settings, begins = domain_settings(config), not CheckpointStore(Path(config.output)).steps()
     if not functions:
-        return
+        return check_difficulty(settings, (), begins=begins)
     with ProcessRewardScorer(functions, config.scoring, sandbox=config.sandbox) as scorer:
-        for domain in domain_settings(config):
+        for domain in settings:
             success_of_domain(domain, scorer.answer_labels)
+        check_difficulty(settings, scorer.answer_labels, begins=begins)
         for prompts in prompt_sets:
             scorer.check_prompts(prompts)
+    return None
 
 
 def notes_on(config: RunConfig) -> list[str]:

@@ -29,7 +29,7 @@ from burnish.trainers.rl.cast import Cast, Inline
 from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.critic_setup import build_value_objective
 from burnish.trainers.rl.domain_credit import DomainCredit
-from burnish.trainers.rl.domain_setup import asked_by, build_domains, load_domains, prompts_of
+from burnish.trainers.rl.domain_setup import asked_by, build_domains, check_difficulty, load_domains, prompts_of
 from burnish.trainers.rl.evaluation_setup import build_evaluator
 from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective_setup import objectives
@@ -60,13 +60,14 @@ def open_rl_run(
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         models_elsewhere = "reward_model" in config.cluster.own_process
         scorer = stack.enter_context(open_scorer(config, console, models_elsewhere=models_elsewhere))
+        settings, begins = domain_settings(config), workplace.checkpoint is None
+        check_difficulty(settings, scorer.answer_labels, begins=begins)
         paths = recorded_paths(workplace.path)
         loaded = stack.enter_context(cast.open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)
         check_rotation(loaded.model.config, longest_text(config, loaded))
-        settings = domain_settings(config)
         train = load_domains(config, settings, loaded, "train")
         for prompts in train.values():
             say(console, prompts.lines())
@@ -82,7 +83,7 @@ def open_rl_run(
         overlaps: Overlaps = "all" if idle_cores else "waiting" if scorer.only_waits else "none"
         collector = Collector(
             config=config,
-            domains=build_domains(config, settings, train, scorer, progress),
+            domains=build_domains(config, settings, train, scorer, progress, begins=begins),
             engine=engine,
             scorer=scorer,
             needs_greedy=estimator.needs_greedy,

@@ -90,13 +90,47 @@ def test_a_checkpoint_holds_what_was_trained_on_and_the_rest_is_observed_again()
     assert later.of("math", "p") == rates.of("math", "p") == Seen("101010", 3)
 
 
+def record(folder: Path, config: str, *recorded: tuple[str, str, float | None, bool]) -> Path:
+    """A run with this config.yaml and these training rollouts: domain, prompt, score, greedy."""
+    lines = [
+        json.dumps({**rollout(score, prompt=prompt).to_dict(), "domain": domain, "greedy": greedy})
+        for domain, prompt, score, greedy in recorded
+    ]
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(config)
+    (folder / "rollouts" / "step-000001.jsonl").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+def outcomes(folder: Path, domain: str = "math", prompt_ids: str = "abc") -> list[tuple[str, bool]]:
+    return recorded_outcomes(str(folder), "field", EXACT, domain=domain, prompt_ids=set(prompt_ids))
+
+
 def test_recorded_rollouts_of_another_run(tmp_path: Path) -> None:
-    folder = tmp_path / "rollouts"
-    folder.mkdir()
-    recorded = [("a", 1.0, False), ("a", 0.0, False), ("b", 1.0, True), ("c", None, False)]
-    lines = [{**rollout(score, prompt=prompt).to_dict(), "greedy": greedy} for prompt, score, greedy in recorded]
-    (folder / "step-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "eval-000001.jsonl").write_text(json.dumps(lines[0]) + "\n")
-    assert list(recorded_outcomes(str(tmp_path), "field", EXACT)) == [("a", True), ("a", False)]
-    with pytest.raises(ConfigError, match="no recorded training rollouts"):
-        recorded_outcomes(str(tmp_path / "elsewhere"), "field", EXACT)
+    """Greedy responses, responses without a score and evaluations do not count, nor do prompts that are gone."""
+    train = [("rows", "a", 1.0, False), ("rows", "a", 0.0, False), ("rows", "b", 1.0, True), ("rows", "c", None, False)]
+    folder = record(tmp_path, "steps: 1\n", *train, ("rows", "gone", 1.0, False))
+    (folder / "rollouts" / "eval-000001.jsonl").write_text((folder / "rollouts" / "step-000001.jsonl").read_text())
+    assert outcomes(folder) == [("a", True), ("a", False)]
+
+
+def test_of_a_recorded_run_with_domains_only_this_one_counts(tmp_path: Path) -> None:
+    """Both domains have a prompt a."""
+    both = ("math", "a", 1.0, False), ("code", "a", 0.0, False)
+    assert outcomes(record(tmp_path / "with", "domains: {math: {}, code: {}}\n", *both)) == [("a", True)]
+    assert outcomes(record(tmp_path / "without", "steps: 1\n", *both)) == [("a", True), ("a", False)]
+    with pytest.raises(ConfigError, match="no response to a training prompt of the domain 'chat'"):
+        outcomes(tmp_path / "with", domain="chat")
+
+
+def test_a_recorded_run_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", "steps: 1\n", ("rows", "a", 1.0, False))
+    with (folder / "rollouts" / "step-000001.jsonl").open("a") as file:
+        file.write('{"prompt_id": "a"}\n')
+    with pytest.raises(ConfigError, match=r"step-000001\.jsonl:2: reading a recorded rollout: KeyError: 'domain'"):
+        outcomes(folder)
+    with pytest.raises(ConfigError, match="elsewhere', which is not the folder of a run"):
+        outcomes(tmp_path / "elsewhere")
+    (folder / "rollouts" / "step-000001.jsonl").unlink()
+    with pytest.raises(ConfigError, match="has no recorded training rollouts"):
+        outcomes(folder)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from burnish.config.domains import domain_settings
 from burnish.config.schema import RlConfig
@@ -78,6 +80,20 @@ def test_scores_are_normalised_as_each_domain_asks() -> None:
 
 def test_equal_scores_become_zero() -> None:
     assert normalized(credit_of(a={"normalize": "domain"}), rows_of(("a", (2.0, 2.0)))) == [0, 0]
+
+
+@pytest.mark.parametrize("over", ["group", "domain", "running"])
+@given(score=st.floats(-1e6, 1e6, width=32), greedy=st.floats(-10, 10, width=32), count=st.integers(1, 5))
+def test_equal_scores_are_shifted_and_not_scaled(over: str, score: float, greedy: float, count: int) -> None:
+    """The greedy response may score otherwise: its distance from the others stays as it is."""
+    rows = rows_of(("a", [score] * count))
+    batch = build_batch([rollout for _, rollout in rows], pad_token_id=0, mask_truncated=False)
+    scores_B = torch.full((count,), score)
+    rewards = BatchRewards(scores_B, greedy_scores_B=scores_B + greedy)
+    found = credit_of(a={"normalize": over}).normalized(rewards, batch, rows)
+    assert found.greedy_scores_B is not None
+    torch.testing.assert_close(found.scores_B, torch.zeros(count), atol=1e-6 * max(1, abs(score)), rtol=0)
+    torch.testing.assert_close(found.greedy_scores_B, scores_B + greedy - score, atol=1e-6 * max(1, abs(score)), rtol=0)
 
 
 def test_scores_are_clipped_after_they_are_normalised() -> None:
