@@ -45,6 +45,18 @@ class Message:
             turn["tool_calls"] = [dict(call) for call in self.tool_calls]
         return turn | dict(self.extra)
 
+    @staticmethod
+    def from_dict(turn: Mapping[str, Any]) -> Message:
+        """What `to_dict` was called on."""
+        known = {"role", "content", "reasoning_content", "tool_calls"}
+        return Message(
+            turn["role"],
+            turn["content"],
+            tool_calls=tuple(turn.get("tool_calls", ())),
+            reasoning_content=turn.get("reasoning_content"),
+            extra={name: value for name, value in turn.items() if name not in known},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -74,6 +86,9 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # a stop token or stop string was sampled; it is part of the response
     LENGTH = "length"  # cut at max_response_tokens (or at the end of the context)
+    TURNS = "turns"  # the last turn that a conversation may have called a tool, or its environment went on
+    ENVIRONMENT = "environment"  # the environment has ended the conversation
+    FAILED = "failed"  # the environment died, or the conversation took too long
 
 
 class RewardStatus(StrEnum):
@@ -97,6 +112,35 @@ class Score:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     token_rewards: tuple[float, ...] | None = None
+
+
+Author = Literal["policy", "tool", "environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A part of a response by one author: the tokens from `start` up to `stop`.
+
+    messages: what was said: one message of the policy, or the answers to its calls. reward: of this turn alone, if its
+    environment gives such.
+    """
+
+    author: Author
+    start: int
+    stop: int
+    messages: tuple[Message, ...] = ()
+    reward: float | None = None
+
+    def to_dict(self) -> dict[str, Json]:
+        """For records. Absent fields are left out."""
+        turn: dict[str, Json] = {"author": self.author, "start": self.start, "stop": self.stop}
+        turn["messages"] = [message.to_dict() for message in self.messages]
+        return turn if self.reward is None else {**turn, "reward": self.reward}
+
+    @staticmethod
+    def from_dict(row: Mapping[str, Any]) -> Turn:
+        """What `to_dict` was called on."""
+        return Turn(**{**row, "messages": tuple(Message.from_dict(message) for message in row["messages"])})
 
 
 Versions: TypeAlias = "tuple[tuple[int, int], ...]"
@@ -141,6 +185,8 @@ class RolloutRequest:
 class Rollout:
     """One sampled response, with the sampler's own token ids and log-probabilities (text is never re-tokenised).
 
+    A response in `turns` also holds what tools and environments said in between: tokens that nobody sampled and whose
+    log-probability is 0. Its first and last turns are the policy's, and `response` is the text of the last one.
     `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
     first one, and `versions` has all of them; otherwise `versions` is empty.
     """
@@ -160,6 +206,17 @@ class Rollout:
     status: RewardStatus = RewardStatus.PENDING
     status_detail: str = ""
     versions: Versions = ()
+    turns: tuple[Turn, ...] = ()
+
+    def sampled_mask(self) -> tuple[bool, ...]:
+        """Which tokens of the response the policy sampled."""
+        if not self.turns:
+            return (True,) * len(self.response_tokens)
+        return tuple(turn.author == "policy" for turn in self.turns for _ in range(turn.start, turn.stop))
+
+    def num_sampled(self) -> int:
+        """How many tokens of the response the policy sampled."""
+        return sum(self.sampled_mask()) if self.turns else len(self.response_tokens)
 
     def tokens_by_version(self) -> dict[int, int]:
         """How many tokens the weights of each version sampled."""
@@ -186,6 +243,7 @@ class Rollout:
             "status": self.status.value,
             "status_detail": self.status_detail,
             **({"versions": [list(start) for start in self.versions]} if self.versions else {}),
+            **({"turns": [turn.to_dict() for turn in self.turns]} if self.turns else {}),
         }
 
     @staticmethod
@@ -199,6 +257,7 @@ class Rollout:
             "status": RewardStatus(row["status"]),
             "token_rewards": None if dense is None else tuple(dense),
             "versions": tuple((first, version) for first, version in row.get("versions", ())),
+            "turns": tuple(Turn.from_dict(turn) for turn in row.get("turns", ())),
         }
         return Rollout(**{**row, **typed})
 

@@ -34,20 +34,22 @@ def scored(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]
 
 
 def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncated: bool) -> Batch:
-    """Right-padded tensors of the rollouts' own tokens; every response token is trained on.
+    """Right-padded tensors of the rollouts' own tokens; every response token that the policy sampled is trained on.
 
     With `mask_truncated`, responses that hit the length limit have no trained tokens.
     """
     lengths = torch.tensor([len(r.response_tokens) for r in rollouts])
     left_out = [mask_truncated and r.finish_reason is FinishReason.LENGTH for r in rollouts]
-    trained = torch.where(torch.tensor(left_out), 0, lengths)
-    width = int(lengths.max())
+    masks = [
+        (False,) * len(r.response_tokens) if out else r.sampled_mask()
+        for r, out in zip(rollouts, left_out, strict=True)
+    ]
     return Batch(
         prompt_tokens=_padded([r.prompt_tokens for r in rollouts], pad_token_id, torch.int64),
         prompt_lengths=torch.tensor([len(r.prompt_tokens) for r in rollouts]),
         response_tokens=_padded([r.response_tokens for r in rollouts], pad_token_id, torch.int64),
         response_lengths=lengths,
-        loss_mask=torch.arange(width).unsqueeze(0) < trained.unsqueeze(1),
+        loss_mask=_padded(masks, False, torch.bool),
         group_ids=torch.tensor([r.group_id for r in rollouts]),
         rollout_logprobs=_padded([r.rollout_logprobs for r in rollouts], 0.0, torch.float32),
     )

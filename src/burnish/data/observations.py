@@ -1,0 +1,167 @@
+"""What follows a turn of the policy: the answers of tools or of an environment, as tokens to be appended.
+
+A conversation grows by appending alone. Nothing that the policy has seen or written is rendered or tokenised again,
+because text does not lead back to the same tokens, and the policy would then train on a history that it never saw. So a
+new message is rendered after a stand-in for the turn before it, and only what the template writes after that is kept.
+
+What a message contains is text, whatever it looks like: the end of a turn that a tool writes must not end one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from burnish.data.chat import encode_bare
+from burnish.data.plain_tokens import PlainEncoder
+from burnish.data.template import Template
+from burnish.errors import DataError
+from burnish.types import Json, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Observer = Literal["tool", "user"]
+"""Roles whose messages may follow a turn of the policy."""
+
+_ASKED = Message("user", "burnish question")
+_SAID = "burnish answer"
+_THOUGHT = "burnish thought"
+_BEGIN, _END = "burnish7begin", "burnish7end"
+
+
+@dataclass(frozen=True)
+class ObservationFormat:
+    """How a tokenizer's chat template goes on after a turn of the policy.
+
+    stop_token_ids: with which of them sampled, a turn has ended. A turn that something else has ended is closed first,
+    as the template closes it.
+    """
+
+    template: Template
+    stop_token_ids: frozenset[int]
+    _plain: PlainEncoder = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_plain", PlainEncoder(self.template.tokenizer))
+
+    def tokens(
+        self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], last_token: int, *, where: str
+    ) -> tuple[int, ...]:
+        """What to append after a turn that ended with `last_token` and made these calls: the rest of that turn, the
+        messages, and the beginning of the next turn.
+
+        Raises DataError, beginning with `where`, if the template refuses the messages or changes their contents.
+        """
+        closing = list(self._closing_tokens)
+        if last_token in self.stop_token_ids:
+            del closing[:1]
+        tokens = closing
+        for text, is_content in self._pieces(messages, calls, where):
+            tokens += self._plain.encode(text) if is_content else encode_bare(text, self._tokenizer)
+        return tuple(tokens)
+
+    def check_history(self, observers: Sequence[Observer], *, where: str) -> None:
+        """Raise DataError if the template writes a turn differently once such a message follows it: a policy that is
+        trained on what it saw would be used with a history that it never saw."""
+        for observer in observers:
+            for said in self._ways_to_answer():
+                self._check_kept(said, observer, where)
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.template.tokenizer
+
+    @cached_property
+    def _closing(self) -> str:
+        """What the template writes after the text of a turn, in front of the next one."""
+        written = self._render([_ASKED, Message("assistant", _SAID)])
+        return written.rpartition(_SAID)[2]
+
+    @cached_property
+    def _closing_tokens(self) -> tuple[int, ...]:
+        return encode_bare(self._closing, self._tokenizer) if self._closing else ()
+
+    def _pieces(
+        self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
+    ) -> Iterator[tuple[str, bool]]:
+        """The text that the template writes for the messages, and whether a piece of it is their content."""
+        begin, end = _marks(messages)
+        marked = [replace(message, content=begin + message.content + end) for message in messages]
+        text = self._after(marked, calls, where)
+        plain = self._after(messages, calls, where)
+        if text.replace(begin, "").replace(end, "") != plain:
+            # Most templates that change a content remove the white space around it.
+            marked = [replace(message, content=begin + message.content.strip() + end) for message in messages]
+            text = self._after(marked, calls, where)
+            if text.replace(begin, "").replace(end, "") != plain:
+                raise DataError(
+                    f"{where}: the chat template changes what tools or environments answer",
+                    remedy="set model.chat_template to one that writes the contents of messages as they are",
+                )
+        while text:
+            before, _, rest = text.partition(begin)
+            content, _, text = rest.partition(end)
+            yield before, False
+            yield content, True
+
+    def _after(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str) -> str:
+        """What the template writes for the messages after a turn with such calls, and for the beginning of the next."""
+        # With calls, some templates leave the content out, others write turns without one differently.
+        contents = ("", _SAID) if calls else (_SAID,)
+        for content in contents:
+            said = Message("assistant", content, tool_calls=tuple(calls))
+            before = self._since(self._render([_ASKED, said], where), content)
+            after = self._since(self._render([_ASKED, said, *messages], where, next_turn=True), content)
+            if after.startswith(before):
+                return after[len(before) :]
+        raise DataError(
+            f"{where}: the chat template writes the assistant's turn differently when {messages[0].role!r} follows",
+            remedy="set model.chat_template to one that leaves earlier turns as they are",
+        )
+
+    def _since(self, text: str, content: str) -> str:
+        return text.rpartition(content)[2] if content else text
+
+    def _render(
+        self, messages: Sequence[Message], where: str = "the run's chat template", *, next_turn: bool = False
+    ) -> str:
+        return self.template.render(messages, where=where, add_generation_prompt=next_turn)
+
+    def _ways_to_answer(self) -> Iterator[Message]:
+        """Turns that the policy may write: a text, one after some thinking, and a call."""
+        yield Message("assistant", _SAID)
+        opening = self._render([_ASKED], next_turn=True)[len(self._render([_ASKED])) :]
+        if "</think>" not in opening:  # else the template has thought for the policy
+            yield Message("assistant", f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}")
+        for tool in self.template.tools[:1]:
+            function = tool.get("function", tool)
+            call: dict[str, Json] = {"type": "function", "function": {"name": function["name"], "arguments": {}}}
+            yield Message("assistant", "", tool_calls=(call,))
+
+    def _check_kept(self, said: Message, observer: Observer, where: str) -> None:
+        if observer == "tool" and self.template.tools and not said.tool_calls:
+            return  # no tool answers a turn that calls none
+        observed = Message(observer, "burnish observation")
+        asked = self._render([_ASKED], where, next_turn=True)
+        alone = self._render([_ASKED, said], where)
+        followed = self._render([_ASKED, said, observed], where, next_turn=True)
+        if alone.startswith(asked) and followed.startswith(alone):
+            return
+        kind = "a turn that calls a tool" if said.tool_calls else "thinking" if _THOUGHT in said.content else "a turn"
+        raise DataError(
+            f"{where}: the chat template writes {kind} differently from what the policy was given and wrote, once a "
+            f"message of the role {observer!r} follows",
+            remedy="set model.chat_template to one that leaves earlier turns as they are, or trajectory: keep to train "
+            "on what the policy saw all the same",
+        )
+
+
+def _marks(messages: Sequence[Message]) -> tuple[str, str]:
+    """Two words that stand in no content."""
+    begin, end = _BEGIN, _END
+    while any(begin in message.content or end in message.content for message in messages):
+        begin, end = begin + "7", end + "7"
+    return begin, end

@@ -1,0 +1,50 @@
+"""Text from outside, encoded so that nothing in it is a control token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.chat import encode_bare
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class PlainEncoder:
+    """Encodes text as text: `<|im_end|>` becomes the tokens of its characters.
+
+    Tokens that a tokenizer has added to its vocabulary mean something to a model that no text from outside should say,
+    also those that are not special (`<tool_call>`). A fast tokenizer is used without them. What still gives a control
+    token (a tokenizer of single characters, one of which ends a turn) is left out.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._control = frozenset([*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()])
+        self._control -= {tokenizer.unk_token_id}
+        self._backend = _without_added_tokens(tokenizer)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of the text, none of them a control token."""
+        if not text:
+            return ()
+        tokens: Sequence[int] = (
+            encode_bare(text, self._tokenizer)
+            if self._backend is None
+            else self._backend.encode(text, add_special_tokens=False).ids
+        )
+        return tuple(token for token in tokens if token not in self._control)
+
+
+def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The tokenizer's own backend without its added tokens; None for a tokenizer in Python, which splits at them."""
+    if not tokenizer.is_fast:
+        return None
+    from tokenizers import Tokenizer
+
+    written = json.loads(tokenizer.backend_tokenizer.to_str())
+    written["added_tokens"] = []
+    written["post_processor"] = None  # it may name tokens that are gone
+    return Tokenizer.from_str(json.dumps(written))
