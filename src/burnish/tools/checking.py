@@ -35,7 +35,8 @@ def check_call(call: ToolCall, schemas: Sequence[Schema]) -> str | None:
     tool = find_tool(call.name, schemas)
     if tool is None:
         names = [str(function_of(schema).get("name")) for schema in schemas]
-        return f"There is no tool {shown(call.name)}.{_hint(call.name, names)} Tools: {', '.join(names) or 'none'}."
+        hint = _as_sentence(_hint(call.name, names))
+        return f"There is no tool {shown(call.name)}. {hint}Tools: {', '.join(names) or 'none'}."
     problems = list(_problems(call, tool))
     return " ".join(problems) or None
 
@@ -84,7 +85,7 @@ def mismatch(value: Json, schema: Schema, what: str) -> str | None:
     choices = _items(schema.get("enum"))
     if choices and _as_text(value) not in map(_as_text, choices):
         hint = _hint(value, [choice for choice in choices if isinstance(choice, str)]) if isinstance(value, str) else ""
-        return f"{what} must be one of {', '.join(map(shown, choices))}, not {shown(value)}{hint and ';' + hint}"
+        return f"{what} must be one of {', '.join(map(shown, choices))}, not {shown(value)}{hint and f' ({hint})'}"
     alternatives = [mismatch(value, inner, what) for inner in _alternatives(schema)]
     if alternatives and None not in alternatives:
         return alternatives[0]
@@ -107,7 +108,7 @@ def _problems(call: ToolCall, function: Schema) -> Iterator[str]:
                 yield f"{problem}."
         elif not takes_others:
             takes = f"It takes {', '.join(known)}." if known else "It takes no arguments."
-            yield f"{call.name} has no argument {shown(name)}.{_hint(name, known)} {takes}"
+            yield f"{call.name} has no argument {shown(name)}. {_as_sentence(_hint(name, known))}{takes}"
 
 
 def _inside(value: Json, schema: Schema, what: str) -> Iterator[tuple[Json, Schema, str]]:
@@ -159,5 +160,8 @@ def _as_text(value: Json) -> str:
 
 
 def _hint(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    hint = did_you_mean(word, known) if len(word) <= _LONGEST_NAME else ""
-    return f" {hint[:1].upper()}{hint[1:]}" if hint else ""
+    return did_you_mean(word, known) if len(word) <= _LONGEST_NAME else ""
+
+
+def _as_sentence(hint: str) -> str:
+    return f"{hint[:1].upper()}{hint[1:]} " if hint else ""

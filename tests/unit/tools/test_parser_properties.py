@@ -47,7 +47,7 @@ def schema_for(calls: list[ToolCall]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("form", BUILT_INS)
 @given(calls=st.lists(CALLS, min_size=1, max_size=3, unique_by=lambda call: call.name), before=st.booleans())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_what_is_written_is_read(form: str, calls: list[ToolCall], before: bool) -> None:
     parser = BUILT_INS[form]
     try:
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(form: str, calls: list[ToolCall], before: bool)
 
 @pytest.mark.parametrize("form", BUILT_INS)
 @given(text=TEXTS | st.text())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_nothing_is_raised(form: str, text: str) -> None:
     found = BUILT_INS[form].parse(text)
     assert isinstance(found, Parsed)
@@ -75,7 +75,7 @@ def test_nothing_is_raised(form: str, text: str) -> None:
 
 @pytest.mark.parametrize("form", BUILT_INS)
 @given(data=st.data(), call=st.builds(ToolCall, IDENTIFIERS, st.dictionaries(IDENTIFIERS, VALUES, max_size=3)))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_nor_by_broken_calls(form: str, data: st.DataObject, call: ToolCall) -> None:
     try:
         text = BUILT_INS[form].write([call])
@@ -122,8 +122,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("form", BUILT_INS)
 @pytest.mark.parametrize("unit", HOSTILE)
-def test_a_megabyte_of_hostile_text_ends(form: str, unit: str) -> None:
-    # Whatever takes time in proportion to the square of the length does not end within the test's limit.
-    repeated = unit * (1_000_000 // len(unit))
+def test_long_hostile_text_ends(form: str, unit: str) -> None:
+    # If the time grew with the square of the length, this would take hours.
+    repeated = unit * (300_000 // len(unit))
     for text in (repeated, '<tool_call>{"' + repeated, "<tool_call><function=f>" + repeated + "</parameter>" * 1000):
         assert isinstance(BUILT_INS[form].parse(text), Parsed)

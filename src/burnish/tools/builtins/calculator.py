@@ -36,6 +36,8 @@ def calculator(expression: str) -> str:
         return _as_text(_value(_parsed(expression), expression))
     except _NoResultError as error:
         return f"Error: {error}"
+    except RecursionError:  # the caller may already be deep in the stack
+        return "Error: the expression is nested too deep"
 
 
 def _parsed(expression: str) -> ast.expr:
@@ -48,7 +50,7 @@ def _parsed(expression: str) -> ast.expr:
         return ast.parse(" ".join(expression.split()), mode="eval").body
     except SyntaxError as error:
         raise _NoResultError(f"the expression cannot be read ({error.msg})") from None
-    except (RecursionError, MemoryError, ValueError):  # MemoryError: the parser's own limit on nesting
+    except MemoryError:  # the parser's own limit on nesting
         raise _NoResultError("the expression is nested too deep") from None
 
 
