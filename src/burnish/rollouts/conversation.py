@@ -1,8 +1,8 @@
 """Conversations: the policy speaks, tools or an environment answer, and the policy goes on.
 
-An engine samples one turn of many conversations at a time. What it is given is the prompt and everything since, token by
-token as it was sampled or appended, so a conversation is trained on exactly as it was seen. Whoever has an answer goes
-on; nobody waits for a slow tool, unless `in_rounds`.
+An engine samples one turn of many conversations at a time. What it is given is the prompt and everything since, token
+by token as it was sampled or appended, so a conversation is trained on exactly as it was seen. Whoever has an answer
+goes on; nobody waits for a slow tool, unless `in_rounds`.
 
 A turn is a request of its own to the engine, so every engine can hold conversations. Its noise is a function of (seed,
 step, prompt id and turn, sample index, position in the turn), so it does not matter what is sampled together.
@@ -80,7 +80,7 @@ class Talk:
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation. The policy has the first of its turns, which alternate, and the last; `reason`: why it ended."""
+    """One conversation. Turns alternate; the policy has the first and the last one. `reason`: why it ended."""
 
     request: RolloutRequest
     sample_index: int

@@ -131,7 +131,7 @@ def test_the_engine_sees_exactly_what_is_trained_on() -> None:
     last = script.seen[-1][0]
     spoken = len(script.seen)
     assert spoken == 3
-    assert rollout.prompt_tokens + rollout.response_tokens == last.prompt_tokens + (11, 11)
+    assert rollout.prompt_tokens + rollout.response_tokens == (*last.prompt_tokens, 11, 11)
     assert [seen[0].prompt_id for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
 
 

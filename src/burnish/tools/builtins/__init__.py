@@ -1,0 +1,1 @@
+"""Tools that need no code of the user's. `burnish.tools.loading` has the table of them."""

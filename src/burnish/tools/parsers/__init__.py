@@ -1,0 +1,1 @@
+"""How models write calls, one file per form. `registry.py` has the table of the forms."""
