@@ -89,8 +89,7 @@ def existing(text: str) -> Path | None:
 
 
 def _of_rl(config: RlConfig) -> Iterator[Place]:
-    for index, reward in enumerate(config.all_rewards):
-        field = f"rewards.{index}"
+    for field, reward in config.named_rewards.items():
         if reward.name.startswith(MODEL_REWARD):
             yield Place(field, reward.name.removeprefix(MODEL_REWARD), "model")
         elif reward.name.startswith(IN_MEMORY):

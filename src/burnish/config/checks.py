@@ -110,14 +110,16 @@ def unsound_puzzles(config: RlFields) -> Iterator[Problem]:
     for domain in domain_settings(config):
         sources = (*sources_of(config, domain, "train"), *sources_of(config, domain, "eval"))
         tasks = {task for source in sources for task in source.reasoning_gym or ()}
-        for reward in (reward for reward in domain.rewards if reward.name == names.PUZZLES):
+        for field, reward in config.named_rewards.items():
+            if reward.name != names.PUZZLES or (domain.name and not reward.scores(domain.name)):
+                continue
             allowed = reward.options.get("allow") or ()
             for task in sorted(tasks & names.UNSOUND_PUZZLES.keys() - set(allowed)):
                 message = (
                     f"does not name {task}, a task of the data whose scores are unsound: {names.UNSOUND_PUZZLES[task]}"
                 )
                 remedy = f"remove the task, or accept that with options: {{allow: [{task}]}}"
-                yield Problem(f"rewards.{config.all_rewards.index(reward)}.options.allow", message, remedy)
+                yield Problem(f"{field}.options.allow", message, remedy)
 
 
 def known_sinks(config: RunConfig) -> Iterator[Problem]:

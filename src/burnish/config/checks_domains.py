@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from burnish.config import names
-from burnish.config.domains import DomainSettings, domain_settings, stages
+from burnish.config.domains import DomainSettings, domain_settings, sources_of, stages
 from burnish.config.problems import Problem
+from burnish.config.schema_evaluation import RlEvaluationConfig
+from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import RlFields
 from burnish.words import suggestion
 
 
 def check_domains(config: RlFields) -> Iterator[Problem]:
     """All contradictions in the domains of a run file, and in the rewards that name domains."""
-    yield from _bound_rewards(config)
+    found = domain_settings(config)
+    yield from _groups_of_one(config, found)
     if not config.domains:
         return
-    found = domain_settings(config)
+    yield from _bound_rewards(config)
     yield from _data(config, found)
+    yield from _paid(found)
     yield from _together(config, found)
     for domain in found:
         yield from _schedule(config, domain, f"domains.{domain.name}.share", domain.shares)
         yield from _limits(config, domain)
-        yield from _groups(config, domain)
         yield from _difficulty(config, domain)
         yield from _judged(domain)
 
 
 def _bound_rewards(config: RlFields) -> Iterator[Problem]:
-    """Domains that rewards name. Without `domains` they are those of the rows, which only reading the data can tell."""
-    for index, reward in enumerate(config.rewards if config.domains else ()):
+    """Domains that rewards name."""
+    for index, reward in enumerate(config.rewards):
         for name in (name for name in reward.domains if name not in config.domains):
             message = f"names {name!r}, which is not a domain of this run"
             yield Problem(f"rewards.{index}.domains", message, suggestion(name, config.domains))
@@ -52,13 +55,28 @@ def _data(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Probl
         if domain.is_trained and not domain.train and not config.data.train:
             remedy = f"set domains.{domain.name}.train, data.train with rows of this domain, or share: 0"
             yield Problem(f"domains.{domain.name}.train", "is empty, so the domain has nothing to train on", remedy)
-        if all(reward.audit for reward in domain.rewards):
-            remedy = f"set domains.{domain.name}.rewards, or let an entry of `rewards` be for it"
-            yield Problem(f"domains.{domain.name}.rewards", "is empty, and no other reward is for this domain", remedy)
+        if not domain.is_trained and not sources_of(config, domain, "eval"):
+            message = "is 0 and the domain has no held-out data, so it is neither trained nor evaluated"
+            remedy = f"set domains.{domain.name}.eval, data.eval with rows of this domain, or a share"
+            yield Problem(f"domains.{domain.name}.share", message, remedy)
         for index, source in enumerate((*domain.train, *domain.eval)):
             if source.domain is not None:
                 field = f"domains.{domain.name}: data set {index + 1}"
                 yield Problem(field, f"sets domain: {source.domain}", f"remove it: its rows are of {domain.name}")
+
+
+def _paid(found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
+    """Domains in which every response would have the score 0, or none."""
+    for domain in found:
+        message, remedy = "", f"set domains.{domain.name}.rewards, or let an entry of `rewards` be for it"
+        if not domain.rewards:
+            message = "is empty, and no other reward is for this domain"
+        elif all(reward.audit for reward in domain.rewards):
+            message = "has only audits, which are watched and not part of a score"
+        elif domain.is_trained and all(reward.trained_weight == 0 for reward in domain.rewards):
+            message, remedy = "has only weights of 0, so every score would be 0", "give one of them a weight"
+        if message:
+            yield Problem(f"domains.{domain.name}.rewards", message, remedy)
 
 
 def _together(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
@@ -97,15 +115,27 @@ def _limits(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
             yield Problem(f"domains.{domain.name}.{name}", message, f"raise rollout.{name}, or lower it")
 
 
-def _groups(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
-    size, field = domain.group_size, f"domains.{domain.name}.group_size"
-    if domain.own.group_size is None or size > 1:
-        return
-    if config.algorithm.estimator in names.GROUP_ESTIMATORS:
-        message = f"is 1, but the estimator {config.algorithm.estimator!r} compares the responses to a prompt"
-        yield Problem(field, message, "set it to 2 or more")
-    if domain.dynamic_sampling:
-        yield Problem(field, "is 1, so dynamic_sampling would replace every group", "set it to 2 or more")
+def _groups_of_one(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
+    """Groups of one response in trained domains, where something compares the responses to a prompt."""
+    estimator, said = config.algorithm.estimator, set[str]()
+    for domain in (domain for domain in found if domain.is_trained and domain.group_size == 1):
+        field, difficulty = domain.place("rollout", "group_size"), domain.difficulty
+        if estimator in names.GROUP_ESTIMATORS and field not in said:
+            said.add(field)  # several domains may have the value of `rollout`
+            message = f"is 1, but the estimator {estimator!r} compares the responses to each prompt with one another"
+            others = "reinforce_plus_plus, remax, raw"
+            yield Problem(field, message, f"set it to 2 or more (8 is usual), or use one without groups: {others}")
+        spread = difficulty is not None and bool(difficulty.min_spread)
+        dynamic = domain.place("algorithm", "dynamic_sampling")
+        for setting, is_on, does in (
+            (dynamic, domain.dynamic_sampling, "replaces groups whose scores are"),
+            (f"domains.{domain.name}.difficulty.min_spread", spread, "leaves out groups whose scores are"),
+            (f"domains.{domain.name}.normalize", domain.own.normalize == "group", "leaves 0 of scores that are"),
+        ):
+            if is_on and setting not in said:
+                said.add(setting)
+                message = f"is 1, and {setting} {does} all equal: here, every group"
+                yield Problem(field, message, f"set it to 2 or more, or remove {setting}")
 
 
 def _difficulty(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
@@ -117,10 +147,34 @@ def _difficulty(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
     for low, high in bounds.values():
         if low > high:
             yield Problem(f"{field}.keep", f"is [{low:g}, {high:g}]", "write the lower bound first")
+        elif domain.is_trained and not any(low <= n / domain.group_size <= high for n in range(domain.group_size + 1)):
+            message = f"is [{low:g}, {high:g}], but no share of {domain.group_size} responses (group_size) lies within"
+            yield Problem(f"{field}.keep", message, "widen it, or raise group_size")
+    if domain.is_trained and domain.dynamic_sampling and difficulty.outside == "drop":
+        message = f"is drop, but {domain.place('algorithm', 'dynamic_sampling')} replaces the groups that are left out"
+        remedy = f"set it to refill, or domains.{domain.name}.dynamic_sampling to false"
+        yield Problem(f"{field}.outside", message, remedy)
 
 
 def _judged(domain: DomainSettings) -> Iterator[Problem]:
-    name, known = domain.own.evaluation.success, {reward.log_label for reward in domain.rewards}
-    if name is not None and name not in known and name.partition("/")[0] not in known:
-        message = f"is {name!r}, which is not the label of a reward of this domain"
-        yield Problem(f"domains.{domain.name}.evaluation.success", message, suggestion(name, known))
+    if domain.own.evaluation.success is not None:
+        section = f"domains.{domain.name}.evaluation"
+        yield from judging_reward(domain.evaluation, domain.rewards, section, "a reward of this domain")
+
+
+def judging_reward(
+    evaluation: RlEvaluationConfig, rewards: Sequence[RewardConfig], section: str, of: str
+) -> Iterator[Problem]:
+    """A reward that is to decide whether a response is solved, and is not there (`of`: where it should be), or a reward
+    model without the score from which it decides so."""
+    name, by_label = evaluation.success, {reward.log_label: reward for reward in rewards}
+    if name is None:
+        return
+    label = name if name in by_label else name.partition("/")[0]
+    if label not in by_label:
+        message = f"is {name!r}, which is not the label of {of}"
+        yield Problem(f"{section}.success", message, suggestion(name, by_label))
+    elif name == label and by_label[label].is_model and evaluation.success_score is None:
+        message = f"is not set, but {section}.success is {name!r}, a reward model, whose scores have no maximum"
+        remedy = "set it to the score from which a response counts as solved"
+        yield Problem(f"{section}.success_score", message, remedy)

@@ -16,8 +16,8 @@ from burnish.config.checks import (
     unsound_puzzles,
     warmup_too_long,
 )
-from burnish.config.checks_domains import check_domains
-from burnish.config.domains import domain_settings
+from burnish.config.checks_domains import check_domains, judging_reward
+from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
 from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, SandboxConfig, ScoringConfig
@@ -35,7 +35,6 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_units(algorithm),
         *_skipping(config),
         *_kl(algorithm),
-        *_groups(config),
         *_sampling(config),
         *_vllm(config),
         *_arithmetic(config),
@@ -43,6 +42,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_timing(config),
         *_scoring(config.scoring),
         *_sandbox(config.sandbox),
+        *_cuts(config),
         *_endings(config),
         *_labels(config),
         *_judging_reward(config),
@@ -167,17 +167,6 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         yield Problem("algorithm.mismatch_low", message, "weights are kept between the two: set low < high")
 
 
-def _groups(config: RlFields) -> Iterator[Problem]:
-    size, estimator = config.rollout.group_size, config.algorithm.estimator
-    if size == 1 and estimator in names.GROUP_ESTIMATORS:
-        message = f"is 1, but the estimator {estimator!r} compares the responses to each prompt with one another"
-        remedy = "set it to 2 or more (8 is usual), or use an estimator without groups: reinforce_plus_plus, remax, raw"
-        yield Problem("rollout.group_size", message, remedy)
-    if size == 1 and config.algorithm.dynamic_sampling:
-        message = "is 1, and algorithm.dynamic_sampling replaces groups whose scores are all equal: here, every group"
-        yield Problem("rollout.group_size", message, "set it to 2 or more, or dynamic_sampling to false")
-
-
 def _sampling(config: RlFields) -> Iterator[Problem]:
     rollout = config.rollout
     filters = {"top_k": rollout.top_k != 0, "top_p": rollout.top_p < 1, "min_p": rollout.min_p > 0}
@@ -214,12 +203,13 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
 
 def _arithmetic(config: RlFields) -> Iterator[Problem]:
     rollout, optimization = config.rollout, config.optimization
-    responses = rollout.prompts_per_step * min(domain.group_size for domain in domain_settings(config))
-    if optimization.minibatches > responses:
-        message = (
-            f"is {optimization.minibatches}, but a step has only {responses} responses "
-            f"(rollout.prompts_per_step {rollout.prompts_per_step} x rollout.group_size {rollout.group_size})"
-        )
+    trained = [domain for domain in domain_settings(config) if domain.is_trained]
+    smallest = min(trained, key=lambda domain: domain.group_size, default=None)  # without any, `check_domains` objects
+    responses = 0 if smallest is None else rollout.prompts_per_step * smallest.group_size
+    if smallest is not None and optimization.minibatches > responses:
+        size = f"{smallest.place('rollout', 'group_size')} {smallest.group_size}"
+        product = f"rollout.prompts_per_step {rollout.prompts_per_step} x {size}"
+        message = f"is {optimization.minibatches}, but a step may have only {responses} responses ({product})"
         yield Problem("optimization.minibatches", message, f"set it to at most {responses}")
     per_step = optimization.epochs * optimization.minibatches
     by_step = optimization.schedule_unit == "step"
@@ -248,11 +238,11 @@ def _own_process(config: RlFields) -> Iterator[Problem]:
             yield Problem(f"cluster.own_process.{index}", f"{name} is named twice", "keep one of the two")
         elif name in absent:
             yield Problem(f"cluster.own_process.{index}", f"is {name}, but {absent[name]}", "remove it")
-    for index, reward in enumerate(config.all_rewards if "reward_model" in asked else ()):
+    for field, reward in config.named_rewards.items() if "reward_model" in asked else ():
         device = reward.options.get("device")
         if reward.is_model and str(device).startswith("cuda:"):
             message = f"is {device}, but reward models have a process of their own, which sees one GPU"
-            yield Problem(f"rewards.{index}.options.device", message, "set it to cuda, or remove it")
+            yield Problem(f"{field}.options.device", message, "set it to cuda, or remove it")
 
 
 def _alone(config: RlFields) -> dict[str, str]:
@@ -362,66 +352,75 @@ def _sandbox(sandbox: SandboxConfig) -> Iterator[Problem]:
         yield Problem("sandbox.tier", message, "remove it")
 
 
-def _endings(config: RlFields) -> Iterator[Problem]:
-    """Responses of a fixed length, and responses that are cut for scoring."""
-    scoring, rollout, algorithm = config.scoring, config.rollout, config.algorithm
-    if scoring.truncate_token is None and scoring.truncate_after:
-        message = f"is {scoring.truncate_after}, but scoring.truncate_token is not set"
+def _cuts(config: RlFields) -> Iterator[Problem]:
+    """Responses that are cut for scoring."""
+    after, token = config.scoring.truncate_after, config.scoring.truncate_token
+    if token is None and after:
+        message = f"is {after}, but scoring.truncate_token is not set"
         yield Problem("scoring.truncate_after", message, "set scoring.truncate_token, or remove it")
-    if scoring.truncate_token is not None and scoring.truncate_after >= rollout.max_response_tokens:
-        message = f"is {scoring.truncate_after}, but a response has at most {rollout.max_response_tokens} tokens"
-        yield Problem("scoring.truncate_after", message, "set it below rollout.max_response_tokens")
-    if not rollout.ignore_eos:
+    shortest = min(domain_settings(config), key=lambda domain: domain.max_response_tokens)
+    most = shortest.max_response_tokens
+    if token is not None and after >= most:
+        message = f"is {after}, but a response{_of_domain(shortest)} has at most {most} tokens"
+        limit = shortest.place("rollout", "max_response_tokens")
+        yield Problem("scoring.truncate_after", message, f"set it below {limit}")
+
+
+def _endings(config: RlFields) -> Iterator[Problem]:
+    """Responses of a fixed length, where something depends on how they end."""
+    scoring, rollout, algorithm = config.scoring, config.rollout, config.algorithm
+    trained = (domain for domain in domain_settings(config) if domain.is_trained)
+    endless = next((domain for domain in trained if not (domain.stop or rollout.stop_token_ids)), None)
+    if not rollout.ignore_eos or endless is None:
         return
-    stops = rollout.stop or rollout.stop_token_ids
-    if scoring.incomplete_score is not None and scoring.truncate_token is None and not stops:
-        message = f"is {scoring.incomplete_score:g}, but with rollout.ignore_eos no response ends, so all would get it"
-        yield Problem("scoring.incomplete_score", message, "set scoring.truncate_token, or rollout.ignore_eos: false")
+    domain, stop = _of_domain(endless), endless.place("rollout", "stop")
+    if scoring.incomplete_score is not None and scoring.truncate_token is None:
+        score = f"{scoring.incomplete_score:g}"
+        message = f"is {score}, but with rollout.ignore_eos no response{domain} ends, so all would get it"
+        remedy = f"set scoring.truncate_token, {stop}, or rollout.ignore_eos: false"
+        yield Problem("scoring.incomplete_score", message, remedy)
     for field, is_on in (
         ("mask_truncated", algorithm.mask_truncated),
         ("overlong_buffer", algorithm.overlong_buffer is not None),
     ):
-        if is_on and not stops:
-            message = "is set, but with rollout.ignore_eos every response has max_response_tokens tokens"
-            yield Problem(f"algorithm.{field}", message, f"remove {field}, or set rollout.ignore_eos: false")
+        if is_on:
+            message = f"is set, but with rollout.ignore_eos every response{domain} has max_response_tokens tokens"
+            yield Problem(f"algorithm.{field}", message, f"remove {field}, or set {stop}, or rollout.ignore_eos: false")
+
+
+def _of_domain(domain: DomainSettings) -> str:
+    return f" of the domain {domain.name}" if domain.name else ""
 
 
 def _labels(config: RlFields) -> Iterator[Problem]:
-    seen: dict[str, int] = {}
-    rewards = config.all_rewards
-    for index, reward in enumerate(rewards):
-        label = reward.log_label
-        if label in seen:
-            message = f"{label!r} is also the label of reward {seen[label]}, so the logs could not tell them apart"
-            where = f"rewards.{index}.label" if index < len(config.rewards) else f"domains.{reward.domains[0]}.rewards"
-            yield Problem(where, message, "give each its own label")
-        seen.setdefault(label, index)
-    for index, reward in enumerate(config.rewards):
+    named = config.named_rewards
+    for index, (field, reward) in enumerate(named.items()):
+        alike = [other for other in list(named)[:index] if named[other].log_label == reward.log_label]
+        clash = next((other for other in alike if not _are_one(config, other, field)), None)
+        if clash is not None:
+            message = f"{reward.log_label!r} is also the label of {clash}, so the logs could not tell them apart"
+            yield Problem(f"{field}.label", message, "give each its own label")
         if reward.audit and reward.weight not in (1.0, 0.0):
             message = f"is {reward.weight:g}, but an audit is not part of the sum"
-            yield Problem(f"rewards.{index}.weight", message, "remove it, or audit: true")
+            yield Problem(f"{field}.weight", message, "remove it, or audit: true")
+    rewards = () if config.domains else config.rewards  # `check_domains` looks at each domain's
     if rewards and all(reward.audit for reward in rewards):
         yield Problem("rewards.0.audit", "is true for all rewards, so nothing is trained on", "set another reward")
     elif rewards and all(reward.trained_weight == 0 for reward in rewards):
         yield Problem("rewards.0.weight", "is 0, like all others, so every score would be 0", "give one a weight")
 
 
+def _are_one(config: RlFields, first: str, second: str) -> bool:
+    """Whether these two are one reward, which different domains name with the same settings."""
+    one, other = config.named_rewards[first], config.named_rewards[second]
+    between_domains = first.startswith("domains.") and second.startswith("domains.") and one.domains != other.domains
+    return between_domains and one == other.model_copy(update={"domains": one.domains})
+
+
 def _judging_reward(config: RlFields) -> Iterator[Problem]:
-    """The reward that decides whether a response is solved."""
-    name = config.evaluation.success
-    if name is None or not config.all_rewards:  # code may pass rewards itself
-        return
-    rewards = {reward.log_label: reward for reward in config.all_rewards}
-    label = name if name in rewards else name.partition("/")[0]
-    if label not in rewards:
-        message = f"is {name!r}, which is not the label of a reward"
-        yield Problem("evaluation.success", message, suggestion(name, rewards))
-        return
-    is_model = name == label and rewards[label].is_model
-    if is_model and config.evaluation.success_score is None:
-        message = f"is not set, but evaluation.success is {name!r}, a reward model, whose scores have no maximum"
-        remedy = "set it to the score from which a response counts as solved"
-        yield Problem("evaluation.success_score", message, remedy)
+    """The reward that decides whether a response is solved. Code may pass rewards itself."""
+    if config.all_rewards:
+        yield from judging_reward(config.evaluation, config.all_rewards, "evaluation", "a reward")
 
 
 def _of(section: AlgorithmConfig | CriticConfig, field: str) -> object:

@@ -78,6 +78,10 @@ class DomainSettings:
             asking.append("difficulty.recorded")
         return [*asking, "difficulty_weight"] if self.own.difficulty_weight else asking
 
+    def place(self, section: str, name: str) -> str:
+        """The dotted path of the field that a setting comes from: its own, or that of another section."""
+        return f"{section}.{name}" if vars(self.own)[name] is None else f"domains.{self.name}.{name}"
+
     def title(self, section: str, name: str) -> str:
         """The dotted path of a setting, for messages: `domains.math.group_size`, or `rollout.group_size`."""
         return f"domains.{self.name}.{name}" if self.name else f"{section}.{name}"
@@ -152,6 +156,8 @@ def _settings(config: RlFields, name: str, own: DomainConfig) -> DomainSettings:
 def _evaluation(config: RlFields, name: str, own: DomainConfig) -> RlEvaluationConfig:
     """The reward that decides in general decides here only if it scores the domain."""
     shared, given = config.evaluation, own.evaluation.model_dump(exclude_none=True)
+    if given.get("max_prompts") == "all":
+        given["max_prompts"] = None
     label = (shared.success or "").partition("/")[0]
     elsewhere = [reward for reward in config.all_rewards if reward.log_label in (label, shared.success)]
     if name and elsewhere and not any(reward.scores(name) for reward in elsewhere):

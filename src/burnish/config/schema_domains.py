@@ -49,8 +49,8 @@ class DomainEvaluationConfig(Section):
     """Samples per prompt, in addition to the greedy response."""
     temperature: Temperature | None = None
     """Temperature of those samples."""
-    max_prompts: PositiveInt | None = None
-    """Evaluate at most this many prompts of the domain."""
+    max_prompts: PositiveInt | Literal["all"] | None = None
+    """Evaluate at most this many prompts of the domain, or `all`."""
     success: str | None = None
     """Label of the reward that decides whether a response is solved, or `label/part`. `null`: every reward of the
     domain that compares with the answer."""

@@ -294,6 +294,16 @@ class RlFields(RunConfig):
     logging: RlLoggingConfig = RlLoggingConfig()
 
     @property
+    def named_rewards(self) -> dict[str, RewardConfig]:
+        """Each reward by its path in the run file, `rewards.0` or `domains.math.rewards.0`. Those that a domain names
+        are for this domain alone."""
+        found = {f"rewards.{index}": reward for index, reward in enumerate(self.rewards)}
+        for name, domain in self.domains.items():
+            own = (reward.model_copy(update={"domains": (name,)}) for reward in domain.rewards)
+            found |= {f"domains.{name}.rewards.{index}": reward for index, reward in enumerate(own)}
+        return found
+
+    @property
     def all_rewards(self) -> tuple[RewardConfig, ...]:
         """The rewards of all domains, those under `rewards` first. A reward that several domains name with the same
         settings is there once, with all of their names."""

@@ -69,6 +69,13 @@ def test_every_file_that_matters_is_found_and_no_other(place: Path) -> None:
     }
 
 
+def test_a_reward_of_a_domain_has_the_path_that_the_run_file_has(place: Path) -> None:
+    reward = {"name": f"{place}/reward.py:digits"}
+    domains = {"sums": {"train": str(place / "train.jsonl"), "rewards": [reward]}}
+    config = RlConfig.model_validate({"model": str(place / "model"), "rewards": "exact", "domains": domains})
+    assert {"domains.sums.rewards.0: reward.py", "domains.sums.rewards.0: helper.py"} <= names(config)
+
+
 def test_without_its_weights_a_model_is_configuration_and_tokenizer(place: Path) -> None:
     config = rl(place, model={"path": str(place / "model"), "from_scratch": True}, rewards="math")
     assert "model.path: model.safetensors" not in names(config)

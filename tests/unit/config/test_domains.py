@@ -17,6 +17,8 @@ def load(domains: dict[str, Any], *overrides: str, **fields: Any) -> RlConfig:
     return load_run_data({"model": "m", "domains": domains, **fields}, overrides).rl
 
 
+RAW = {"algorithm": {"estimator": "raw"}}
+RAW_OF_ONE = {**RAW, "rollout": {"group_size": 1}}
 MATH = {"train": "math.jsonl", "rewards": "math"}
 CODE = {"train": "code.jsonl", "rewards": [{"name": "code", "weight": 2.0}]}
 
@@ -86,7 +88,7 @@ def test_the_deciding_reward_of_all_decides_only_where_it_scores() -> None:
         ({"math": {**MATH, "share": {5: 1.0}}}, {}, "add a value for step 0"),
         ({"math": {**MATH, "share": {0: 1.0, 101: 2.0}}}, {"steps": 100}, "but the run has 100 steps"),
         ({"math": {**MATH, "max_response_tokens": 999}}, {}, "above rollout.max_response_tokens"),
-        ({"math": {**MATH, "group_size": 1}}, {}, "compares the responses to a prompt"),
+        ({"math": {**MATH, "group_size": 1}}, {}, "compares the responses to each prompt"),
         ({"math": {**MATH, "difficulty": {"keep": [0.9, 0.1]}}}, {}, "write the lower bound first"),
         ({"math": {**MATH, "difficulty": {"kep": [0.1, 0.9]}}}, {}, "did you mean domains.math.difficulty.keep?"),
         ({"math": {**MATH, "shares": 1}}, {}, "did you mean domains.math.share?"),
@@ -96,9 +98,44 @@ def test_the_deciding_reward_of_all_decides_only_where_it_scores() -> None:
         ({"math": MATH}, {"data": {"train": "x.jsonl"}}, "every domain names its own train data"),
         ({"math": MATH}, {"rewards": {"name": "exact", "domains": "maths"}}, "names 'maths', which is not a domain"),
         ({"math": {**MATH, "rewards": {"name": "math", "domains": "math"}}}, {}, "this reward is of the domain math"),
-        ({"math": MATH, "more": {**MATH, "rewards": {"name": "math", "weight": 2}}}, {}, "also the label of reward 0"),
+        ({"math": MATH, "more": {**MATH, "rewards": {"name": "math", "weight": 2}}}, {},
+         "also the label of domains.math.rewards.0"),
         ({"a.b": MATH}, {}, "domains has the key 'a.b', which cannot be part of dotted paths"),
         ({"math": {**MATH, "share": {"soon": 1.0}}}, {}, "domains.math.share is {'soon': 1.0}"),
+        ({"math": {**MATH, "group_size": 1, "normalize": "group"}}, RAW,
+         "group_size is 1, and domains.math.normalize leaves 0 of scores"),
+        ({"math": {**MATH, "dynamic_sampling": True}}, RAW_OF_ONE,
+         "rollout.group_size is 1, and domains.math.dynamic_sampling replaces groups"),
+        ({"math": {**MATH, "difficulty": {"min_spread": 0.1}}}, RAW_OF_ONE, "difficulty.min_spread leaves out groups"),
+        ({"math": {**MATH, "difficulty": {"keep": [0.1, 0.9]}}}, RAW_OF_ONE, "no share of 1 responses (group_size)"),
+        ({"math": {**MATH, "group_size": 4, "difficulty": {"keep": {0: [0.1, 0.9], 5: [0.3, 0.4]}}}}, {},
+         "is [0.3, 0.4], but no share of 4 responses"),
+        ({"math": {**MATH, "difficulty": {"outside": "drop"}}}, {"algorithm": "dapo"},
+         "outside is drop, but algorithm.dynamic_sampling replaces"),
+        ({"math": {**MATH, "rewards": "model:rm", "evaluation": {"success": "model"}}}, {},
+         "domains.math.evaluation.success_score is not set, but"),
+        ({"math": {**MATH, "rewards": ["math", "math"]}}, {},
+         "domains.math.rewards.1.label 'math' is also the label of domains.math.rewards.0"),
+        ({"math": MATH, "more": {**MATH, "rewards": ["math", "math"]}}, {},
+         "domains.more.rewards.1.label 'math' is also"),
+        ({"math": MATH}, {"rewards": "math"}, "domains.math.rewards.0.label 'math' is also the label of rewards.0"),
+        ({"math": {**MATH, "rewards": [{"name": "math", "weight": 0}, {"name": "length", "audit": True}]}}, {},
+         "domains.math.rewards has only weights of 0"),
+        ({"math": {**MATH, "rewards": {"name": "math", "audit": True}}}, {}, "domains.math.rewards has only audits"),
+        ({"math": MATH, "more": {"share": 0, "rewards": "math"}}, {}, "neither trained nor evaluated"),
+        ({"math": MATH, "gym": {"train": {"reasoning_gym": {"game_of_life_halting": {}}}, "rewards": "reasoning_gym"}},
+         {}, "domains.gym.rewards.0.options.allow does not name game_of_life_halting"),
+        ({"math": MATH, "chat": {"train": "x", "rewards": {"name": "model:rm", "options": {"device": "cuda:1"}}}},
+         {"cluster": {"own_process": ["reward_model"]}}, "domains.chat.rewards.0.options.device is cuda:1"),
+        ({"math": {**MATH, "group_size": 2}, "off": {**MATH, "share": 0, "eval": "x", "group_size": 1}},
+         {"rollout": {"prompts_per_step": 4}, "optimization": {"minibatches": 9}},
+         "only 8 responses (rollout.prompts_per_step 4 x domains.math.group_size 2)"),
+        ({"math": {**MATH, "max_response_tokens": 8}}, {"scoring": {"truncate_token": ".", "truncate_after": 8}},
+         "a response of the domain math has at most 8 tokens"),
+        ({"math": {**MATH, "stop": ["."]}, "code": CODE},
+         {"rollout": {"ignore_eos": True}, "scoring": {"incomplete_score": 0}},
+         "no response of the domain code ends"),
+        ({"math": {**MATH, "evaluation": {"max_prompts": "al"}}}, {}, "domains.math.evaluation.max_prompts is 'al'"),
         ({"math": {**MATH, "loss_weight": 2}},
          {"algorithm": {"whiten_advantages": True, "whiten_over": "minibatch"}, "optimization": {"minibatches": 2}},
          "would undo the weights"),
@@ -108,3 +145,25 @@ def test_contradictions_are_named(domains: dict[str, Any], fields: dict[str, Any
     with pytest.raises(ConfigError) as caught:
         load(domains, **fields)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("domains", "fields"),
+    [
+        ({"math": {**MATH, "group_size": 4}}, {"rollout": {"group_size": 1}}),
+        ({"math": MATH, "more": {"share": 0, "eval": "x.jsonl", "rewards": "math", "group_size": 1}}, {}),
+        ({"math": {**MATH, "difficulty": {"keep": [0.0, 0.9]}}}, RAW_OF_ONE),
+        ({"math": {**MATH, "stop": ["."]}}, {"rollout": {"ignore_eos": True}, "scoring": {"incomplete_score": 0}}),
+        ({"math": MATH, "more": {"share": 0, "rewards": "math"}}, {"data": {"eval": "mixed.jsonl"}}),
+        ({"math": MATH, "more": MATH}, {}),
+    ],
+)
+def test_what_works_is_not_refused(domains: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert set(load(domains, **fields).domains) == set(domains)
+
+
+def test_all_prompts_of_one_domain_can_be_evaluated() -> None:
+    """Where `evaluation.max_prompts` limits the others."""
+    all_of_it = {**MATH, "evaluation": {"max_prompts": "all"}}
+    config = load({"math": all_of_it, "code": CODE}, evaluation={"max_prompts": 8})
+    assert [domain.evaluation.max_prompts for domain in domain_settings(config)] == [None, 8]

@@ -147,11 +147,13 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
             f"cluster.own_process names the critic, but the estimator {name!r} asks for no values",
             remedy="remove it, or let the estimator ask for values_BT",
         )
-    if estimator.needs_groups and config.rollout.group_size == 1:
-        raise ConfigError(
-            f"rollout.group_size is 1, but the estimator {name!r} compares the responses to one prompt",
-            remedy="set rollout.group_size to 2 or more",
-        )
+    trained = [domain for domain in domain_settings(config) if domain.is_trained]
+    for field in (one.place("rollout", "group_size") for one in trained if one.group_size == 1):
+        if estimator.needs_groups:
+            raise ConfigError(
+                f"{field} is 1, but the estimator {name!r} compares the responses to one prompt",
+                remedy=f"set {field} to 2 or more",
+            )
     if config.whitens_minibatches and algorithm.whiten_rewards and not reads_responses_alone(estimator):
         raise ConfigError(
             f"algorithm.whiten_over is minibatch and whiten_rewards is true, but the estimator {name!r} reads more "
@@ -160,7 +162,11 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
         )
     if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
         return
+    normalized = {f"domains.{one.name}.normalize": one.own.normalize for one in trained}
+    clipped = {f"domains.{one.name}.reward_clip": one.own.reward_clip for one in trained}
     for field, value, unused in (
+        *((field, value, value != "none") for field, value in normalized.items()),
+        *((field, value, value is not None) for field, value in clipped.items()),
         ("algorithm.kl_in", algorithm.kl_in, algorithm.kl_in == "reward"),
         ("algorithm.reward_clip", algorithm.reward_clip, algorithm.reward_clip is not None),
         ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),

@@ -52,6 +52,18 @@ def test_what_acts_on_the_summed_score_is_refused_where_only_its_parts_are_read(
     check_estimator(config_of("gae", **settings), resolve_estimator("gae"))
 
 
+@pytest.mark.parametrize("settings", [{"normalize": "domain"}, {"reward_clip": 1.0}])
+def test_that_holds_for_what_domains_do_to_the_sum(settings: dict[str, Any]) -> None:
+    (field,) = settings
+    domains = {"sums": {"train": "x", **settings}, "unseen": {"share": 0, "eval": "y"}}
+    config = RlConfig(model="m", rewards="exact", domains=domains)
+    with pytest.raises(
+        ConfigError, match=rf"domains\.sums\.{field} is .* estimator 'gdpo' reads each reward by itself"
+    ):
+        check_estimator(config, resolve_estimator("gdpo"))
+    check_estimator(config, resolve_estimator("grpo"))
+
+
 def test_rewards_are_whitened_by_minibatch_only_for_estimators_that_read_each_response_alone() -> None:
     def config(name: str, minibatches: int = 2) -> RlConfig:
         algorithm = {"estimator": name, "whiten_rewards": True, "whiten_over": "minibatch"}
