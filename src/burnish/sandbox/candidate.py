@@ -24,16 +24,9 @@ _MUTABLE = (list, dict, set, bytearray, deque)
 
 def serve(source: str, pipe: Pipe) -> None:
     """Load the code and answer what the tests ask of it, until they have no more questions."""
-    module = types.ModuleType("solution")
-    sys.modules["solution"] = module
-    try:
-        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
-    except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
-        pipe.send({"not_loaded": _said(error)})
-        return
-    pipe.send({"loaded": True})
-    answers = _Answers(vars(module))
-    while True:
+    answers, said = load(source, "solution")
+    pipe.send(said)
+    while answers is not None:
         try:
             question = pipe.receive()
         except ClosedError:
@@ -42,7 +35,24 @@ def serve(source: str, pipe: Pipe) -> None:
             answer = answers.to(question)
             pipe.send(answer)
         except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
-            pipe.send({"raised": [_builtin_of(error), _text_of(error)]})
+            pipe.send(raised(error))
+
+
+def load(source: str, name: str) -> tuple[Answers | None, dict[str, Any]]:
+    """Run the code as a module of this name; what answers for it (None if it raised), and what to tell the tests."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(source, f"{name}.py", "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
+        return None, {"not_loaded": f"{type(error).__name__}: {_text_of(error)}"}
+    return Answers(vars(module)), {"loaded": True}
+
+
+def raised(error: BaseException) -> dict[str, Any]:
+    """The answer to a question that made the code raise: the class, or the nearest one above it that the tests know."""
+    known = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    return {"raised": [known, _text_of(error)]}
 
 
 def run(source: str) -> int:
@@ -99,7 +109,7 @@ def read_all(descriptor: int) -> bytes:
     return os.pread(descriptor, size, 0)
 
 
-class _Answers:
+class Answers:
     """What the tests may ask: calls of names of the code, and of objects that these returned."""
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -169,17 +179,8 @@ class _Answers:
 _END = object()
 
 
-def _builtin_of(error: BaseException) -> str:
-    """The name of its class, or of the nearest one above that the tests know too."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
-
-
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)[:500]
     except BaseException:  # noqa: BLE001  boundary: its own text may raise
         return ""
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_text_of(error)}"

@@ -55,12 +55,8 @@ class RemoteSandbox:
         limits: Limits | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise SandboxError(
-                f"{parts.scheme}://{parts.hostname} is not the address of a sandbox",
-                remedy="give http://HOST:PORT or https://HOST, and the token by the name of an environment variable",
-            )
+        _check_address(url)
+        _check_token(url, token)
         self.url = url.rstrip("/")
         self.limits = limits or Limits()
         self._grade = grade
@@ -118,7 +114,7 @@ class RemoteSandbox:
                 remedy="use `burnish sandbox serve`, or accept that with sandbox.grade: shared",
             )
         program, stdin, nonce = shared.question(job)
-        return shared.verdict(self.output(Program(program, stdin), limits), job, nonce)
+        return shared.verdict(self.output(Program(program, stdin), limits), nonce)
 
     def output(self, job: Program, limits: Limits | None = None) -> Output:
         """Run a program once. SandboxError."""
@@ -175,7 +171,12 @@ class RemoteSandbox:
             pause = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
             try:
                 status, body, retry_after = self._send(method, path, content, deadline)
-            except httpx2.TransportError as error:
+            except httpx2.LocalProtocolError:  # its text shows the headers, and so the token
+                raise SandboxError(
+                    f"a request to {self.url} cannot be sent: HTTP does not allow its headers or its path",
+                    remedy="check sandbox.url, and the token",
+                ) from None
+            except (httpx2.TransportError, httpx2.DecodingError) as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if status in absent:
@@ -233,3 +234,28 @@ class RemoteSandbox:
             raise SandboxError(
                 f"the sandbox {self.url} gave an answer that cannot be read: {error}", remedy="check sandbox.url"
             ) from error
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        httpx2.URL(url)
+        names_host = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        has_secret = parts.username is not None or parts.password is not None
+    except (ValueError, httpx2.InvalidURL):
+        names_host, has_secret = False, False
+    if not names_host or has_secret:
+        raise SandboxError(
+            f"{url.rpartition('@')[2]!r} is not the address of a sandbox",  # what is before @ may be a password
+            remedy="give http://HOST:PORT or https://HOST, and the token by the name of an environment variable",
+        )
+
+
+def _check_token(url: str, token: str | None) -> None:
+    if token is None:
+        return
+    if not token or token != token.strip() or not token.isascii() or not token.isprintable():
+        raise SandboxError(
+            f"the token for {url} cannot be sent: it is empty, or has characters that a header cannot have",
+            remedy="give the secret alone, without spaces and line breaks around it, in ASCII",
+        )

@@ -12,9 +12,9 @@ from typing import Any
 
 from burnish.errors import SandboxError
 from burnish.sandbox.confinement import Tier
-from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output, Program, ProgramTests, Status, Verdict
+from burnish.sandbox.job import AssertTests, FunctionTests, Limits, Output, Program, ProgramTests, Status, Verdict
+from burnish.sandbox.messages import plain_job
 from burnish.sandbox.parent import WarmParent
-from burnish.sandbox.wire import NotPlainError, encode
 
 WAIT_SECONDS = 600.0
 """For a warm parent to become free."""
@@ -68,10 +68,10 @@ class Sandbox:
             return list(threads.map(self.run, jobs))
 
     def _judge_split(self, job: FunctionTests | AssertTests, limits: Limits) -> Verdict:
-        questions = _questions(job)
+        tests = {name: part for name, part in plain_job(job).items() if name != "code"}
         with self._parent() as parent:
-            lines, ended = parent.tests(job.code, questions, limits)
-        return _verdict(lines, ended)
+            lines, ended = parent.tests(job.code, tests, limits)
+        return verdict_of_lines(lines, ended)
 
     @contextmanager
     def _parent(self) -> Iterator[WarmParent]:
@@ -103,7 +103,7 @@ class Sandbox:
 def judge_programs(run: Callable[[Program, Limits], Output], job: ProgramTests, limits: Limits) -> Verdict:
     """The verdict on a program that `run` runs once for each input. What it should write never goes there."""
     if not job.pairs:
-        raise no_tests()
+        raise _no_tests()
     passed, seconds, first = 0, 0.0, ("passed", "")
     for number, (stdin, expected) in enumerate(job.pairs, start=1):
         output = run(Program(job.code, stdin), replace(limits, seconds=limits.seconds - seconds))
@@ -147,34 +147,8 @@ def _number(word: str) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-def _questions(job: FunctionTests | AssertTests) -> dict[str, Any]:
-    if isinstance(job, AssertTests):
-        return {"texts": list(job.texts), "prelude": job.prelude, "entry": job.entry}
-    try:
-        cases = [
-            {
-                "arguments": encode(list(case.arguments)),
-                "named": encode(dict(case.named)),
-                "expected": encode(_forms(case)),
-            }
-            for case in job.cases
-        ]
-    except NotPlainError as error:
-        raise SandboxError(
-            f"a case for {job.entry!r} cannot be sent: {error}",
-            remedy="give numbers, texts, lists, sets and dictionaries",
-        ) from error
-    return {"cases": cases, "entry": job.entry, "tolerance": job.tolerance}
-
-
-def _forms(case: Case) -> list[Any]:
-    """All values that count as the expected one."""
-    inner = case.expected if case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1 else []
-    return [case.expected, *inner]
-
-
-def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
-    """What the tester's lines, and the way in which it ended, come to."""
+def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
+    """What the tester's lines, and the way in which it ended, come to. SandboxError if the tests could not decide."""
     results = [line for line in lines if "passed" in line]
     passed = sum(line["passed"] for line in results)
     details = [clean(line["detail"]) for line in results if "detail" in line]
@@ -195,7 +169,7 @@ def _verdict(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
     if "end" not in last:  # what the code returned was too much for them
         return Verdict("ended", passed, max(total, passed + 1), seconds, "the tests' process has ended")
     if total == 0:
-        raise no_tests()
+        raise _no_tests()
     if passed == total:
         return Verdict("passed", passed, total, seconds)
     memory = any("MemoryError" in detail for detail in details)
@@ -216,7 +190,7 @@ def clean(text: str) -> str:
     return text.encode(errors="replace").decode()[:_DETAIL]
 
 
-def no_tests() -> SandboxError:
+def _no_tests() -> SandboxError:
     return SandboxError(
         "the tests test nothing: no assertion about the code, no test function and no case was found in them",
         remedy="check the columns that hold the tests",

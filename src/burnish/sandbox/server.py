@@ -142,18 +142,11 @@ class _Desk:
         """The verdict on a job; `error` and `remedy` if there is none."""
         asked = await self._body(request)
         try:
-<<<<<<< Updated upstream
-            job = job_of(asked.get("job"))
-            limits = limits_of(asked.get("limits"), self._service.most)
-=======
             limits = self._limits(asked.get("limits"))
             # Large values take a while to decode: in a thread, so that the others are answered meanwhile.
             verdict = await self._in_turn(lambda: self._sandbox.run(job_of(asked.get("job")), limits))
->>>>>>> Stashed changes
         except BadMessageError as error:
             raise RefusedError(422, str(error)) from error
-        try:
-            verdict = await self._in_turn(lambda: self._sandbox.run(job, limits))
         except SandboxError as error:
             return {"error": error.message, "remedy": error.remedy}
         return {"verdict": asdict(verdict)}

@@ -1,133 +1,77 @@
 """The weaker grade: tests in the process of the candidate, for servers that can only run a program.
 
-`script` is the program. It gets the job through standard input, together with a nonce that nobody can know before, and
-writes the nonce with what it has found as the last thing it does. A candidate that looks for the nonce, replaces what
-compares, or returns objects that are equal to everything gets away with it: that is why the grade is named everywhere.
+The program consists of the files that judge everywhere else too, and of `together.py`, which lets them meet. It gets
+the job through standard input, together with a nonce that nobody can know before, and writes the nonce with what it has
+found as the last thing it does. A candidate that looks for the nonce, or replaces what compares, gets away with it:
+that is why the grade is named everywhere.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import secrets
+from dataclasses import replace
 from typing import Any
 
-from burnish.errors import SandboxError
-from burnish.sandbox import wire
+from burnish.sandbox import candidate, tester, together, wire
 from burnish.sandbox.job import AssertTests, FunctionTests, Output, Status, Verdict
 from burnish.sandbox.messages import plain_job
-from burnish.sandbox.sandbox import clean, no_tests
-from burnish.sandbox.tester import equal
-from burnish.sandbox.wire import decode
+from burnish.sandbox.sandbox import clean, verdict_of_lines
+
+_OLDEST = (3, 10)
+"""Python on the server: the files that are sent use `match`."""
+_START = """\
+import json, sys, types
+asked = json.loads(sys.stdin.read())
+if sys.version_info < OLDEST:
+    broken = "the server has Python {}.{}, and they need {}.{}".format(*sys.version_info[:2], *OLDEST)
+    print("\\n" + asked["nonce"], json.dumps([{"broken": broken}]))
+    sys.exit()
+for name, source in SOURCES.items():
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), sys.modules[name].__dict__)
+sys.modules["burnish.sandbox.together"].main(asked["nonce"], asked["job"])
+"""
+_KINDS = {"passed": bool, "detail": str, "total": int, "broken": str, "not_loaded": str, "ended": str, "end": bool}
+"""What a line of the tester may say."""
+_LAST = {"not_loaded", "ended", "end"}
 
 
 def question(job: FunctionTests | AssertTests) -> tuple[str, str, str]:
-    """The program, its standard input, and the nonce in it. SandboxError for tests that test nothing."""
-    _check(job)
+    """The program, its standard input, and the nonce in it. SandboxError for values that are not plain."""
     nonce = secrets.token_hex(16)
     return script(), json.dumps({"nonce": nonce, "job": plain_job(job)}), nonce
 
 
 def script() -> str:
-    """The text of the program: the values' code, what compares, and `_judge_here`."""
-    parts = [inspect.getsource(wire), "import math", inspect.getsource(equal), inspect.getsource(_judge_here)]
-    return "\n\n".join([*parts, "_judge_here()\n"])
+    """The text of the program."""
+    sources = {module.__name__: inspect.getsource(module) for module in (wire, candidate, tester, together)}
+    return f"SOURCES = {sources!r}\nOLDEST = {_OLDEST!r}\n{_START}"
 
 
-def verdict(output: Output, job: FunctionTests | AssertTests, nonce: str) -> Verdict:
-    """What came out of the program, as a verdict of grade `shared`."""
-    total = len(job.cases) if isinstance(job, FunctionTests) else len(job.texts)
-    if output.timed_out:
-        detail = f"stopped after {output.seconds:.1f} s"
-        return Verdict("timed_out", 0, total, output.seconds, detail, "shared")
+def verdict(output: Output, nonce: str) -> Verdict:
+    """What came out of the program, as a verdict of grade `shared`. SandboxError if the tests could not decide."""
     _, found, rest = output.stdout.rpartition(f"\n{nonce} ")
-    said = clean(output.stderr.strip().rpartition("\n")[2])
-    if not found or output.code != 0:
+    if not output.timed_out and (not found or output.code != 0):
+        said = clean(output.stderr.strip().rpartition("\n")[2])
         status: Status = "out_of_memory" if said.startswith("MemoryError") else "ended"
-        return Verdict(status, 0, total, output.seconds, said or "the process has ended before its tests", "shared")
+        return Verdict(status, 0, 1, output.seconds, said or "the process has ended before its tests", "shared")
     try:
-        status, passed, detail = json.loads(rest.partition("\n")[0])
-        if status not in ("passed", "failed", "not_loaded") or type(passed) is not int or not 0 <= passed <= total:
-            raise ValueError("not what the script writes")
-    except (ValueError, TypeError):  # the candidate has found the nonce, and no more
-        return Verdict("ended", 0, total, output.seconds, "it wrote a verdict of its own", "shared")
-    if status == "passed" and passed < total:
-        status = "failed"
-    return Verdict(status, passed, total, output.seconds, clean(str(detail)), "shared")
+        lines = [] if output.timed_out else _lines(rest.partition("\n")[0])
+    except (ValueError, RecursionError):  # the candidate has found the nonce, and no more
+        return Verdict("ended", 0, 1, output.seconds, "it wrote a verdict of its own", "shared")
+    ended = {"timed_out": output.timed_out, "seconds": output.seconds, "code": output.code}
+    return replace(verdict_of_lines(lines, ended), grade="shared")
 
 
-def _check(job: FunctionTests | AssertTests) -> None:
-    """SandboxError unless every part of the tests can fail."""
-    if isinstance(job, FunctionTests):
-        if not job.cases:
-            raise no_tests()
-        return
-    for text in job.texts:
-        try:
-            nodes = list(ast.walk(ast.parse(text)))
-        except SyntaxError as error:
-            raise SandboxError(
-                f"the tests cannot be read: {error}", remedy="mend them, or leave the row out"
-            ) from error
-        if not any(isinstance(node, ast.Assert) for node in nodes) and "unittest" not in text:
-            raise no_tests()
-    if not job.texts:
-        raise no_tests()
-
-
-def _judge_here() -> None:
-    """Runs where the candidate does, without Burnish: `decode` and `equal` are above it in the script."""
-    import json
-    import os
-    import sys
-    import unittest
-
-    write, leave, dumps = os.write, os._exit, json.dumps
-    asked = json.loads(sys.stdin.read())
-    job, nonce = asked["job"], asked["nonce"]
-    names: dict[str, Any] = {"__name__": "solution"}
-
-    def ended(status: str, passed: int, detail: object) -> None:
-        sys.stdout.flush()
-        write(1, f"\n{nonce} {dumps([status, passed, str(detail)[:200]])}\n".encode())
-        leave(0)
-
-    def case(number: int) -> None:
-        entry, given = names, job["cases"][number]
-        owner, _, method = job["entry"].rpartition(".")
-        function = getattr(entry[owner](), method) if owner else entry[method]
-        found = function(*decode(given["arguments"]), **decode(given["named"]))
-        expected = decode(given["expected"])
-        forms = [expected, *(expected if given["wrapped"] and type(expected) is list and len(expected) == 1 else [])]
-        assert any(equal(form, found, job["tolerance"]) for form in forms), f"{job['entry']} returned {found!r}"
-
-    def text(number: int) -> None:
-        own = dict(names)
-        exec(compile(job["texts"][number], "tests.py", "exec", dont_inherit=True), own)
-        if job["entry"] and callable(own.get("check")):
-            own["check"](own[job["entry"]])
-        for name, value in list(own.items()):
-            if name in names:
-                continue
-            if name.startswith("test") and callable(value):
-                value()
-            elif isinstance(value, type) and issubclass(value, unittest.TestCase):
-                result = unittest.TestResult()
-                unittest.TestLoader().loadTestsFromTestCase(value).run(result)
-                assert result.testsRun > 0 == len(result.errors) + len(result.failures), f"{name}: {result}"
-
-    try:
-        exec(compile(job.get("prelude", ""), "prelude.py", "exec", dont_inherit=True), names)
-        exec(compile(job["code"], "solution.py", "exec", dont_inherit=True), names)
-    except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
-        ended("not_loaded", 0, f"{type(error).__name__}: {error}")
-    passed, why = 0, ""
-    test, total = (case, len(job["cases"])) if job["kind"] == "functions" else (text, len(job["texts"]))
-    for number in range(total):
-        try:
-            test(number)
-            passed += 1
-        except BaseException as error:  # noqa: BLE001  boundary: whatever the code does
-            why = why or f"{type(error).__name__}: {error}"
-    ended("passed" if passed == total else "failed", passed, why)
+def _lines(text: str) -> list[dict[str, Any]]:
+    """The tester's lines. ValueError for what it does not write."""
+    lines = json.loads(text)
+    if not isinstance(lines, list) or not lines or not all(isinstance(line, dict) for line in lines):
+        raise ValueError("no lines")
+    if any(type(value) is not _KINDS.get(name) for line in lines for name, value in line.items()):
+        raise ValueError("a line says something else")
+    if "broken" not in lines[-1] and not ("total" in lines[0] and _LAST & lines[-1].keys()):
+        raise ValueError("lines that begin or end in another way")
+    return lines

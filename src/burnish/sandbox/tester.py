@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import inspect
 import json
 import math
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encode
+from burnish.sandbox.wire import ClosedError, Link, NotPlainError, decode, encode
 
 _ENDING = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that would end a loop of the tests in peace, so that the rest of it is not tested."""
@@ -49,16 +50,16 @@ class Report:
         self.line(passed=bool(passed), **({} if passed else {"detail": detail[:_DETAIL]}))
 
 
-def judge(tests: Mapping[str, Any], pipe: Pipe, report: Report) -> None:
-    """Run the tests against the candidate at the other end of the pipe."""
-    candidate = Candidate(pipe)
+def judge(tests: Mapping[str, Any], link: Link, report: Report) -> None:
+    """Run the tests against the candidate at the other end."""
+    candidate = Candidate(link)
     unittest.main = lambda *arguments, **named: None  # type: ignore[assignment, misc]  # their methods run anyway
     try:
         run = _cases(tests, candidate, report) if "cases" in tests else _texts(tests, candidate, report)
     except BrokenTestsError as error:
         return report.line(broken=str(error))
     try:
-        first = pipe.receive()
+        first = link.receive()
         if first != {"loaded": True}:
             said = first.get("not_loaded") if isinstance(first, dict) else None
             return report.line(not_loaded=said[:_DETAIL] if isinstance(said, str) else "it says nothing of use")
@@ -75,8 +76,8 @@ def judge(tests: Mapping[str, Any], pipe: Pipe, report: Report) -> None:
 class Candidate:
     """Asks the code, and hands its objects to the tests."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.calls = 0
 
     def call(self, question: dict[str, Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -90,8 +91,8 @@ class Candidate:
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         self.calls += 1
-        self._pipe.send(question)
-        answer = self._pipe.receive()
+        self._link.send(question)
+        answer = self._link.receive()
         if not isinstance(answer, dict):
             raise NotPlainError("an answer that no candidate of ours gives")
         if "raised" in answer:
@@ -211,7 +212,7 @@ def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Ca
 
     def run() -> None:
         for case in cases:
-            arguments, expected = decode(case["arguments"]), decode(case["expected"])
+            arguments, expected = decode(case["arguments"]), _forms(decode(case["expected"]), case["wrapped"])
             asked = f"{tests['entry']}({', '.join(map(_shown, arguments))})"[: 2 * _SHOWN]
             try:
                 found = function(*arguments, **decode(case["named"]))
@@ -224,6 +225,11 @@ def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Ca
             report.test(passed, "" if passed else f"{asked} returned {_shown(found)}, not {_shown(expected[0])}")
 
     return run
+
+
+def _forms(expected: Any, wrapped: bool) -> list[Any]:
+    """All values that count as the expected one, itself first."""
+    return [expected, *(expected if wrapped and type(expected) is list and len(expected) == 1 else [])]
 
 
 def _texts(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Callable[[], None]:
@@ -262,7 +268,7 @@ class _Text:
         self.count = max(len(self._asserts), 1)
         free = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - bound - {_RECORD, _FAIL, _ERROR}
         unknown = {name for name in free if name not in self._names and name not in vars(builtins)}
-        modules = {name: sys.modules[name] for name in unknown & _as_modules(tree) if name in sys.modules}
+        modules = {name: found for name in unknown & _as_modules(tree) if (found := _module(name))}
         functions = (unknown - modules.keys()) | ({entry} if entry else set())
         self._names |= {**modules, **{name: Function(candidate, name) for name in functions}}
         self._names |= {_RECORD: self._record, _FAIL: self._fail}
@@ -372,6 +378,14 @@ def _as_modules(tree: ast.AST) -> set[str]:
     """Names that are used as a module of the standard library is. Texts may rely on the imports of the code."""
     nodes = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return {node.id for node in nodes if isinstance(node, ast.Name)} & sys.stdlib_module_names
+
+
+def _module(name: str) -> types.ModuleType | None:
+    """None for a module of the standard library that this Python has been installed without."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def _plain(function: Callable[..., object]) -> Callable[[], object]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 _LENGTH = struct.Struct("<I")
 _DEPTH = 200
@@ -22,9 +23,19 @@ _SAFE = 1 << 53
 _EXACT = (type(None), bool, str)
 _AS_DICTS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+_FRACTION = re.compile(r"-?[0-9]{1,4300}(/[0-9]{1,4300})?")
+"""As `str` writes one, with the digits that Python reads at most. `Fraction` alone spends seconds on "1e10000000"."""
+
+
+def _fraction(text: str) -> Fraction:
+    if not _FRACTION.fullmatch(text):
+        raise ValueError("not a fraction")
+    return Fraction(text)
+
+
 _TEXTS: dict[str, tuple[type, Callable[[str], Any]]] = {
     "decimal": (Decimal, Decimal),
-    "fraction": (Fraction, Fraction),
+    "fraction": (Fraction, _fraction),
     "date": (datetime.date, datetime.date.fromisoformat),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
 }
@@ -71,7 +82,10 @@ def encode(value: object, instead: Callable[[object], Any] | None = None, depth:
         return {"timedelta": [value.days, value.seconds, value.microseconds]}  # type: ignore[attr-defined]
     for tag, (exact, _) in _TEXTS.items():
         if kind is exact:
-            return {tag: value.isoformat() if tag.startswith("date") else str(value)}  # type: ignore[attr-defined]
+            try:
+                return {tag: value.isoformat() if tag.startswith("date") else str(value)}  # type: ignore[attr-defined]
+            except ValueError as error:
+                raise NotPlainError(f"a {tag} has more digits than Python writes") from error
     if instead is not None:
         return instead(value)
     raise NotPlainError(f"a value of type {kind.__name__!r} is not plain")
@@ -112,6 +126,18 @@ def _decode(data: Any, handle: Callable[[Any], object] | None) -> Any:
     if tag == "handle" and handle is not None:
         return handle(content)
     raise NotPlainError(f"unknown tag {tag!r}")
+
+
+class Link(Protocol):
+    """What leads to a candidate: a pipe to its process, or what answers in this one."""
+
+    def send(self, message: Any) -> None:
+        """Raises NotPlainError for one that cannot be sent, and ClosedError."""
+        ...
+
+    def receive(self) -> Any:
+        """The next message. Raises NotPlainError for what is no message, and ClosedError."""
+        ...
 
 
 class Pipe:

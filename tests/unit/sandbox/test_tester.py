@@ -159,7 +159,7 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_no_value_upsets_the_tests(judged: Any, name: str) -> None:
     code = f"def f(x):\n    x.append({VALUES[name]})\n    return {VALUES[name]}"
-    case = {"arguments": [[]], "named": {"dict": []}, "expected": [{"float": "0x1p0"}]}
+    case = {"arguments": [[]], "named": {"dict": []}, "expected": {"float": "0x1p0"}, "wrapped": False}
     assert passed(judged({"entry": "f", "tolerance": 1e-6, "cases": [case]}, code)) == [False]
     text = "x = f([])\nassert x == 1.5\nassert {1: 2}[f([1])]"
     assert passed(judged({"texts": [text]}, code)) == [False, False]
@@ -221,7 +221,7 @@ def test_cases_may_name_a_method(judged: Any) -> None:
     tests = {
         "entry": "triple",
         "tolerance": 1e-6,
-        "cases": [{"arguments": [2], "named": {"dict": []}, "expected": [6]}],
+        "cases": [{"arguments": [2], "named": {"dict": []}, "expected": 6, "wrapped": False}],
     }
     lines = judged(tests)
     assert lines[0] == {"total": 1}

@@ -157,3 +157,20 @@ def test_a_closed_end_is_told(pipes: tuple[Pipe, Pipe]) -> None:
     os.close(here._read_end)
     with pytest.raises(ClosedError):
         there.send(1)
+
+
+@pytest.mark.parametrize(
+    "text", ["1e10000000", "1.5", " 1/2", "1_0/3", "+1/2", "1/0", "1/", "\u0661/2", "1/" + "9" * 4301]
+)
+def test_a_fraction_is_two_integers_of_bounded_length(text: str) -> None:
+    """`Fraction("1e10000000")` alone takes many seconds, in which a server would answer nobody."""
+    with pytest.raises(NotPlainError):
+        decode({"fraction": text})
+
+
+def test_fractions_that_are_longer_do_not_cross() -> None:
+    longest = Fraction(10**4299 + 1, 10**4299)
+    assert decode(encode(longest)) == longest
+    assert decode({"fraction": "-3"}) == -3
+    with pytest.raises(NotPlainError, match="more digits than Python writes"):
+        encode(Fraction(1, 10**4300))
