@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError
 from burnish.rewards.environment import check_environment
-from burnish.rewards.loading import RewardSpec
+from burnish.rewards.loading import RewardSpec, find_reward
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig, SandboxConfig
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 RUN_PROGRAMS: Mapping[str, frozenset[str] | None] = {"code": None, "sql": frozenset({"tier"})}
 """Built-in rewards that run what the policy writes, with the options that `sandbox` of a run file gives; None for all.
 Queries have limits of their own, and run on this machine."""
+_LIMITED = {"code": 1, "command": 1, "sql": 2}
+"""Built-in rewards that stop what they run after their option `seconds`, and how often they may for one response: `sql`
+runs the gold query as well."""
 
 
 def spec_of(reward: RewardConfig) -> RewardSpec:
@@ -52,7 +56,7 @@ def in_sandbox(spec: RewardSpec, sandbox: SandboxConfig) -> RewardSpec:
 
 def specs_of(rewards: Sequence[RewardConfig], sandbox: SandboxConfig | None = None) -> list[RewardSpec]:
     """One for each reward, with the run's sandbox. ConfigError for two with the same label, and for an `environment`
-    that has no effect or names a variable that is not set."""
+    that has no effect or names a variable that is not set, or for `seconds` that `timeout_seconds` does not allow."""
     labels = [reward.log_label for reward in rewards]
     for label, count in Counter(labels).items():
         if count > 1:
@@ -64,7 +68,25 @@ def specs_of(rewards: Sequence[RewardConfig], sandbox: SandboxConfig | None = No
         specs = [in_sandbox(spec, sandbox) for spec in specs]
     for spec in specs:
         _check_environment(spec)
+        _check_seconds(spec)
     return specs
+
+
+def _check_seconds(spec: RewardSpec) -> None:
+    """A program that is stopped has failed, but a reward that is stopped has no score: the first has to come first."""
+    if spec.name not in _LIMITED:
+        return
+    seconds = spec.options.get("seconds", inspect.signature(find_reward(spec.name)).parameters["seconds"].default)
+    if not isinstance(seconds, (int, float)):
+        return  # refused with the reward's other options
+    most = seconds * _LIMITED[spec.name]
+    if most >= spec.timeout_seconds:
+        where = "seconds (sandbox.seconds)" if spec.name == "code" else "seconds"
+        raise ConfigError(
+            f"reward {spec.label!r} may take up to {most:g} s for a response, and is stopped after "
+            f"{spec.timeout_seconds:g} s, so a response that never ends would have no score",
+            remedy=f"give the reward a timeout_seconds above {most:g}, or lower {where}",
+        )
 
 
 def _check_environment(spec: RewardSpec) -> None:

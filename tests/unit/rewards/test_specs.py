@@ -37,3 +37,31 @@ def test_a_token_that_is_not_set() -> None:
 def test_without_a_section_nothing_is_added() -> None:
     assert specs_of([rewards.code()])[0].options == {"score": "all"}
     assert specs_of([rewards.code()], SandboxConfig())[0].options == {"score": "all"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "timeout", "needed"),
+    [
+        ("code", {"seconds": 30}, 10.0, "30"),
+        ("code", {"seconds": 10.0}, 10.0, "10"),
+        ("code", {}, 6.0, "6"),
+        ("command", {"argv": ["true"]}, 8.0, "8"),
+        ("sql", {}, 7.0, "8"),
+        ("sql", {"seconds": 6}, 12.0, "12"),
+    ],
+)
+def test_a_time_limit_that_its_reward_never_reaches_is_refused(
+    name: str, options: dict[str, object], timeout: float, needed: str
+) -> None:
+    """Else what never ends would have no score, where it should have 0."""
+    reward = RewardConfig(name=name, options=options, timeout_seconds=timeout)
+    with pytest.raises(ConfigError, match=rf"up to {needed} s(?s:.*)timeout_seconds above {needed}, or lower seconds"):
+        specs_of([reward])
+    assert specs_of([reward.model_copy(update={"timeout_seconds": float(needed) + 0.5})])
+
+
+def test_the_run_s_sandbox_counts_there_too() -> None:
+    with pytest.raises(ConfigError, match=r"reward 'code' may take up to 30 s(?s:.*)sandbox.seconds"):
+        specs_of([RewardConfig(name="code")], SandboxConfig(seconds=30.0))
+    assert specs_of([RewardConfig(name="code", timeout_seconds=40.0)], SandboxConfig(seconds=30.0))
+    assert specs_of([RewardConfig(name="sql")], SandboxConfig(seconds=30.0))  # it takes only the tier
