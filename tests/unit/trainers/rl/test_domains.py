@@ -145,7 +145,7 @@ def test_prompts_known_to_be_too_easy_are_not_sampled_again() -> None:
 
 
 def test_a_domain_without_any_such_prompt_ends_the_search() -> None:
-    loop, _ = collector(a={"difficulty": {"keep": [0.2, 0.3]}}, b={})
+    loop, _ = collector(a={"difficulty": {"keep": [0.2, 0.3]}, "group_size": 4}, b={})
     positions: Any = {}
     for step in (1, 2, 3, 4):
         collected = loop.collect(step, positions, Stopwatch())
