@@ -65,7 +65,8 @@ def test_three_domains(run: Callable[..., Path]) -> None:
     train = [row for row in rows(folder) if row["step"] > 0]
     for row in train:
         wanted = {
-            name: row[f"domain/{name}/prompts"] + row[f"domain/{name}/missing"] for name in ("sums", "more", "brief")
+            name: row.get(f"domain/{name}/prompts", 0.0) + row.get(f"domain/{name}/missing", 0.0)
+            for name in ("sums", "more", "brief")
         }
         assert sum(wanted.values()) == 7
         share = 0.3 if row["step"] < 4 else 0.1

@@ -272,7 +272,7 @@ def _starved(domain: str) -> Detector:
         metric=f"domain/{domain}/prompts",
         trips=lambda prompts, start, row: prompts == 0 and row.get(f"domain/{domain}/missing", 0.0) > 0,
         message=lambda prompts, start, row: (
-            f"for five steps in a row no prompt of the domain {domain} was trained on: "
+            f"in five steps in a row that had places for the domain {domain} no prompt of it was trained on: "
             "its groups carry no signal, or none of its prompts is of the difficulty that is asked for"
         ),
         knob=f"domains.{domain}: prompts of another difficulty, wider bounds in difficulty.keep, a larger group_size, "

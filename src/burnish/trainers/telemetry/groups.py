@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from burnish.observability.metrics import mean_of
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
@@ -44,7 +44,9 @@ def describe_groups(
             sum(len(g.rollouts) > 1 and sum(r.reward is not None for r in g.rollouts) == 1 for g in groups),
         ),
     }
-    return metrics | mean_parts(rollouts, "reward/part") | _by_domain(groups)
+    domains = sorted({group.prompt.domain for group in groups})
+    by_domain = _rewards_of(groups, domains) if len(domains) > 1 else {}  # those of the rows, where there are several
+    return metrics | mean_parts(rollouts, "reward/part") | by_domain
 
 
 def describe_domains(
@@ -53,17 +55,19 @@ def describe_domains(
     wanted: Mapping[str, int],
     solved: Mapping[int, Sequence[bool]],
 ) -> dict[str, Metric]:
-    """Metrics of each domain of a run with `domains`. wanted: groups of each that the step was to have. solved: by
-    group id, whether each response that can be judged is solved."""
+    """Metrics of each domain of a run with `domains`. wanted: groups of each that the step was to have; a small share
+    has places in some steps only, and the others say nothing about it. solved: by group id, whether each response that
+    can be judged is solved."""
     metrics: dict[str, Metric] = {}
     for name, count in wanted.items():
         ours = [group for group in sampled if group.prompt.domain == name]
         trained = sum(group.prompt.domain == name for group in kept)
+        places = float(count > 0)  # without any, nothing is measured
         rollouts = [r for group in ours for r in group.rollouts]
         comparable = [group for group in ours if sum(r.reward is not None for r in group.rollouts) > 1]
         found = {
-            "prompts": Metric(Reduction.LAST, trained),
-            "missing": Metric(Reduction.LAST, count - trained),
+            "prompts": Metric(Reduction.LAST, trained, places),
+            "missing": Metric(Reduction.LAST, count - trained, places),
             "left_out_fraction": Metric(Reduction.MEAN, len(ours) - trained, len(ours)),
             "constant_fraction": mean_of([is_constant(group) for group in comparable]),
             "solved_fraction": mean_of([one for group in ours for one in solved[group.group_id]]),
@@ -71,7 +75,7 @@ def describe_domains(
             "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
         }
         metrics |= {f"domain/{name}/{metric}": value for metric, value in found.items()}
-    return metrics
+    return metrics | _rewards_of(sampled, wanted)
 
 
 def describe_audits(sampled: Sequence[RolloutGroup], labels: Sequence[str]) -> dict[str, Metric]:
@@ -96,10 +100,7 @@ def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:
     }
 
 
-def _by_domain(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-    domains = sorted({group.prompt.domain for group in groups})
-    if len(domains) < 2:
-        return {}
+def _rewards_of(groups: Sequence[RolloutGroup], domains: Iterable[str]) -> dict[str, Metric]:
     return {
         f"reward/domain/{domain}": mean_of(
             [r.reward for g in groups if g.prompt.domain == domain for r in g.rollouts if r.reward is not None]

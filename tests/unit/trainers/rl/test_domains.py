@@ -107,6 +107,18 @@ def test_each_domain_has_its_share_and_its_own_position() -> None:
     assert first.metrics["reward/domain/b"].result() == 0.75  # b0 is solved twice, b1 once
 
 
+def test_a_step_without_places_for_a_domain_says_nothing_about_it() -> None:
+    """Of 6 prompts a twelfth is for b: half a prompt, and so one in every other step."""
+    loop, _ = collector(a={"share": 11}, b={"share": 1})
+    measured = []
+    for step in (1, 2):
+        metrics = loop.collect(step, {}, Stopwatch()).metrics
+        measured.append({name for name, metric in metrics.items() if metric.result() is not None})
+    names = {"reward/domain/b", "domain/b/prompts", "domain/b/missing"}
+    assert sorted(len(names & row) for row in measured) == [0, 3]
+    assert all({"reward/domain/a", "domain/a/prompts", "domain/a/missing"} <= row for row in measured)
+
+
 def test_domains_have_their_own_limits_and_group_sizes() -> None:
     loop, engine = collector(a={"max_response_tokens": 3, "group_size": 4}, b={})
     collected = loop.collect(1, {}, Stopwatch())
@@ -145,7 +157,7 @@ def test_prompts_known_to_be_too_easy_are_not_sampled_again() -> None:
 
 
 def test_a_domain_without_any_such_prompt_ends_the_search() -> None:
-    loop, _ = collector(a={"difficulty": {"keep": [0.2, 0.3]}, "group_size": 4}, b={})
+    loop, _ = collector(a={"difficulty": {"keep": [0.0, 0.3]}}, b={})
     positions: Any = {}
     for step in (1, 2, 3, 4):
         collected = loop.collect(step, positions, Stopwatch())
