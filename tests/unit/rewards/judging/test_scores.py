@@ -217,6 +217,17 @@ def test_a_broken_report_of_tokens_costs_no_answer(
     assert scorer.take_metrics()["judge/tokens_in"].result() == 0.0
 
 
+def test_an_answer_that_was_cut_off_is_named_and_not_repaired(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    stub.finish_reason = "length"
+    (scored,) = make_scorer(settings(stub, max_tokens=50)).score(make_items(["abc"]))
+    assert scored.reward is None
+    assert "cut off at its most tokens (max_tokens is 50); raise the option max_tokens" in scored.status_detail
+    assert stub.requests == 1
+
+
 def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
     answers = iter(["Seven out of ten!", '{"score": 7}', "Seven!", '{"score": 70}'])
     stub = stub_judge(lambda messages: next(answers))
