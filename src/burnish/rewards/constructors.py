@@ -216,6 +216,7 @@ def judge(
     one_call: bool = True,
     opponents: int = 7,
     step_pattern: str | None = None,
+    max_steps: int = 64,
     temperature: float = 0.0,
     max_tokens: int = 1024,
     seed: int | None = None,

@@ -48,6 +48,7 @@ class JudgeOptions:
     one_call: bool = True
     opponents: int = 7
     step_pattern: str = r"\n\s*\n"
+    max_steps: int = 64
     temperature: float = 0.0
     max_tokens: int = 1024
     seed: int | None = None
@@ -117,6 +118,7 @@ class JudgeOptions:
     def _check_numbers(self) -> None:
         for name, least, whole in (
             ("opponents", 1, True),
+            ("max_steps", 1, True),
             ("temperature", 0, False),
             ("max_tokens", 1, True),
             ("seed", None, True),
