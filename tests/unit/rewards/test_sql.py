@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.errors import ConfigError, SandboxError
+from burnish.rewards.builtins import sql
 from burnish.rewards.builtins.reading_rows import RowError
 from burnish.rewards.builtins.sql import Sql, same_rows
 from burnish.rewards.builtins.sql_rows import Fill, is_query, task_of_row
@@ -120,6 +122,40 @@ def test_the_order_of_rows_changes_no_verdict(rows: list[tuple[Any, Any]], draw:
     if rows:
         assert not same_rows(tuple(rows), tuple(shuffled[1:]))
         assert not same_rows(tuple(rows), tuple([*shuffled[1:], (7, 7)]))
+
+
+few = st.sampled_from([0, 1, 2, 0.5, "a"])
+pairs_of_results = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.tuples(*[few] * width), min_size=1, max_size=4).flatmap(
+        lambda rows: st.tuples(st.just(rows), st.lists(st.tuples(*[few] * width), min_size=len(rows), max_size=4))
+    )
+)
+
+
+@given(pairs_of_results, st.booleans(), st.booleans(), st.randoms())
+def test_an_order_of_columns_is_found_if_there_is_one(
+    pair: tuple[list[Any], list[Any]], ordered: bool, right: bool, draw: Any
+) -> None:
+    gold, found = pair
+    orders = list(itertools.permutations(range(len(gold[0]))))
+    if right:
+        order = draw.choice(orders)
+        found = [tuple(row[i] for i in order) for row in (gold if ordered else draw.sample(gold, len(gold)))]
+    tried = any(
+        same_rows(tuple(gold), tuple(tuple(row[i] for i in order) for row in found), ordered=ordered)
+        for order in orders
+    )
+    assert same_rows(tuple(gold), tuple(found), ordered=ordered, column_order=False) is tried
+    assert tried or not right
+
+
+def test_a_wrong_result_takes_a_comparison_for_each_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not one for each of 720 orders."""
+    compared, real = [], sql._in_any_order
+    monkeypatch.setattr(sql, "_in_any_order", lambda *given: compared.append(1) or real(*given))
+    gold = tuple(tuple(range(row, row + 6)) for row in range(300))
+    assert not same_rows(gold, tuple((-1,) * 6 for _ in gold), column_order=False)
+    assert len(compared) == 6
 
 
 @pytest.fixture(scope="module")
