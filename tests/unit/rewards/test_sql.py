@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import sqlite3
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.errors import ConfigError, SandboxError
-from burnish.rewards.builtins import sql
+from burnish.rewards.builtins import sql, sql_program
 from burnish.rewards.builtins.reading_rows import RowError
 from burnish.rewards.builtins.sql import Sql, same_rows
 from burnish.rewards.builtins.sql_rows import Fill, is_query, task_of_row
@@ -156,6 +158,30 @@ def test_a_wrong_result_takes_a_comparison_for_each_column(monkeypatch: pytest.M
     gold = tuple(tuple(range(row, row + 6)) for row in range(300))
     assert not same_rows(gold, tuple((-1,) * 6 for _ in gold), column_order=False)
     assert len(compared) == 6
+
+
+def test_a_query_that_names_all_values_leaves_others_to_fill_a_table_with() -> None:
+    query = f"SELECT * FROM t WHERE a IN ({', '.join(map(str, range(1, 60)))})"
+    task = task_of_row({"schema": "CREATE TABLE t (a INTEGER, b INTEGER PRIMARY KEY)"}, query, fill=1)
+    assert task is not None
+    assert task.fill is not None
+    connection, was_filled = sql_program.database(task.scripts[0], 0, asdict(task.fill))
+    assert was_filled
+    assert connection.execute("SELECT COUNT(*) FROM t WHERE b IS NOT NULL").fetchone() == (24,)
+
+
+def test_json_may_be_read_as_a_table_and_nothing_be_written() -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (a)")
+    query = (
+        "SELECT each.value, tree.key FROM json_each('[1, 2]') each, json_tree('{\"x\": 1}') tree WHERE tree.key = 'x'"
+    )
+    assert sql_program.answered(connection, query, 9) == {"rows": [[1, "x"], [2, "x"]]}
+    for query in ("INSERT INTO t SELECT value FROM json_each('[1]')", "SELECT * FROM pragma_table_info('t')"):
+        assert "not authorized" in sql_program.answered(connection, query, 9)["error"]
+    named_alike = sqlite3.connect(":memory:")
+    named_alike.execute("CREATE TABLE json_each (a)")
+    assert sql_program.answered(named_alike, "SELECT COUNT(*) FROM json_each", 9) == {"rows": [[0]]}
 
 
 @pytest.fixture(scope="module")
