@@ -143,7 +143,7 @@ def command(
     argv: Sequence[str],
     *,
     score: Literal["exit_code", "stdout"] = "exit_code",
-    wrong: Sequence[int] = (1,),
+    wrong: Sequence[int] | None = None,
     suffix: str = "",
     folder: str | None = None,
     seconds: float = 8.0,
@@ -157,7 +157,7 @@ def command(
     options = {
         "argv": argv if isinstance(argv, str) else list(argv),
         "score": score,
-        "wrong": list(wrong),
+        "wrong": None if wrong is None else list(wrong),
         "suffix": suffix,
         "folder": folder,
         "seconds": seconds,
