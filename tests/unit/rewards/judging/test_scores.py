@@ -375,6 +375,14 @@ def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: A
         ({"modle": "x"}, "did you mean 'model'"),
         ({"url": "localhost:8000"}, "url"),
         ({"url": "http://me:word@host/v1"}, "holds a name or password"),
+        ({"url": "http://host/v1?key=word"}, "has a ? or #"),
+        ({"url": "http://host/v1#part"}, "has a ? or #"),
+        ({"device": "cpu"}, "with url it does nothing"),
+        ({"opponents": 3}, "nothing in the form 'score'"),
+        ({"step_pattern": "x"}, "nothing in the form 'score'"),
+        ({"max_steps": 3}, "nothing in the form 'score'"),
+        ({"one_call": False}, "nothing in the form 'score'"),
+        ({"form": "pairwise", "scale": [0, 1]}, "nothing in the form 'pairwise'"),
         ({"url": None}, "needs one of the options url and model_path"),
         ({"model": None}, "needs the option model"),
         ({"form": "scores"}, "did you mean 'score'"),
@@ -404,3 +412,11 @@ def test_wrong_options_are_told_before_anything_is_sampled(
         make_scorer({"name": "judge", "options": given})
     assert message in str(caught.value)
     assert "word" not in str(caught.value) or "password" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model", "extra", "requests_per_minute", "retries", "concurrency", "key_variable"])
+def test_options_of_endpoints_have_no_effect_on_local_models(name: str, make_scorer: Any) -> None:
+    value = {"model": "m", "extra": {"top_p": 1}, "key_variable": "K"}.get(name, 1)
+    with pytest.raises(ConfigError, match=f"option {name} of reward 'judge'") as caught:
+        make_scorer({"name": "judge", "options": {"model_path": "m", name: value}})
+    assert "with model_path it does nothing" in str(caught.value.remedy)
