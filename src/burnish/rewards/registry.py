@@ -198,6 +198,7 @@ BUILT_INS: dict[str, BuiltIn] = {
             "one_call": "ask for all criteria at once (default true), or for each on its own",
             "opponents": "pairwise: how many others of its group each response meets (default 7)",
             "step_pattern": "steps: regular expression between two steps (default: a blank line)",
+            "max_steps": "steps: at most this many, the last of which is all the rest (default 64)",
             "temperature": "of the judge (default 0)",
             "max_tokens": "of an answer (default 1024)",
             "seed": "sent with each request",

@@ -16,7 +16,7 @@ from burnish.models.loading import load_model
 from burnish.rewards.judging.local import Answer
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.types import Message, Prompt, RolloutRequest
+from burnish.types import FinishReason, Message, Prompt, RolloutRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,8 @@ class LocalModel:
         rollouts = self.engine.generate(list(requests.values()), self.sampling, seed=self.seed, step=0)
         for number, rollout in zip(requests, rollouts, strict=True):
             text = str(self.tokenizer.decode(list(rollout.response_tokens), skip_special_tokens=True))
-            found[number] = Answer(text, len(rollout.prompt_tokens), len(rollout.response_tokens))
+            is_cut_off = rollout.finish_reason is FinishReason.LENGTH
+            found[number] = Answer(text, len(rollout.prompt_tokens), len(rollout.response_tokens), is_cut_off)
         return [found[number] for number in range(len(conversations))]
 
     def _request(self, number: int, messages: Messages) -> RolloutRequest:

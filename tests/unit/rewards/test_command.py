@@ -158,10 +158,11 @@ def test_relative_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         ({"argv": []}, "option argv of reward 'command' is"),
         (
             {"argv": ["burnish-no-such-program"]},
-            "the program 'burnish-no-such-program' of reward 'command' is not here",
+            "the program 'burnish-no-such-program' of reward 'command' was not found on PATH",
         ),
         ({"argv": ["true"], "score": "stdut"}, "did you mean 'stdout'"),
         ({"argv": ["true"], "wrong": [0]}, "option wrong of reward 'command' is"),
+        ({"argv": ["true"], "score": "stdout", "wrong": [1]}, "with score: stdout no status is a verdict"),
         ({"argv": ["true"], "seconds": 0}, "option seconds of reward 'command' is 0"),
         ({"argv": ["true"], "folder": "/nowhere"}, "the folder of reward 'command' does not exist"),
         ({"argv": ["true"], "suffix": "/x"}, "option suffix of reward 'command' is '/x'"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import sqlite3
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.errors import ConfigError, SandboxError
+from burnish.rewards.builtins import sql, sql_program
 from burnish.rewards.builtins.reading_rows import RowError
 from burnish.rewards.builtins.sql import Sql, same_rows
 from burnish.rewards.builtins.sql_rows import Fill, is_query, task_of_row
@@ -120,6 +124,64 @@ def test_the_order_of_rows_changes_no_verdict(rows: list[tuple[Any, Any]], draw:
     if rows:
         assert not same_rows(tuple(rows), tuple(shuffled[1:]))
         assert not same_rows(tuple(rows), tuple([*shuffled[1:], (7, 7)]))
+
+
+few = st.sampled_from([0, 1, 2, 0.5, "a"])
+pairs_of_results = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.tuples(*[few] * width), min_size=1, max_size=4).flatmap(
+        lambda rows: st.tuples(st.just(rows), st.lists(st.tuples(*[few] * width), min_size=len(rows), max_size=4))
+    )
+)
+
+
+@given(pairs_of_results, st.booleans(), st.booleans(), st.randoms())
+def test_an_order_of_columns_is_found_if_there_is_one(
+    pair: tuple[list[Any], list[Any]], ordered: bool, right: bool, draw: Any
+) -> None:
+    gold, found = pair
+    orders = list(itertools.permutations(range(len(gold[0]))))
+    if right:
+        order = draw.choice(orders)
+        found = [tuple(row[i] for i in order) for row in (gold if ordered else draw.sample(gold, len(gold)))]
+    tried = any(
+        same_rows(tuple(gold), tuple(tuple(row[i] for i in order) for row in found), ordered=ordered)
+        for order in orders
+    )
+    assert same_rows(tuple(gold), tuple(found), ordered=ordered, column_order=False) is tried
+    assert tried or not right
+
+
+def test_a_wrong_result_takes_a_comparison_for_each_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not one for each of 720 orders."""
+    compared, real = [], sql._in_any_order
+    monkeypatch.setattr(sql, "_in_any_order", lambda *given: compared.append(1) or real(*given))
+    gold = tuple(tuple(range(row, row + 6)) for row in range(300))
+    assert not same_rows(gold, tuple((-1,) * 6 for _ in gold), column_order=False)
+    assert len(compared) == 6
+
+
+def test_a_query_that_names_all_values_leaves_others_to_fill_a_table_with() -> None:
+    query = f"SELECT * FROM t WHERE a IN ({', '.join(map(str, range(1, 60)))})"
+    task = task_of_row({"schema": "CREATE TABLE t (a INTEGER, b INTEGER PRIMARY KEY)"}, query, fill=1)
+    assert task is not None
+    assert task.fill is not None
+    connection, was_filled = sql_program.database(task.scripts[0], 0, asdict(task.fill))
+    assert was_filled
+    assert connection.execute("SELECT COUNT(*) FROM t WHERE b IS NOT NULL").fetchone() == (24,)
+
+
+def test_json_may_be_read_as_a_table_and_nothing_be_written() -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (a)")
+    query = (
+        "SELECT each.value, tree.key FROM json_each('[1, 2]') each, json_tree('{\"x\": 1}') tree WHERE tree.key = 'x'"
+    )
+    assert sql_program.answered(connection, query, 9) == {"rows": [[1, "x"], [2, "x"]]}
+    for query in ("INSERT INTO t SELECT value FROM json_each('[1]')", "SELECT * FROM pragma_table_info('t')"):
+        assert "not authorized" in sql_program.answered(connection, query, 9)["error"]
+    named_alike = sqlite3.connect(":memory:")
+    named_alike.execute("CREATE TABLE json_each (a)")
+    assert sql_program.answered(named_alike, "SELECT COUNT(*) FROM json_each", 9) == {"rows": [[0]]}
 
 
 @pytest.fixture(scope="module")

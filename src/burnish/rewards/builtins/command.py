@@ -30,9 +30,9 @@ class CheckerError(Exception):
 
 
 class Command:
-    """The verdict of a program on a response: 1 if it exits with status 0, 0 with one of `wrong`. With `score: stdout`
-    its last line of standard output is the score, at most 1, and its status has to be 0. Any other end is an error and
-    no score: another status, a signal, no number.
+    """The verdict of a program on a response: 1 if it exits with status 0, 0 with one of `wrong` (by default 1). With
+    `score: stdout` its last line of standard output is the score, at most 1, and its status has to be 0. Any other end
+    is an error and no score: another status, a signal, no number.
 
     argv: the program and its arguments, which no shell reads. It gets the response as standard input, or in a file
     whose path replaces `{file}`. `{row}` is the path of a JSON file with `response`, `answer`, `prompt` and `columns`,
@@ -50,7 +50,7 @@ class Command:
         self,
         argv: Sequence[str],
         score: Literal["exit_code", "stdout"] = "exit_code",
-        wrong: Sequence[int] = (1,),
+        wrong: Sequence[int] | None = None,
         suffix: str = "",
         folder: str | None = None,
         seconds: float = 8.0,
@@ -66,7 +66,12 @@ class Command:
                 f"option suffix of reward 'command' is {suffix!r}", remedy="give an ending, such as .lean"
             )
         self._argv = _checked(argv)
-        self._wrong = _statuses(wrong)
+        if wrong is not None and score == "stdout":
+            raise ConfigError(
+                f"option wrong of reward 'command' is {wrong!r}, but with score: stdout no status is a verdict",
+                remedy="remove wrong, and have the program print 0 and exit with status 0",
+            )
+        self._wrong = _statuses((1,) if wrong is None else wrong)
         self._reads_number, self._slow_is_wrong = score == "stdout", too_slow == "wrong"
         self._suffix, self._seconds = suffix, seconds
         self._folder = None if folder is None else _existing(folder)
@@ -154,7 +159,7 @@ def _checked(argv: Any) -> list[str]:
     program = shutil.which(filled[0])
     if program is None:
         raise ConfigError(
-            f"the program {filled[0]!r} of reward 'command' is not here, or may not be run",
+            f"the program {filled[0]!r} of reward 'command' was not found on PATH, or is not executable",
             remedy=f"install it, or give its path; PATH is {os.environ.get('PATH', 'not set')}",
         )
     return [os.path.abspath(program), *filled[1:]]

@@ -8,6 +8,7 @@ and `fill`, as `burnish.rewards.builtins.sql_rows.Fill` has it. Standard output:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sqlite3
@@ -79,16 +80,18 @@ def drawn(kind: str, is_key: bool, draw: random.Random, fill: dict[str, Any]) ->
 
 
 def pools(kind: str, fill: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Values of the query for a column of this declared type, and as many others as a table has rows."""
+    """Values of the query for a column of this declared type, and at least as many others as a table has rows."""
     count, named = fill["per_table"], fill["texts"]
+    # The query may name any of the others: what is left has to be enough.
+    many = 2 * count + len(fill["numbers"]) + len(fill["texts"])
     others: list[Any]
     if "INT" in kind or any(word in kind for word in ("REAL", "FLOA", "DOUB", "NUM", "DEC")):
-        named, others = fill["numbers"], list(range(1, 2 * count))
+        named, others = fill["numbers"], list(range(1, many))
     elif "DATE" in kind or "TIME" in kind:
-        others = [f"20{10 + day:02}-{day % 12 + 1:02}-{day % 28 + 1:02}" for day in range(2 * count)]
+        others = [f"20{10 + day:02}-{day % 12 + 1:02}-{day % 28 + 1:02}" for day in range(many)]
     else:
         named = named or [str(number) for number in fill["numbers"]]
-        others = [chr(ord("A") + number % 26) + chr(ord("a") + number // 26) for number in range(2 * count)]
+        others = [chr(ord("A") + number % 26) + chr(ord("a") + number // 26) for number in range(many)]
     return named, [value for value in others if value not in named]
 
 
@@ -97,6 +100,9 @@ def answered(connection: sqlite3.Connection, query: str, most: int) -> dict[str,
     connection.text_factory = lambda data: data.decode(errors="replace")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    with contextlib.suppress(sqlite3.Error):  # a script may have tables of these names
+        # SQLite sets these up at their first use, by what looks to the authorizer like a write.
+        connection.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
     connection.set_authorizer(only_reading)
     try:
         cursor = connection.execute(query)

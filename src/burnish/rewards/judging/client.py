@@ -193,17 +193,21 @@ class ChatClient:
         raise self.refusal
 
     def _content(self, response: httpx2.Response, sent: Sent) -> str:
-        """The text of the answer; empty for an answer without one, which is then as unreadable as any other."""
+        """The text of the answer; empty for an answer without one, which is then as unreadable as any other.
+        NoVerdictError for one that was cut off: a repair would be, too."""
         try:
             data = response.json()
-            content = data["choices"][0]["message"]["content"]
-            usage = data.get("usage") or {}
-            tokens_in, tokens_out = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            choice = data["choices"][0]
+            content = choice["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError):
             return ""
+        # A good answer counts, whatever is wrong with the report of its tokens.
+        tokens_in, tokens_out = (_tokens(data.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
         self.tally.tokens_in += tokens_in
         self.tally.tokens_out += tokens_out
         sent.tokens = tokens_in + tokens_out or sent.tokens
+        if choice.get("finish_reason") == "length":
+            raise NoVerdictError(cut_off(self.options))
         return content if isinstance(content, str) else ""
 
     def _estimate(self, body: Mapping[str, Any]) -> int:
@@ -246,6 +250,14 @@ def bounds_of(options: JudgeOptions) -> Bounds:
     return Bounds(options.concurrency, options.requests_per_minute, options.tokens_per_minute)
 
 
+def cut_off(options: JudgeOptions) -> str:
+    """Why an answer that reached its most tokens holds no verdict, and what to do."""
+    return (
+        f"its answer was cut off at its most tokens (max_tokens is {options.max_tokens:,}); raise the option "
+        "max_tokens, or the field of extra that stands for it, or have it reason less"
+    )
+
+
 def retry_after(text: str | None) -> float:
     """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 without one that can be read."""
     if text is None:
@@ -258,6 +270,12 @@ def retry_after(text: str | None) -> float:
         except (ValueError, TypeError):
             return 0.0
     return max(0.0, seconds) if seconds == seconds else 0.0
+
+
+def _tokens(usage: object, name: str) -> int:
+    """A number of tokens in an endpoint's report; 0 for one that cannot be."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
 
 
 def _pause(body: Mapping[str, Any], tries: int) -> float:

@@ -127,7 +127,7 @@ class Judge:
         """The mean of the steps, each of which puts its share on its last token: a response of more steps is not
         worth more."""
         response = item[1].response
-        spans = split_steps(response, self.options.step_pattern)
+        spans = split_steps(response, self.options.step_pattern, self.options.max_steps)
         wanted = listed_scores_wanted(len(spans), self.scale, self.style)
         pieces = [self.cleaned(response[start:end]) for start, end in spans]
         judged: dict[str, str | Sequence[str]] = {"steps": pieces, "response": self.cleaned(response)}
@@ -144,15 +144,17 @@ class Judge:
         return Score(sum(rewards), token_rewards=tuple(rewards))
 
 
-def split_steps(response: str, pattern: str) -> list[tuple[int, int]]:
-    """First character and end of each step: what stands between matches of the pattern and is not blank. A response
-    without any is one step."""
+def split_steps(response: str, pattern: str, most: int) -> list[tuple[int, int]]:
+    """First character and end of each step: what is between matches of the pattern and not blank. A response without
+    any is one step. Beyond `most`, the last step is all the rest: a response cannot have a judge list thousands of
+    scores."""
     spans, start = [], 0
     for match in re.finditer(pattern, response):
         spans.append((start, match.start()))
         start = match.end()
     spans.append((start, len(response)))
-    return [(begin, end) for begin, end in spans if response[begin:end].strip()] or [(0, len(response))]
+    steps = [(begin, end) for begin, end in spans if response[begin:end].strip()] or [(0, len(response))]
+    return steps if len(steps) <= most else [*steps[: most - 1], (steps[most - 1][0], steps[-1][1])]
 
 
 def last_tokens(tokens: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from burnish.errors import DataError
-from burnish.rewards.judging.client import NoVerdictError, Patience
+from burnish.rewards.judging.client import NoVerdictError, Patience, cut_off
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.prompts import Messages
 from burnish.rewards.judging.tally import Tally
@@ -23,6 +23,8 @@ class Answer:
     text: str
     tokens_in: int
     tokens_out: int
+    is_cut_off: bool = False
+    """Whether it reached `max_tokens` before its end."""
 
 
 class AnsweringModel(Protocol):
@@ -81,6 +83,8 @@ class LocalChat:
             raise NoVerdictError(found.message)
         self.tally.tokens_in += found.tokens_in
         self.tally.tokens_out += found.tokens_out
+        if found.is_cut_off:
+            raise NoVerdictError(cut_off(self.options))
         return found.text
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,6 +48,7 @@ class JudgeOptions:
     one_call: bool = True
     opponents: int = 7
     step_pattern: str = r"\n\s*\n"
+    max_steps: int = 64
     temperature: float = 0.0
     max_tokens: int = 1024
     seed: int | None = None
@@ -67,6 +68,7 @@ class JudgeOptions:
         self._check_numbers()
         self._check_place()
         self._check_form()
+        self._check_effect()
         self.read_scale()
 
     def __call__(self, response: str) -> None:
@@ -117,6 +119,7 @@ class JudgeOptions:
     def _check_numbers(self) -> None:
         for name, least, whole in (
             ("opponents", 1, True),
+            ("max_steps", 1, True),
             ("temperature", 0, False),
             ("max_tokens", 1, True),
             ("seed", None, True),
@@ -146,6 +149,11 @@ class JudgeOptions:
             return
         if not re.match(r"https?://[^/\s]+", self.url):
             raise _wrong("url", self.url, "write the address with http:// or https://, up to and with /v1")
+        if "?" in self.url or "#" in self.url:  # what follows them would swallow the path of the request
+            raise ConfigError(
+                "option url of reward 'judge' has a ? or #",
+                remedy="write it up to and with /v1; a key belongs in the environment variable that key_variable names",
+            )
         if "@" in self.url.split("/")[2]:  # not shown, because it holds a password
             raise ConfigError(
                 "option url of reward 'judge' holds a name or password",
@@ -180,7 +188,32 @@ class JudgeOptions:
             raise _wrong("step_pattern", self.step_pattern, f"write a regular expression ({error})") from None
         self.read_criteria()
 
+    def _check_effect(self) -> None:
+        """ConfigError for an option that is set and would do nothing."""
+        place = "url" if self.url is not None else "model_path"
+        for name, default in ((field.name, field.default) for field in fields(self)):
+            if getattr(self, name) == default:
+                continue
+            if place not in _PLACES.get(name, ("url", "model_path")):
+                raise _wrong(name, getattr(self, name), f"remove it: with {place} it does nothing")
+            if self.form not in _FORMS.get(name, FORMS):
+                raise _wrong(name, getattr(self, name), f"remove it: it does nothing in the form {self.form!r}")
 
+
+_PLACES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("device", "dtype"), ("model_path",)),
+    **dict.fromkeys(("model", "key_variable", "extra", "concurrency", "requests_per_minute"), ("url",)),
+    **dict.fromkeys(("tokens_per_minute", "retries", "request_timeout_seconds"), ("url",)),
+}
+"""Options of judges that are asked in one way only."""
+_FORMS: Mapping[str, tuple[str, ...]] = {
+    "opponents": ("pairwise",),
+    "scale": ("score", "rubric", "steps"),
+    "step_pattern": ("steps",),
+    "max_steps": ("steps",),
+    "one_call": ("rubric",),
+}
+"""Options of some forms only."""
 _MAY_BE_NONE = (
     "seed",
     "requests_per_minute",

@@ -74,6 +74,18 @@ def test_a_model_at_work_holds_no_other_judge_up(make_items: Any, stub_judge: An
     assert dict(scored.reward_parts) == {"local": 1.0, "far": 1.0}
 
 
+def test_an_answer_of_a_local_model_that_was_cut_off_has_no_verdict(make_items: Any) -> None:
+    class Cut(Model):
+        def answer(self, conversations: Sequence[Any]) -> list[Answer | DataError]:
+            return [Answer('{"score": 1}', 5, 2, is_cut_off=True) for _ in conversations]
+
+    config = RewardConfig(name="judge", options={"model_path": "somewhere"})
+    scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
+    with ProcessRewardScorer([config], scoring, open_model=lambda options: Cut(str)) as scorer:
+        (scored,) = scorer.score(make_items(["a"]))
+    assert "cut off" in scored.status_detail
+
+
 @pytest.fixture(scope="module")
 def folder(save_tiny_llama: Callable[..., Path]) -> Path:
     path = save_tiny_llama(ALPHABET, context_length=160)
@@ -93,6 +105,7 @@ def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) ->
         assert isinstance(long, DataError)
         assert first.tokens_in == len("u:ab;a:")
         assert 1 <= first.tokens_out <= 6
+        assert first.is_cut_off == (first.tokens_out == 6)
         assert model.answer([turns[1], turns[0]]) == [second, first]
         assert model.name == open_model(options).name
 

@@ -229,6 +229,17 @@ def test_a_broken_report_of_tokens_costs_no_answer(
     assert scorer.take_metrics()["judge/tokens_in"].result() == 0.0
 
 
+def test_an_answer_that_was_cut_off_is_named_and_not_repaired(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    stub.finish_reason = "length"
+    (scored,) = make_scorer(settings(stub, max_tokens=50)).score(make_items(["abc"]))
+    assert scored.reward is None
+    assert "cut off at its most tokens (max_tokens is 50); raise the option max_tokens" in scored.status_detail
+    assert stub.requests == 1
+
+
 def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
     answers = iter(["Seven out of ten!", '{"score": 7}', "Seven!", '{"score": 70}'])
     stub = stub_judge(lambda messages: next(answers))
@@ -376,6 +387,14 @@ def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: A
         ({"modle": "x"}, "did you mean 'model'"),
         ({"url": "localhost:8000"}, "url"),
         ({"url": "http://me:word@host/v1"}, "holds a name or password"),
+        ({"url": "http://host/v1?key=word"}, "has a ? or #"),
+        ({"url": "http://host/v1#part"}, "has a ? or #"),
+        ({"device": "cpu"}, "with url it does nothing"),
+        ({"opponents": 3}, "nothing in the form 'score'"),
+        ({"step_pattern": "x"}, "nothing in the form 'score'"),
+        ({"max_steps": 3}, "nothing in the form 'score'"),
+        ({"one_call": False}, "nothing in the form 'score'"),
+        ({"form": "pairwise", "scale": [0, 1]}, "nothing in the form 'pairwise'"),
         ({"url": None}, "needs one of the options url and model_path"),
         ({"model": None}, "needs the option model"),
         ({"form": "scores"}, "did you mean 'score'"),
@@ -405,3 +424,11 @@ def test_wrong_options_are_told_before_anything_is_sampled(
         make_scorer({"name": "judge", "options": given})
     assert message in str(caught.value)
     assert "word" not in str(caught.value) or "password" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model", "extra", "requests_per_minute", "retries", "concurrency", "key_variable"])
+def test_options_of_endpoints_have_no_effect_on_local_models(name: str, make_scorer: Any) -> None:
+    value = {"model": "m", "extra": {"top_p": 1}, "key_variable": "K"}.get(name, 1)
+    with pytest.raises(ConfigError, match=f"option {name} of reward 'judge'") as caught:
+        make_scorer({"name": "judge", "options": {"model_path": "m", name: value}})
+    assert "with model_path it does nothing" in str(caught.value.remedy)

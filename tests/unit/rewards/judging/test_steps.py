@@ -36,14 +36,22 @@ class Pieces:
     ],
 )
 def test_steps_are_parts_between_blank_lines(response: str, steps: list[str]) -> None:
-    assert [response[start:end] for start, end in split_steps(response, r"\n\s*\n")] == steps
+    assert [response[start:end] for start, end in split_steps(response, r"\n\s*\n", 9)] == steps
+
+
+@pytest.mark.parametrize(
+    ("most", "steps"), [(3, ["a", "b", "c\n\n \n\nd"]), (1, ["a\n\nb\n\nc\n\n \n\nd"]), (4, list("abcd"))]
+)
+def test_the_last_of_too_many_steps_is_all_the_rest(most: int, steps: list[str]) -> None:
+    response = "a\n\nb\n\nc\n\n \n\nd\n\n"
+    assert [response[start:end] for start, end in split_steps(response, "\n\n", most)] == steps
 
 
 def test_the_last_token_of_each_step() -> None:
     # "ab\n\ncé\n\nd" in tokens: "a", "b\n", "\nc", half of é, the other half, "\n\nd"
     tokenizer: Any = Pieces(b"a", b"b\n", b"\nc", b"\xc3", b"\xa9", b"\n\nd")
     text = tokenizer.decode(list(range(6)), skip_special_tokens=False)
-    ends = [end for _, end in split_steps(text, r"\n\s*\n")]
+    ends = [end for _, end in split_steps(text, r"\n\s*\n", 9)]
     assert ends == [2, 6, 9]
     assert last_tokens(range(6), ends, tokenizer) == [1, 4, 5]
 
