@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -13,6 +12,8 @@ from burnish.sandbox.wire import NotPlainError, decode, encode
 
 PROTOCOL = 1
 """Of `/judge`; the client and the server have to have the same."""
+_TOO_LARGE = 1e15
+"""For any number of a message but the values of cases."""
 Job = FunctionTests | AssertTests | ProgramTests
 _KINDS: Mapping[str, type[Job]] = {"functions": FunctionTests, "asserts": AssertTests, "programs": ProgramTests}
 
@@ -55,18 +56,18 @@ def job_of(data: Any) -> Job:
         return AssertTests(code, texts, _field(data, "prelude", str), _field(data, "entry", str, type(None)))
     if kind == "functions":
         cases = tuple(_case(case) for case in _field(data, "cases", list))
-        return FunctionTests(code, _field(data, "entry", str), cases, float(_field(data, "tolerance", float, int)))
+        return FunctionTests(code, _field(data, "entry", str), cases, _number(data, "tolerance"))
     raise BadMessageError(f"kind is {kind!r}, not one of {', '.join(_KINDS)}")
 
 
 def limits_of(data: Any) -> Limits:
-    """The limits of a message. BadMessageError unless all are there, finite and above 0."""
+    """The limits of a message. BadMessageError unless all are there, above 0 and below 1e15."""
     found = {}
     for field in dataclasses.fields(Limits):
         types = (int, float) if isinstance(field.default, float) else (int,)
         value = _field(data, field.name, *types)
-        if not 0 < value < math.inf:
-            raise BadMessageError(f"limits.{field.name} is {value:g}")
+        if not 0 < value < _TOO_LARGE:
+            raise BadMessageError(f"limits.{field.name} is {value!r:.20}")
         found[field.name] = value
     return Limits(**found)
 
@@ -81,10 +82,12 @@ def verdict_of(data: Any) -> Verdict:
     """The verdict that `dataclasses.asdict` made plain. BadMessageError for anything else."""
     status, grade = _field(data, "status", str), _field(data, "grade", str)
     passed, total = _field(data, "passed", int), _field(data, "total", int)
-    if status not in get_args(Status) or grade not in get_args(Grade) or not 0 <= passed <= total:
+    # All tests passed if and only if that is its status, and there is at least one.
+    counts_fit = 0 <= passed <= total and total > 0 and (status == "passed") == (passed == total)
+    if status not in get_args(Status) or grade not in get_args(Grade) or not counts_fit:
         raise BadMessageError(f"a verdict that cannot be: {status}, {grade}, {passed} of {total}")
-    seconds = float(_field(data, "seconds", float, int))
-    return Verdict(status, passed, total, seconds, _field(data, "detail", str), grade)  # type: ignore[arg-type]
+    seconds, detail = _number(data, "seconds"), _field(data, "detail", str)
+    return Verdict(status, passed, total, seconds, detail, grade)  # type: ignore[arg-type]
 
 
 def output_of(data: Any) -> Output:
@@ -95,9 +98,10 @@ def output_of(data: Any) -> Output:
     if status not in ("Finished", "TimeLimitExceeded"):
         raise BadMessageError(f"run_result.status is {status!r}")
     code = _field(result, "return_code", int, type(None))
-    seconds = _field(result, "execution_time", float, int, type(None))
+    # The schema lets a server leave the time out.
+    seconds = 0.0 if _field(result, "execution_time") is None else _number(result, "execution_time")
     texts = [_field(result, name, str, type(None)) or "" for name in ("stdout", "stderr")]
-    return Output(texts[0], texts[1], -9 if code is None else code, float(seconds or 0.0), timed_out)
+    return Output(texts[0], texts[1], -9 if code is None else code, seconds, timed_out)
 
 
 def _case(data: Any) -> Case:
@@ -116,6 +120,13 @@ def _field(data: Any, name: str, *types: type) -> Any:
     if types and type(data[name]) not in types:
         raise BadMessageError(f"{name} is a {type(data[name]).__name__}, not {types[0].__name__}")
     return data[name]
+
+
+def _number(data: Any, name: str) -> float:
+    value = _field(data, name, float, int)
+    if not 0 <= value < _TOO_LARGE:
+        raise BadMessageError(f"{name} is {value!r:.20}")
+    return float(value)
 
 
 def _lists(data: Any, name: str, length: int) -> list[list[Any]]:

@@ -24,6 +24,8 @@ from burnish.sandbox.job import Limits, Output
 START_SECONDS = 60.0
 GRACE_SECONDS = 40.0
 """For the warm parent to begin a job, and to end one whose time is up, on a busy machine."""
+_END_SECONDS = 10.0
+"""For the warm parent to end what it has started, before it is killed."""
 _ROOT = Path(__file__).parents[2]
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from burnish.sandbox.warm import main; del sys.path[0]; "
@@ -99,12 +101,23 @@ class WarmParent:
             self._check(ended, stderr)
             return Output(_text(stdout), _text(stderr), ended["code"], ended["seconds"], ended["timed_out"])
 
+    def stop(self) -> None:
+        """End its job. Another thread than the one that waits for the job may call this: that one gets a SandboxError,
+        and is the one to close."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._channel.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End it, and with it what it has started. Idempotent."""
         self._channel.close()
-        self._process.kill()
-        self._process.wait()
-        self._said.close()
+        try:
+            self._process.wait(_END_SECONDS)  # where nothing else does, it ends its candidates itself
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._said.close()
 
     def _ask(self, kind: str, limits: Limits, descriptors: Sequence[int]) -> None:
         header = json.dumps({"kind": kind, "limits": dataclasses.asdict(limits)}).encode()

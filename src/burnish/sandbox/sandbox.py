@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ class Sandbox:
         self.tier = tier
         self.limits = limits or Limits()
         self.processes = processes
+        self._lock = threading.Lock()
+        self._closed = False
+        self._busy: set[WarmParent] = set()
         self._idle: queue.Queue[WarmParent | None] = queue.Queue()
         for _ in range(processes - 1):
             self._idle.put(None)  # started when it is needed
@@ -45,11 +49,17 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End all processes, when the jobs that run have ended."""
-        for _ in range(self.processes):
-            parent = self._free()
-            if parent is not None:
-                parent.close()
+        """End all processes. Jobs that run, and threads that wait for a process, get a SandboxError. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for parent in list(self._busy):  # a job that ends leaves it meanwhile
+                parent.stop()
+        for kept in [self._free() for _ in range(self.processes)]:
+            if kept is not None:
+                kept.close()
+            self._idle.put(None)  # for a thread that waits: it finds the sandbox closed
 
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
         """Judge a candidate. Raises SandboxError when the sandbox fails, or the tests cannot run or test nothing."""
@@ -79,15 +89,28 @@ class Sandbox:
         may still be to come, and would be taken for that of the next job."""
         kept = self._free()
         try:
-            kept = kept or WarmParent(self.tier)
-            yield kept
-        except BaseException:
+            if kept is None and not self._closed:
+                kept = WarmParent(self.tier)
+            yield self._begin(kept)
+            self._busy.discard(kept)
+        except BaseException as error:
             if kept is not None:
+                self._busy.discard(kept)
                 kept.close()
-            kept = None
+                kept = None
+            if self._closed and isinstance(error, SandboxError):
+                raise _closed() from error
             raise
         finally:
             self._idle.put(kept)
+
+    def _begin(self, parent: WarmParent | None) -> WarmParent:
+        """What `close` ends from now on. SandboxError if it has been called."""
+        with self._lock:
+            if parent is None or self._closed:
+                raise _closed()
+            self._busy.add(parent)
+        return parent
 
     def _free(self) -> WarmParent | None:
         """The next one that nobody uses; None for one that is still to be started."""
@@ -188,6 +211,10 @@ def _why(output: Output, number: int, expected: str) -> tuple[Status, str]:
 def clean(text: str) -> str:
     """A detail that can be printed and saved."""
     return text.encode(errors="replace").decode()[:_DETAIL]
+
+
+def _closed() -> SandboxError:
+    return SandboxError("the sandbox has been closed", remedy="open another one; the candidate has no verdict")
 
 
 def _no_tests() -> SandboxError:

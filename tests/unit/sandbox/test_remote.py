@@ -109,6 +109,8 @@ def test_what_no_client_sends_is_refused() -> None:
         ({"cases": [{"arguments": {"object": 1}}]}, "unknown tag"),
         ({"cases": [{**job["cases"][0], "wrapped": 1}]}, "wrapped is a int"),
         ({"tolerance": "1"}, "tolerance is a str"),
+        ({"tolerance": float("nan")}, "tolerance is nan"),
+        ({"tolerance": -1}, "tolerance is -1"),
     ):
         with pytest.raises(BadMessageError, match=reason):
             job_of({**job, **change})
@@ -119,6 +121,7 @@ def test_what_no_client_sends_is_refused() -> None:
     for broken in (
         {"seconds": float("nan")},
         {"seconds": float("inf")},
+        {"seconds": 10**400},
         {"seconds": True},
         {"processes": 1.5},
         {"files": 0},
@@ -127,9 +130,29 @@ def test_what_no_client_sends_is_refused() -> None:
             limits_of({**plain, **broken})
     good = {"status": "passed", "passed": 1, "total": 1, "seconds": 1, "detail": "", "grade": "split"}
     assert verdict_of(good) == Verdict("passed", 1, 1, 1.0)
-    for broken in ({"passed": 2}, {"status": "won"}, {"grade": "best"}, {"total": "1"}):
+    failed = {**good, "status": "failed", "total": 5}
+    assert verdict_of(failed).fraction == 0.2
+    for wrong in (
+        {**good, "passed": 2},
+        {**good, "status": "won"},
+        {**good, "grade": "best"},
+        {**good, "total": "1"},
+        {**good, "total": 5},
+        {**good, "passed": 0, "total": 0},
+        {**failed, "passed": 5},
+        {**failed, "passed": -1},
+        {**failed, "passed": 0, "total": 0},
+        {**good, "seconds": -5},
+        {**good, "seconds": float("nan")},
+        {**good, "seconds": float("inf")},
+    ):
         with pytest.raises(BadMessageError):
-            verdict_of({**good, **broken})
+            verdict_of(wrong)
+    result = {"status": "Finished", "execution_time": 0.5, "return_code": 0, "stdout": "2", "stderr": None}
+    assert output_of({"run_result": result}) == Output("2", "", 0, 0.5)
+    for seconds in (-5, float("nan"), float("inf"), 10**400, "1"):
+        with pytest.raises(BadMessageError, match="execution_time"):
+            output_of({"run_result": {**result, "execution_time": seconds}})
 
 
 def test_a_server_of_ours_judges_apart(sandbox: Sandbox) -> None:

@@ -321,6 +321,29 @@ def test_a_thousand_programs_of_which_a_hundred_hang(sandbox: Sandbox) -> None:
     assert children() <= before
 
 
+def test_a_sandbox_that_closes_ends_the_jobs_that_run(sandbox: Sandbox) -> None:
+    before, said = children(), []
+    one = Sandbox(sandbox.tier, processes=2, limits=sandbox.limits)
+
+    def is_refused() -> None:
+        with pytest.raises(SandboxError) as caught:
+            judged(one, "import time\ntime.sleep(1000)")  # no limit of the processor ends it
+        said.append(caught.value.message)
+
+    threads = [threading.Thread(target=is_refused, daemon=True) for _ in range(3)]  # one waits for the others
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(children() - before) >= 6)
+    one.close()
+    for thread in threads:
+        thread.join(60)
+    assert said == ["the sandbox has been closed"] * 3
+    wait_for(lambda: children() <= before)
+    with pytest.raises(SandboxError, match="has been closed"):
+        judged(one, "def f(x): return x")
+    one.close()
+
+
 def test_a_parent_that_is_left_alone_ends_with_its_candidate(sandbox: Sandbox) -> None:
     before = children()
     one = Sandbox(sandbox.tier, limits=sandbox.limits)
