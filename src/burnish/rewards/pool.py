@@ -10,23 +10,23 @@ import itertools
 import math
 import os
 import select
+import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any
 
 from burnish.errors import ConfigError, RewardError
 from burnish.plugins import describe_exit
-from burnish.rewards.calling import Arguments, TracebackInWorkerError, timeout_detail
+from burnish.rewards.calling import TracebackInWorkerError, timeout_detail
 from burnish.rewards.environment import worker_environment
 from burnish.rewards.inputs import Signature
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
 from burnish.rewards.outcome import Outcome, failure
 from burnish.rewards.process import WorkerProcess
+from burnish.rewards.tasks import BEFORE_ALL, Task, TaskQueue
 from burnish.rewards.wire import GarbledError
 from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
@@ -38,39 +38,14 @@ MAX_PAUSE_SECONDS = 3600.0  # `poll` takes milliseconds as a 32-bit integer
 Outcomes = dict[tuple[int, int], Outcome]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Responses for one reward, given by its number: `items` are their numbers, `rows` their arguments.
-
-    A batched task has one set of arguments for all its items. One that is `alone` is not joined with others: its
-    response may be the one that has ended a worker.
-    """
-
-    reward: int
-    items: tuple[int, ...]
-    rows: tuple[Arguments, ...]
-    batched: bool = False
-    alone: bool = False
-
-    def only(self, item: int) -> Task:
-        """The same task reduced to one response."""
-        return Task(self.reward, (item,), (self.rows[self.items.index(item)],), alone=True)
-
-    def request(self, number: int) -> list[Any]:
-        """The message to a worker, whose answers repeat `number`."""
-        if self.batched:
-            return ["batch", number, self.reward, [list(self.items), self.rows[0]]]
-        return ["each", number, self.reward, [list(row) for row in zip(self.items, self.rows, strict=True)]]
-
-
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Rewards that share workers, and their waiting tasks. They get the same environment variables, and either all of
+    """Rewards that share workers, and the queue of each. They get the same environment variables, and either all of
     them need a fork of this process or none does."""
 
     rewards: list[tuple[int, RewardSpec]]
     environment: Mapping[str, str]
-    pending: deque[Task] = field(default_factory=deque)
+    queues: list[TaskQueue] = field(default_factory=list)
 
     def labels(self) -> str:
         return ", ".join(repr(spec.label) for _, spec in self.rewards)
@@ -94,7 +69,7 @@ class WorkerPool:
     """Runs tasks on worker processes, which are started on demand.
 
     Up to `size` workers serve all rewards with the same environment variables. The values of these are fixed when the
-    pool is made, also for workers that start later.
+    pool is made, also for workers that start later. Ask for the `signatures` before giving it tasks.
     """
 
     def __init__(self, specs: Sequence[RewardSpec], size: int, *, start_timeout_seconds: float = 60.0) -> None:
@@ -102,11 +77,13 @@ class WorkerPool:
         self._size = size
         self._start_seconds = start_timeout_seconds
         self._groups = _groups(self._specs)
+        self._queues = {queue.reward: queue for group in self._groups for queue in group.queues}
         self._context = copy_context()  # holds the functions that are at hand now, for workers that are forked later
         self._workers: list[_Worker] = []
         self._signatures: dict[int, Signature] = {}
         self.seconds = [0.0] * len(self._specs)  # busy time per reward since the start
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1)  # of tasks that workers are given
+        self._ages = itertools.count(BEFORE_ALL + 1)  # of tasks that are queued
         self._outcomes: Outcomes = {}
         # So that no worker survives a pool that nobody closed.
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
@@ -147,7 +124,7 @@ class WorkerPool:
         self._queue(tasks)
         try:
             self._remove_dead()
-            while any(group.pending for group in self._groups) or any(worker.task for worker in self._workers):
+            while self.is_busy:
                 self._assign()
                 self._step()
         except BaseException:
@@ -158,10 +135,15 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill all workers and drop all tasks. A later `run` starts new workers. Idempotent."""
-        for group in self._groups:
-            group.pending.clear()
+        for queue in self._queues.values():
+            queue.clear()
         self._outcomes = {}
         _kill_all(self._workers, os.getpid())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task waits or is under way."""
+        return any(self._queues.values()) or any(worker.task for worker in self._workers)
 
     @property
     def pids(self) -> list[int]:
@@ -170,16 +152,14 @@ class WorkerPool:
 
     def _queue(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
-            self._group_of(task).pending.append(task)
-
-    def _group_of(self, task: Task) -> _Group:
-        return next(group for group in self._groups if any(index == task.reward for index, _ in group.rewards))
+            self._queues[task.reward].add(task, next(self._ages))
 
     def _start(self, group: _Group) -> None:
         process = self._context.run(WorkerProcess, group.rewards, group.environment)
         self._workers.append(_Worker(process, group, deadline=time.monotonic() + self._start_seconds))
 
     def _assign(self) -> None:
+        """Give idle workers the oldest tasks that may run now, and start workers for the rest of these."""
         for worker in self._workers:
             if worker.ready and worker.task is None:
                 task = self._next_task(worker.group)
@@ -187,43 +167,44 @@ class WorkerPool:
                     self._assign_to(worker, task)
         for group in self._groups:
             mine = [worker for worker in self._workers if worker.group is group]
-            starting = sum(not worker.ready for worker in mine)  # each of these will take one of the pending tasks
-            for _ in range(min(self._size - len(mine), len(group.pending) - starting)):
+            starting = sum(not worker.ready for worker in mine)  # each of these will take one of the tasks
+            tasks = sum(self._num_tasks(queue) for queue in group.queues)
+            for _ in range(min(self._size - len(mine), tasks - starting)):
                 self._start(group)
 
     def _next_task(self, group: _Group) -> Task | None:
-        """The oldest task whose reward may score more responses now. One of an asynchronous reward takes others along:
-        begun one by one, as responses arrive, they are awaited together."""
-        for place, task in enumerate(group.pending):
-            room = self._room(task.reward)
-            if room > 0:
-                del group.pending[place]
-                return self._joined(task, group, room) if self._concurrent(task) else task
-        return None
+        """The oldest task whose reward may score more responses now. For an asynchronous reward it is a worker's share
+        of all responses that wait, wherever they were begun: awaited together, they take as long as the slowest."""
+        free = [queue for queue in group.queues if queue and self._room(queue.reward) > 0]
+        if not free:
+            return None
+        queue = min(free, key=lambda queue: queue.age)
+        if not self._awaits(queue.reward):
+            return queue.take()
+        # Workers that are busy take no share: what was left for them would wait until they are done.
+        busy = sum(worker.task is not None for worker in self._workers if worker.group is group)
+        share = -(-queue.responses // (self._size - busy))
+        return queue.take_joined(min(share, self._room(queue.reward), MAX_CONCURRENT))
+
+    def _num_tasks(self, queue: TaskQueue) -> int:
+        """Into how many tasks, for a worker each, what waits may be divided now."""
+        tasks = queue.responses if self._awaits(queue.reward) else len(queue)
+        return min(tasks, self._room(queue.reward))
 
     def _room(self, reward: int) -> int:
-        """How many more responses the reward may score at once, in one worker."""
-        limit, asynchronous = self._specs[reward].concurrency, self._signatures[reward].asynchronous
-        most = MAX_CONCURRENT if asynchronous else 1
+        """How many more responses the reward may begin to score now, in all workers together."""
+        limit = self._specs[reward].concurrency
         if limit is None:
-            return most
+            return sys.maxsize
         busy = [worker for worker in self._workers if worker.task is not None and worker.task.reward == reward]
-        return min(most, limit - sum(len(worker.waiting) if asynchronous else 1 for worker in busy))
+        # A worker that has sent its last outcome is about to be free, and counts as one until it says so: otherwise
+        # another one would be started for the next response.
+        return limit - sum(max(1, len(worker.waiting)) if self._awaits(reward) else 1 for worker in busy)
 
-    def _joined(self, first: Task, group: _Group, room: int) -> Task:
-        """The task with those of the same reward behind it, cut to a worker's share of them and to the room."""
-        if first.alone:
-            return first
-        alike: list[Task] = []
-        others: list[Task] = []
-        for task in group.pending:
-            (alike if task.reward == first.reward and not task.alone else others).append(task)
-        pairs = [pair for task in (first, *alike) for pair in zip(task.items, task.rows, strict=True)]
-        size = min(room, max(len(first.items), -(-len(pairs) // self._size)))
-        taken, left = pairs[:size], pairs[size:]
-        group.pending.clear()
-        group.pending.extend([*(Task(first.reward, (item,), (row,)) for item, row in left), *others])
-        return Task(first.reward, tuple(item for item, _ in taken), tuple(row for _, row in taken))
+    def _awaits(self, reward: int) -> bool:
+        """Whether a worker awaits several responses of the reward at once."""
+        signature = self._signatures[reward]
+        return signature.asynchronous and not signature.batched
 
     def _remove_dead(self) -> None:
         """Remove idle workers that ended, or sent something unasked, since the last call."""
@@ -238,11 +219,8 @@ class WorkerPool:
         worker.process.send(task.request(worker.number))
 
     def _limit(self, task: Task) -> float:
-        grace = ASYNC_GRACE_SECONDS if self._concurrent(task) else 0.0
+        grace = ASYNC_GRACE_SECONDS if self._awaits(task.reward) else 0.0
         return self._specs[task.reward].timeout_seconds + grace
-
-    def _concurrent(self, task: Task) -> bool:
-        return not task.batched and self._signatures[task.reward].asynchronous
 
     def _step(self, patience: float = math.inf) -> None:
         """Wait for the next message or deadline, at most `patience` seconds, and handle it."""
@@ -287,7 +265,7 @@ class WorkerPool:
                 assert worker.task is not None
                 self._outcomes[worker.task.reward, item] = outcome
                 del worker.waiting[item]
-                if not self._concurrent(worker.task):  # the next response gets the full limit
+                if not self._awaits(worker.task.reward):  # the next response gets the full limit
                     worker.deadline = time.monotonic() + self._limit(worker.task)
             case Idle(task) if task == worker.number and worker.task is not None and not worker.waiting:
                 self.seconds[worker.task.reward] += time.monotonic() - worker.since
@@ -334,14 +312,13 @@ class WorkerPool:
         self.seconds[task.reward] += time.monotonic() - worker.since
         if task.batched:
             guilty, rest = waiting, []
-        elif self._concurrent(task) and len(waiting) > 1:
+        elif self._awaits(task.reward) and len(waiting) > 1:
             guilty, rest = [], waiting  # any of them may be the cause, so each is tried again alone
         else:
             guilty, rest = waiting[:1], waiting[1:]
         for item in guilty:
             self._outcomes[task.reward, item] = lost
-        # At the front and in order, because they were begun before all other tasks in the queue.
-        worker.group.pending.extendleft(task.only(item) for item in reversed(rest))
+        self._queues[task.reward].put_back(task.only(item) for item in rest)
 
 
 def _groups(specs: Sequence[RewardSpec]) -> list[_Group]:
@@ -352,6 +329,7 @@ def _groups(specs: Sequence[RewardSpec]) -> list[_Group]:
         names = frozenset(spec.environment)
         group = groups.setdefault((names, spec.is_in_memory), _Group([], worker_environment(names, os.environ)))
         group.rewards.append((index, spec))
+        group.queues.append(TaskQueue(index))
     return list(groups.values())
 
 

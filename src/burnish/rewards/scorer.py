@@ -16,8 +16,9 @@ from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.outcome import Outcome, failure
-from burnish.rewards.pool import MAX_CONCURRENT, Outcomes, Task, WorkerPool
+from burnish.rewards.pool import MAX_CONCURRENT, Outcomes, WorkerPool
 from burnish.rewards.specs import specs_of
+from burnish.rewards.tasks import Task
 from burnish.types import Metric, Prompt, Reduction, RewardStatus, Rollout
 
 if TYPE_CHECKING:

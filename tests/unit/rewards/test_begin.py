@@ -39,7 +39,7 @@ def until_idle(scorer: ProcessRewardScorer, items: Any = (), seconds: float = 30
     """As an engine does: begin the items, and call again and again with nothing new."""
     scorer.begin(items)
     end = time.monotonic() + seconds
-    while any(group.pending for group in scorer._pool._groups) or any(worker.task for worker in scorer._pool._workers):
+    while scorer._pool.is_busy:
         assert time.monotonic() < end
         scorer.begin([])
         time.sleep(0.01)

@@ -1,0 +1,94 @@
+"""What workers are given: tasks of a few responses each, and the queue in which the tasks of one reward wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from burnish.rewards.calling import Arguments
+
+BEFORE_ALL = 0
+"""The age of tasks that go back into their queue. Ages of new tasks begin at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Responses for one reward, given by its number: `items` are their numbers, `rows` their arguments.
+
+    A batched task has one set of arguments for all its items. One that is `alone` is not joined with others: its
+    response may be the one that has ended a worker.
+    """
+
+    reward: int
+    items: tuple[int, ...]
+    rows: tuple[Arguments, ...]
+    batched: bool = False
+    alone: bool = False
+
+    def only(self, item: int) -> Task:
+        """The same task reduced to one response."""
+        return Task(self.reward, (item,), (self.rows[self.items.index(item)],), alone=True)
+
+    def request(self, number: int) -> list[Any]:
+        """The message to a worker, whose answers repeat `number`."""
+        if self.batched:
+            return ["batch", number, self.reward, [list(self.items), self.rows[0]]]
+        return ["each", number, self.reward, [list(row) for row in zip(self.items, self.rows, strict=True)]]
+
+
+@dataclass(slots=True, eq=False)
+class TaskQueue:
+    """The waiting tasks of one reward, oldest first. Of two queues, that with the lower `age` has waited longer."""
+
+    reward: int
+    responses: int = 0
+    """In all tasks together."""
+    _tasks: deque[tuple[int, Task]] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def age(self) -> int:
+        """That of the oldest task. There must be one."""
+        return self._tasks[0][0]
+
+    def add(self, task: Task, age: int) -> None:
+        """Queue a task that is younger than all others here."""
+        self._tasks.append((age, task))
+        self.responses += len(task.items)
+
+    def put_back(self, tasks: Iterable[Task]) -> None:
+        """Queue tasks before all others, in this order: they had been begun."""
+        for task in reversed(list(tasks)):
+            self._tasks.appendleft((BEFORE_ALL, task))
+            self.responses += len(task.items)
+
+    def take(self) -> Task:
+        """Remove the oldest task."""
+        _, task = self._tasks.popleft()
+        self.responses -= len(task.items)
+        return task
+
+    def take_joined(self, count: int) -> Task:
+        """Remove the oldest `count` responses, as one task. Fewer if there are not as many, or if one is alone."""
+        if self._tasks[0][1].alone:
+            return self.take()
+        items: list[int] = []
+        rows: list[Arguments] = []
+        while self._tasks and len(items) < count and not self._tasks[0][1].alone:
+            age, task = self._tasks.popleft()
+            more = count - len(items)
+            items += task.items[:more]
+            rows += task.rows[:more]
+            if more < len(task.items):
+                self._tasks.appendleft((age, Task(self.reward, task.items[more:], task.rows[more:])))
+        self.responses -= len(items)
+        return Task(self.reward, tuple(items), tuple(rows))
+
+    def clear(self) -> None:
+        """Drop all tasks."""
+        self._tasks.clear()
+        self.responses = 0
