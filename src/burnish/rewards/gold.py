@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.rewards.builtins.choice_rows import question_of_row
-from burnish.rewards.builtins.reading_rows import RowError
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.builtins.sql_rows import gold_query
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import TOLERANCE, Success
@@ -94,7 +94,7 @@ def _label_of_answer(prompt: Prompt, options_column: str | None) -> str | None:
         return None
     try:
         question = question_of_row(prompt.columns, prompt.answer, options_column)
-    except RowError:  # scoring the answer as it is says so
+    except NoScoreError:  # scoring the answer as it is says so
         return None
     return None if question is None else question.labels[question.gold]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from burnish.rewards.builtins.code_tests import TestsError, task_of_row, trivial_programs
+from burnish.rewards.builtins.code_tests import task_of_row, trivial_programs
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.gold import as_rollout
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import TOLERANCE
@@ -36,7 +37,7 @@ def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, name: str, 
 def _programs(prompt: Prompt) -> dict[str, str]:
     try:
         task = task_of_row(prompt.columns, prompt.answer)
-    except TestsError:  # scoring the gold answer says so
+    except NoScoreError:  # scoring the gold answer says so
         return {}
     if task is None:
         return {}

@@ -37,6 +37,7 @@ class LocalModel:
     context_length: int
     sampling: Sampling
     seed: int
+    special_tokens: frozenset[str]
 
     def answer(self, conversations: Sequence[Messages]) -> list[Answer | DataError]:
         """An answer to each. DataError for one that leaves no room for an answer, or that the model's template refuses.
@@ -88,7 +89,10 @@ def open_model(options: JudgeOptions) -> LocalModel:
         temperature=options.temperature or 1.0,
         greedy=options.temperature == 0,
     )
-    return LocalModel(_identity(path), engine, loaded.tokenizer, loaded.context_length, sampling, options.seed or 0)
+    special = frozenset(str(token) for token in loaded.tokenizer.all_special_tokens)
+    return LocalModel(
+        _identity(path), engine, loaded.tokenizer, loaded.context_length, sampling, options.seed or 0, special
+    )
 
 
 def _check_template(options: JudgeOptions, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from burnish.rewards.builtins.choice import Choice, stated_option
 from burnish.rewards.builtins.choice_rows import Question, question_of_row, shuffled_options
-from burnish.rewards.builtins.reading_rows import RowError
+from burnish.rewards.builtins.reading_rows import NoScoreError
 
 CITIES = Question(("A", "B", "C", "D"), ("Paris", "Rome", "Berlin", "A dog"), 1)
 A, B, D, NONE = 0, 1, 3, None
@@ -162,7 +162,7 @@ def test_rows_without_options_or_answer_have_no_score() -> None:
     ],
 )
 def test_rows_that_cannot_be_read_are_an_error(columns: dict[str, Any], answer: Any, why: str) -> None:
-    with pytest.raises(RowError, match=why):
+    with pytest.raises(NoScoreError, match=why):
         question_of_row(columns, answer)
 
 

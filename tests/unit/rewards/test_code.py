@@ -10,7 +10,8 @@ import pytest
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code import Code, program
-from burnish.rewards.builtins.code_tests import Task, TestsError, task_of_row
+from burnish.rewards.builtins.code_tests import Task, task_of_row
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.sandbox.job import AssertTests, FunctionTests, Limits, Output, ProgramTests, Verdict
 from burnish.types import Score
 
@@ -76,7 +77,7 @@ def test_layouts_are_recognised() -> None:
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error(columns: dict[str, Any], why: str) -> None:
-    with pytest.raises(TestsError, match=why):
+    with pytest.raises(NoScoreError, match=why):
         task_of_row(columns, None)
 
 
@@ -183,7 +184,7 @@ def test_scores(made: Callable[..., Code]) -> None:
 
 
 def test_tests_that_test_nothing_are_no_score(made: Callable[..., Code]) -> None:
-    with pytest.raises(TestsError, match="do not ask the code for anything"):
+    with pytest.raises(NoScoreError, match="do not ask the code for anything"):
         made()("def f(): return 1", test_list=["assert 1 == 1 + 0"])
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from burnish.errors import ConfigError
-from burnish.rewards.builtins.command import CheckerError, Command
-from burnish.rewards.builtins.reading_rows import RowError
+from burnish.rewards.builtins.command import Command
+from burnish.rewards.builtins.reading_rows import NoScoreError
 
 Make = Callable[..., Command]
 
@@ -57,7 +57,7 @@ def test_the_row_is_a_file_of_json(make: Make) -> None:
         assert row == {"response": "r", "answer": [7], "prompt": "p", "columns": {"level": 3}}, row
     """
     assert make(code, "--row={row}")("r", answer=[7], prompt="p", level=3) == 1.0
-    with pytest.raises(RowError, match="a column cannot be written as JSON"):
+    with pytest.raises(NoScoreError, match="a column cannot be written as JSON"):
         make(code, "--row={row}")("r", day=date(2026, 1, 1))
 
 
@@ -73,11 +73,11 @@ def test_a_response_is_never_an_argument(make: Make) -> None:
 def test_a_status_is_a_verdict_or_an_error(make: Make) -> None:
     reward = make("import sys; sys.exit(int(sys.stdin.read()))", wrong=[1, 3])
     assert [reward(text) for text in ("0", "1", "3")] == [1.0, 0.0, 0.0]
-    with pytest.raises(CheckerError, match="ended with status 2, which is not a verdict"):
+    with pytest.raises(NoScoreError, match="ended with status 2, which is not a verdict"):
         reward("2")
-    with pytest.raises(CheckerError, match="ended by signal 9"):
+    with pytest.raises(NoScoreError, match="ended by signal 9"):
         make("import os; os.kill(os.getpid(), 9)")("x")
-    with pytest.raises(CheckerError, match=r"status 2, which is not a verdict: .*No such file"):
+    with pytest.raises(NoScoreError, match=r"status 2, which is not a verdict: .*No such file"):
         Command([sys.executable, "/nowhere/checker.py"], seconds=60.0)("x")
 
 
@@ -85,15 +85,15 @@ def test_the_last_line_is_the_score(make: Make) -> None:
     reward = make("import sys; text = sys.stdin.read(); print('so'); print(text); print()", score="stdout")
     assert [reward(text) for text in ("0.25", " 1 ", "-2")] == [0.25, 1.0, -2.0]
     for text in ("much", "nan", "1.5", "inf", ""):
-        with pytest.raises(CheckerError, match=r"number|at most 1"):
+        with pytest.raises(NoScoreError, match=r"number|at most 1"):
             reward(text)
-    with pytest.raises(CheckerError, match="status 1, which is not a verdict"):
+    with pytest.raises(NoScoreError, match="status 1, which is not a verdict"):
         make("print(1); raise SystemExit(1)", score="stdout")("x")
 
 
 def test_a_program_that_is_too_slow_is_ended(make: Make) -> None:
     code = "import time; time.sleep(600)"
-    with pytest.raises(CheckerError, match=r"did not end within 0\.2 seconds"):
+    with pytest.raises(NoScoreError, match=r"did not end within 0\.2 seconds"):
         make(code, seconds=0.2)("x")
     assert make(code, seconds=0.2, too_slow="wrong")("x") == 0.0
 
@@ -128,7 +128,7 @@ def is_running(pid: int) -> bool:
 def test_memory_and_output_are_limited(make: Make) -> None:
     large = "try:\n    bytearray(2 << 30)\nexcept MemoryError:\n    raise SystemExit(1)"
     assert make(large, memory_mb=1024)("x") == 0.0
-    with pytest.raises(CheckerError, match="wrote more than output_mb allows"):
+    with pytest.raises(NoScoreError, match="wrote more than output_mb allows"):
         make("import sys; sys.stdout.write('x' * (3 << 20)); sys.stdout.flush()", output_mb=1)("x")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.instruction_checks import INSTRUCTIONS
 from burnish.rewards.builtins.instructions import Instructions, variants
-from burnish.rewards.builtins.reading_rows import RowError
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.builtins.sentences import _END, count_sentences, words_as_printed
 
 # name, arguments, texts that follow it, texts that do not
@@ -209,13 +209,13 @@ def test_a_row_without_instructions_has_no_score() -> None:
     ],
 )
 def test_rows_that_cannot_be_checked_are_an_error(names: Any, kwargs: Any, why: str) -> None:
-    with pytest.raises(RowError, match=why):
+    with pytest.raises(NoScoreError, match=why):
         Instructions()("x", instruction_id_list=names, kwargs=kwargs)
 
 
 def test_an_unknown_language_is_an_error() -> None:
     pytest.importorskip("langdetect")
-    with pytest.raises(RowError, match="'xx' is not a language that can be detected"):
+    with pytest.raises(NoScoreError, match="'xx' is not a language that can be detected"):
         parts("x", ("language:response_language", {"language": "xx"}))
 
 

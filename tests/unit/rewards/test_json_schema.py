@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.json_schema import JsonSchema, read_json
-from burnish.rewards.builtins.reading_rows import RowError, fenced_blocks, last_block
+from burnish.rewards.builtins.reading_rows import NoScoreError, fenced_blocks, last_block
 from burnish.types import RewardStatus
 
 pytest.importorskip("jsonschema")
@@ -109,7 +109,7 @@ def test_numbers_beyond_floats_are_no_multiple_of_a_fraction() -> None:
     assert scores("0.02", cents) == (1, 1)
     assert scores("1" + "0" * 400, cents) == (1, 0)
     assert scores("1e999", cents) == (0, 0)
-    with pytest.raises(RowError, match="cannot be written as JSON"):
+    with pytest.raises(NoScoreError, match="cannot be written as JSON"):
         JsonSchema()("1", schema={"multipleOf": float("inf")})
 
 
@@ -168,14 +168,14 @@ def test_where_the_schema_is_from() -> None:
     ],
 )
 def test_a_schema_that_is_wrong_is_an_error_of_the_row(schema: Any, why: str) -> None:
-    with pytest.raises(RowError, match=why):
+    with pytest.raises(NoScoreError, match=why):
         JsonSchema()("{}", schema=schema)
 
 
 def test_nothing_is_fetched() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}/schema.json"
-        with pytest.raises(RowError, match="which it does not hold, and nothing is fetched"):
+        with pytest.raises(NoScoreError, match="which it does not hold, and nothing is fetched"):
             JsonSchema()("{}", schema={"properties": {"a": {"$ref": address}}})
         server.setblocking(False)
         with pytest.raises(BlockingIOError):

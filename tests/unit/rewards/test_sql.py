@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins import sql, sql_program
-from burnish.rewards.builtins.reading_rows import RowError
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.builtins.sql import Sql, same_rows
 from burnish.rewards.builtins.sql_rows import Fill, is_query, task_of_row
 from burnish.types import Score
@@ -42,7 +42,7 @@ def test_layouts_are_recognised() -> None:
     assert (task.gold, task.scripts) == ("select 1", ("X",))
     assert task_of_row(CONTEXT, "7") is None
     assert task_of_row({"level": 1}, COUNT) is None
-    with pytest.raises(RowError, match="'schema' has to be an SQL script"):
+    with pytest.raises(NoScoreError, match="'schema' has to be an SQL script"):
         task_of_row({"schema": 7}, COUNT)
 
 
@@ -272,7 +272,7 @@ def test_a_query_without_end_is_stopped_and_scores_0(made: Callable[..., Sql]) -
     score = sql(endless, "SELECT name FROM people", schema=DATA)
     assert score is not None
     assert score.value == 0.0
-    with pytest.raises(RowError, match="too much time, memory or output"):
+    with pytest.raises(NoScoreError, match="too much time, memory or output"):
         sql("SELECT 1", endless, schema=DATA)
 
 
@@ -413,12 +413,12 @@ def test_several_databases_all_have_to_agree(reward: Callable[..., Score]) -> No
 def test_rows_that_cannot_be_compared(made: Callable[..., Sql]) -> None:
     sql = made(fill=0)
     assert sql("SELECT 1", "7", **CONTEXT) is None
-    with pytest.raises(RowError, match="the script of a database fails: near"):
+    with pytest.raises(NoScoreError, match="the script of a database fails: near"):
         sql("SELECT 1", "SELECT 1", schema="CREATE TABL x")
-    with pytest.raises(RowError, match="the gold query gives no result: no such table: x"):
+    with pytest.raises(NoScoreError, match="the gold query gives no result: no such table: x"):
         sql("SELECT 1", "SELECT a FROM x", schema=PEOPLE)
     nobody = "SELECT name FROM people WHERE age > 99"
-    with pytest.raises(RowError, match="so that SELECT 1 WHERE 0 would pass"):
+    with pytest.raises(NoScoreError, match="so that SELECT 1 WHERE 0 would pass"):
         sql("SELECT 1 WHERE 0", nobody, schema=DATA)
     accepting = made(fill=0, empty="accept")("SELECT 1 WHERE 0", nobody, schema=DATA)
     assert accepting is not None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.rewards.builtins.reading_rows import RowError, first_column, parsed
+from burnish.rewards.builtins.reading_rows import NoScoreError, first_column, parsed
 
 OPTION_COLUMNS = ("choices", "options")
 _OWN_LABEL = re.compile(r"\s*\(?([A-Z])[).:]\s*(.*)", re.DOTALL)
@@ -31,7 +31,7 @@ class Question:
 
 
 def question_of_row(columns: Mapping[str, Any], answer: Any, column: str | None = None) -> Question | None:
-    """The question of a row; None if it has no options or no answer. RowError for those that cannot be read.
+    """The question of a row; None if it has no options or no answer. NoScoreError for those that cannot be read.
 
     column: the one with the options; by default `choices` or `options`.
     """
@@ -69,22 +69,22 @@ def _options(value: Any, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]
             texts = tuple(own[2].strip() for own in owned if own)
     labels = tuple(label.upper() for label in labels)
     if len(labels) != len(texts) or len(set(labels)) != len(labels) or len(texts) < 2:
-        raise RowError(f"column {column!r} needs two or more options, each with a label of its own")
+        raise NoScoreError(f"column {column!r} needs two or more options, each with a label of its own")
     if not any(texts):  # all would read alike, and every answer be right
-        raise RowError(f"all options in the column {column!r} are empty; give them their texts")
+        raise NoScoreError(f"all options in the column {column!r} are empty; give them their texts")
     return labels, texts
 
 
 def _texts(value: Any, column: str) -> tuple[str, ...]:
     plain = (str, int, float)
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, plain) for one in value):
-        raise RowError(f"column {column!r} has to be a list of options, or an object with the lists text and label")
+        raise NoScoreError(f"column {column!r} has to be a list of options, or an object with the lists text and label")
     return tuple(" ".join(str(one).split()) for one in value)
 
 
 def _letters(count: int, column: str) -> tuple[str, ...]:
     if count > len(string.ascii_uppercase):
-        raise RowError(f"column {column!r} has {count} options and no labels; letters are enough for 26")
+        raise NoScoreError(f"column {column!r} has {count} options and no labels; letters are enough for 26")
     return tuple(string.ascii_uppercase[:count])
 
 
@@ -93,7 +93,7 @@ def _position(answer: Any, labels: tuple[str, ...], texts: tuple[str, ...]) -> i
     if isinstance(answer, int) and not isinstance(answer, bool):
         if 0 <= answer < len(labels):
             return answer
-        raise RowError(f"the answer {answer} is not a position among the {len(labels)} options, counted from 0")
+        raise NoScoreError(f"the answer {answer} is not a position among the {len(labels)} options, counted from 0")
     text = " ".join(str(answer).split())
     bare = _ONLY_LABEL.fullmatch(text)
     if bare and bare[1].upper() in labels:
@@ -101,5 +101,5 @@ def _position(answer: Any, labels: tuple[str, ...], texts: tuple[str, ...]) -> i
     found = [index for index, option in enumerate(texts) if option == text]
     if len(found) != 1:
         many = "several options read" if found else "no label is, and no option reads"
-        raise RowError(f"the answer is {text!r:.200}, but {many} so; the labels are {', '.join(labels)}")
+        raise NoScoreError(f"the answer is {text!r:.200}, but {many} so; the labels are {', '.join(labels)}")
     return found[0]

@@ -8,8 +8,8 @@ from textwrap import dedent
 from typing import Any, Literal
 
 from burnish.errors import ConfigError, SandboxError
-from burnish.rewards.builtins.code_tests import Task, TestsError, task_of_row
-from burnish.rewards.builtins.reading_rows import after_thoughts, check_word, fenced_blocks
+from burnish.rewards.builtins.code_tests import Task, task_of_row
+from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, fenced_blocks
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import Grade, Limits, Runner
 from burnish.sandbox.trial import opened
@@ -59,7 +59,7 @@ class Code:
         try:
             verdict = self._sandbox.run(task.make(program(response, task)))
         except SandboxError as error:
-            raise TestsError(str(error)) from error  # of this response alone: the run goes on, and counts it
+            raise NoScoreError(str(error)) from error  # of this response alone: the run goes on, and counts it
         value = verdict.fraction if self._fraction else float(verdict.status == "passed")
         return Score(value, {"shared": float(verdict.grade == "shared")}) if self._names_grade else value
 

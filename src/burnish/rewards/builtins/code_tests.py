@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.sandbox.job import AssertTests, Case, FunctionTests, ProgramTests
 
 _IMPORTS = """from typing import *
@@ -40,12 +41,6 @@ _DO_NOTHING = {
     "ends the program": ("import os\n", "os._exit(0)"),
     "returns what is equal to everything": (_EQUAL_TO_ALL, "return Equal()"),
 }
-
-
-class TestsError(Exception):
-    """The tests of a row cannot be used."""
-
-    __test__ = False  # for pytest
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +84,7 @@ def _called_names(texts: Sequence[str]) -> set[str]:
 
 
 def task_of_row(columns: Mapping[str, Any], answer: Any) -> Task | None:
-    """The task of a row; None if it has no tests. TestsError for tests that cannot be read."""
+    """The task of a row; None if it has no tests. NoScoreError for tests that cannot be read."""
     if isinstance(columns.get("test"), str) and columns.get("entry_point"):
         return _human_eval(columns)
     if columns.get("test_list"):
@@ -142,13 +137,13 @@ def _called(texts: Sequence[str], solution: Any) -> str | None:
 def _inputs_and_outputs(held: Any) -> Task:
     """APPS, TACO, verl: a function's name makes calls of the inputs, and none standard input."""
     if not isinstance(held, dict):
-        raise TestsError("tests with inputs and outputs have to be an object with these two names")
+        raise NoScoreError("tests with inputs and outputs have to be an object with these two names")
     if held.get("assert_case"):
         texts = _texts(held["assert_case"], "assert_case")
         return Task(lambda code: AssertTests(code, texts))
     inputs, outputs, name = held.get("inputs"), held.get("outputs"), held.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise TestsError("tests need as many outputs as inputs, both as lists")
+        raise NoScoreError("tests need as many outputs as inputs, both as lists")
     if name:
         cases = tuple(
             Case(tuple(_arguments(given)), output, wrapped=True) for given, output in zip(inputs, outputs, strict=True)
@@ -188,21 +183,23 @@ def _listed(rows: Any, column: str) -> Task:
         given = next((row[name] for name in ("stdin", "input") if name in row), None)
         expected = next((row[name] for name in ("expected_stdout", "expected_output", "output") if name in row), None)
         if given is None or expected is None:
-            raise TestsError(f"{column}: an object has {', '.join(row)}, and neither assert_code nor input and output")
+            raise NoScoreError(
+                f"{column}: an object has {', '.join(row)}, and neither assert_code nor input and output"
+            )
         pairs.append((_text(given), _text(expected)))
     return Task(lambda code: ProgramTests(code, tuple(pairs)))
 
 
 def _objects(rows: Any, column: str) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise TestsError(f"{column} has to be a list of objects")
+        raise NoScoreError(f"{column} has to be a list of objects")
     return rows
 
 
 def _texts(value: Any, column: str) -> tuple[str, ...]:
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-        raise TestsError(f"{column} has to be a text or a list of texts")
+        raise NoScoreError(f"{column} has to be a text or a list of texts")
     return tuple(value)
 
 
@@ -221,7 +218,7 @@ def _json(value: Any, column: str) -> Any:
         return json.loads(value)
     except ValueError as error:
         # LiveCodeBench packs its private tests as pickles, which run code when they are read.
-        raise TestsError(f"{column} is not valid JSON ({error}); convert it when the data set is made") from error
+        raise NoScoreError(f"{column} is not valid JSON ({error}); convert it when the data set is made") from error
 
 
 def _json_or_none(value: Any) -> Any:

@@ -17,16 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnish.errors import ConfigError
-from burnish.rewards.builtins.reading_rows import RowError, check_positive, check_word
+from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACEHOLDERS = ("file", "row", "here")
 _END_SECONDS = 5.0
 _SAID = 500
-
-
-class CheckerError(Exception):
-    """The program gave no verdict. It fails this response; the run goes on, and counts it."""
 
 
 class Command:
@@ -88,15 +84,15 @@ class Command:
             said = (Path(own) / "stderr").read_text(errors="replace").strip()[-_SAID:]
             stdout = (Path(own) / "stdout").read_bytes()
         if status is None:
-            raise CheckerError(f"{self._argv[0]} did not end within {self._seconds:g} seconds{_quoted(said)}")
+            raise NoScoreError(f"{self._argv[0]} did not end within {self._seconds:g} seconds{_quoted(said)}")
         if len(stdout) >= self._most_bytes:  # a program need not notice that the rest is missing
-            raise CheckerError(f"{self._argv[0]} wrote more than output_mb allows")
+            raise NoScoreError(f"{self._argv[0]} wrote more than output_mb allows")
         if status == 0:
             return _last_number(stdout.decode(errors="replace")) if self._reads_number else 1.0
         if status in self._wrong and not self._reads_number:
             return 0.0
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise CheckerError(f"{self._argv[0]} {how}, which is not a verdict{_quoted(said)}")
+        raise NoScoreError(f"{self._argv[0]} {how}, which is not a verdict{_quoted(said)}")
 
     def _run(self, own: Path, row: dict[str, Any]) -> int | None:
         """Exit status, or minus the signal; None if it took too long. Its process group is ended in any case."""
@@ -204,7 +200,7 @@ def _json(row: dict[str, Any]) -> str:
     try:
         return json.dumps(row)
     except (TypeError, ValueError) as error:
-        raise RowError(f"a column cannot be written as JSON for {{row}}: {error}") from error
+        raise NoScoreError(f"a column cannot be written as JSON for {{row}}: {error}") from error
 
 
 def _last_number(stdout: str) -> float:
@@ -212,9 +208,9 @@ def _last_number(stdout: str) -> float:
     try:
         score = float(last)
     except ValueError:
-        raise CheckerError(f"the last line that it wrote is not a number: {last!r:.200}") from None
+        raise NoScoreError(f"the last line that it wrote is not a number: {last!r:.200}") from None
     if not math.isfinite(score) or score > 1.0:
-        raise CheckerError(f"the score that it wrote is {last:.50}, and has to be at most 1")
+        raise NoScoreError(f"the score that it wrote is {last:.50}, and has to be at most 1")
     return score
 
 

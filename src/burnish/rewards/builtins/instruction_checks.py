@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.errors import ConfigError
-from burnish.rewards.builtins.reading_rows import RowError
+from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.builtins.sentences import count_sentences, words_as_printed
 from burnish.words import nearest
 
@@ -29,26 +29,28 @@ class Instruction:
     arguments: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def bound(self, name: str, given: Mapping[str, Any] | None) -> Callable[[str], bool]:
-        """The check of one row. RowError for arguments that are missing, wrong or unknown; None means not given."""
+        """The check of one row. NoScoreError for arguments that are missing, wrong or unknown; None means not given."""
         left = {key: value for key, value in (given or {}).items() if value is not None}
         arguments = {}
         for key, read in self.arguments.items():
             if key not in left:
-                raise RowError(f"instruction {name!r} needs {key!r} among its kwargs")
+                raise NoScoreError(f"instruction {name!r} needs {key!r} among its kwargs")
             try:
                 arguments[key] = read(left.pop(key))
             except ValueError as error:
-                raise RowError(f"{key!r} of instruction {name!r}: {error}") from error
+                raise NoScoreError(f"{key!r} of instruction {name!r}: {error}") from error
         if left:
-            raise RowError(f"instruction {name!r} takes no {', '.join(map(repr, left))}; it takes {[*self.arguments]}")
+            raise NoScoreError(
+                f"instruction {name!r} takes no {', '.join(map(repr, left))}; it takes {[*self.arguments]}"
+            )
         return lambda response: self.follows(response, **arguments)
 
 
 def instruction_named(name: Any) -> Instruction:
-    """RowError for a name that is none of the 25."""
+    """NoScoreError for a name that is none of the 25."""
     if name not in INSTRUCTIONS:
         near = nearest(str(name), INSTRUCTIONS)
-        raise RowError(f"there is no instruction {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+        raise NoScoreError(f"there is no instruction {name!r}" + (f"; did you mean {near!r}?" if near else ""))
     return INSTRUCTIONS[name]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from burnish.rewards.builtins.instruction_checks import instruction_named
-from burnish.rewards.builtins.reading_rows import RowError, after_thoughts, check_word, parsed
+from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, parsed
 from burnish.types import Score
 
 _MODES = ("strict", "loose")
@@ -60,12 +60,12 @@ def variants(response: str) -> list[str]:
 
 def _checks(names: Any, kwargs: Any) -> list[Callable[[str], bool]]:
     if not isinstance(names, (list, tuple)):
-        raise RowError("column 'instruction_id_list' has to be a list")
+        raise NoScoreError("column 'instruction_id_list' has to be a list")
     given = [None] * len(names) if kwargs is None else kwargs
     if not isinstance(given, (list, tuple)) or len(given) != len(names):
-        raise RowError("column 'kwargs' has to be a list with one entry for each instruction")
+        raise NoScoreError("column 'kwargs' has to be a list with one entry for each instruction")
     if not all(entry is None or isinstance(entry, Mapping) for entry in given):
-        raise RowError("an entry of column 'kwargs' has to be an object")
+        raise NoScoreError("an entry of column 'kwargs' has to be an object")
     return [instruction_named(name).bound(name, entry) for name, entry in zip(names, given, strict=True)]
 
 

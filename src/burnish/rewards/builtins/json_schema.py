@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.builtins.reading_rows import RowError, after_thoughts, last_block, parsed
+from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, last_block, parsed
 from burnish.types import Score
 
 SCHEMA_COLUMNS = ("json_schema", "schema")
@@ -38,7 +38,7 @@ class JsonSchema:
         if schema is not None:
             try:
                 _validator(_canonical(schema, "schema"))
-            except RowError as error:
+            except NoScoreError as error:
                 raise ConfigError(f"option schema of reward 'json_schema': {error}") from error
 
     def __call__(self, response: str, **columns: Any) -> Score | None:
@@ -106,12 +106,12 @@ def _canonical(schema: Any, column: str) -> str:
     try:
         return json.dumps(parsed(schema, column), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise RowError(f"the schema in {column!r} cannot be written as JSON: {error}") from error
+        raise NoScoreError(f"the schema in {column!r} cannot be written as JSON: {error}") from error
 
 
 @functools.lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """A validator for a schema that has been checked, references included. RowError for one that is wrong."""
+    """A validator for a schema that has been checked, references included. NoScoreError for one that is wrong."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import extend, validator_for
@@ -119,13 +119,13 @@ def _validator(text: str) -> Any:
 
     schema = json.loads(text)
     if not isinstance(schema, (dict, bool)):
-        raise RowError(f"a schema has to be an object, and this is {text:.100}")
+        raise NoScoreError(f"a schema has to be an object, and this is {text:.100}")
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
     except SchemaError as error:
         place = "/".join(map(str, error.absolute_path))
-        raise RowError(f"the schema is wrong{' at ' + place if place else ''}: {error.message:.300}") from error
+        raise NoScoreError(f"the schema is wrong{' at ' + place if place else ''}: {error.message:.300}") from error
     _check_references(schema, kind.META_SCHEMA["$schema"])
     # Below a `$schema` the library goes back to its own class.
     if isinstance(schema, dict):
@@ -154,7 +154,7 @@ def _as_text(value: Any) -> str:
 
 
 def _check_references(schema: Any, specification: str) -> None:
-    """RowError for a reference that leads nowhere, even one that no response reaches."""
+    """NoScoreError for a reference that leads nowhere, even one that no response reaches."""
     from jsonschema_specifications import REGISTRY
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
@@ -169,7 +169,7 @@ def _check_references(schema: Any, specification: str) -> None:
                 if isinstance(target, str):
                     resolver.lookup(target)
             except Unresolvable as error:
-                raise RowError(
+                raise NoScoreError(
                     f"the schema refers to {target!r}, which it does not hold, and nothing is fetched"
                 ) from error
         todo += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
@@ -181,4 +181,4 @@ def _is_valid(validator: Any, value: Any, column: str) -> bool:
     except OverflowError:  # an integer of hundreds of digits against a multipleOf that is not whole
         return False
     except RecursionError as error:
-        raise RowError(f"the schema in {column!r} refers to itself without end") from error
+        raise NoScoreError(f"the schema in {column!r} refers to itself without end") from error

@@ -1,4 +1,4 @@
-"""What built-in rewards read from rows and options, with the errors of both."""
+"""What built-in rewards read from rows, responses and options, and their errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _FENCE = re.compile(
 )
 
 
-class RowError(Exception):
-    """The columns of a row cannot be used. It fails the responses to that row; the run goes on, and counts them."""
+class NoScoreError(Exception):
+    """A built-in reward has no score for this response: columns of its row cannot be used, or what judges it gave no
+    verdict. The response fails; the run goes on, and counts it."""
 
 
 def check_word(reward: str, option: str, value: str, known: Sequence[str]) -> None:
@@ -49,13 +50,13 @@ def first_column(columns: Mapping[str, Any], names: Sequence[str]) -> tuple[str,
 
 
 def parsed(value: Any, column: str) -> Any:
-    """The value of a column that may hold JSON as text. RowError if the text is not valid JSON."""
+    """The value of a column that may hold JSON as text. NoScoreError if the text is not valid JSON."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise RowError(f"column {column!r} is not valid JSON: {error}") from error
+        raise NoScoreError(f"column {column!r} is not valid JSON: {error}") from error
 
 
 def after_thoughts(response: str) -> str:

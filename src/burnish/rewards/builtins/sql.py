@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins import sql_program
-from burnish.rewards.builtins.reading_rows import RowError, check_positive, check_word, last_block
+from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word, last_block
 from burnish.rewards.builtins.sql_rows import SqlTask, task_of_row
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import Limits, Program
@@ -93,10 +93,10 @@ class Sql:
         found = self._run(task, task.gold)
         broken = next((result for result in found if isinstance(result, str)), None)
         if broken is not None or len(found) != len(task.scripts):
-            raise RowError(f"the gold query gives no result: {broken or 'it took too much time, memory or output'}")
+            raise NoScoreError(f"the gold query gives no result: {broken or 'it took too much time, memory or output'}")
         results = [result for result in found if not isinstance(result, str)]
         if not self._accepts_empty and not any(map(_says_something, results)):
-            raise RowError(
+            raise NoScoreError(
                 "the gold query gives no rows on any database, so that SELECT 1 WHERE 0 would pass; add data to the "
                 "row, or set the options fill or empty: accept"
             )
@@ -109,11 +109,11 @@ class Sql:
         try:
             output = self._sandbox.output(Program(_PROGRAM, json.dumps(job)))
         except SandboxError as error:
-            raise RowError(str(error)) from error  # of this response alone: the run goes on, and counts it
+            raise NoScoreError(str(error)) from error  # of this response alone: the run goes on, and counts it
         answers = [json.loads(line) for line in output.stdout.splitlines(keepends=True) if line.endswith("\n")]
         for answer in answers:
             if "broken" in answer:
-                raise RowError(f"the script of a database fails: {answer['broken']}")
+                raise NoScoreError(f"the script of a database fails: {answer['broken']}")
         return [_result(answer["rows"]) if "rows" in answer else str(answer["error"]) for answer in answers]
 
 

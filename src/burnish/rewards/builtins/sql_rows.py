@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.rewards.builtins.reading_rows import RowError, first_column, parsed
+from burnish.rewards.builtins.reading_rows import NoScoreError, first_column, parsed
 
 GOLD_COLUMNS = ("sql", "query")
 SCHEMA_COLUMNS = ("schema", "context", "sql_context", "create")
@@ -49,7 +49,7 @@ class SqlTask:
 def task_of_row(
     columns: Mapping[str, Any], answer: Any, *, gold: str | None = None, schema: str | None = None, fill: int = 0
 ) -> SqlTask | None:
-    """The task of a row; None if it has no gold query or no schema. RowError for what cannot be read.
+    """The task of a row; None if it has no gold query or no schema. NoScoreError for what cannot be read.
 
     gold, schema: columns to read instead of those that are recognised. fill: databases with made-up rows; 0 for none.
     """
@@ -60,7 +60,7 @@ def task_of_row(
         return None
     begin = "" if script is None else _script(script, name)
     if not isinstance(states, (list, tuple)):
-        raise RowError(f"column {STATES_COLUMN!r} has to be a list of scripts")
+        raise NoScoreError(f"column {STATES_COLUMN!r} has to be a list of scripts")
     scripts = tuple(f"{begin}\n;\n{_script(state, STATES_COLUMN)}" for state in states) or (begin,) * max(fill, 1)
     tokens = _tokens(query)
     ordered = _is_ordered(tokens)
@@ -87,7 +87,7 @@ def _script(value: Any, column: str) -> str:
     if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
         return ";\n".join(value)
     if not isinstance(value, str):
-        raise RowError(f"column {column!r} has to be an SQL script, or a list of statements")
+        raise NoScoreError(f"column {column!r} has to be an SQL script, or a list of statements")
     return value
 
 

@@ -37,7 +37,7 @@ class Agreement:
         if self.failed:
             rows += f" ({self.failed:,} more have no verdict)"
         if self.value is None:
-            return f"nothing can be said of its agreement on {rows}: all its scores, or all of theirs, are equal"
+            return f"agreement is undefined on {rows}: the judge's scores, or the human ones, are all equal"
         interval = "" if math.isnan(self.low) else f" (95 %: {self.low:.3f} to {self.high:.3f})"
         return f"{self.kind} {self.value:.3f}{interval} on {rows}"
 

@@ -39,6 +39,7 @@ class Judge:
     criteria: tuple[Criterion, ...]
     signature: Signature
     special_tokens: frozenset[str] = frozenset()
+    """Of the judge's own tokenizer, if it is known, and of the policy's: taken out of what is judged."""
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
 
     @staticmethod
@@ -60,7 +61,7 @@ class Judge:
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take the policy's own special tokens out of what is judged, and place the scores of steps on its tokens."""
         self.tokenizer = tokenizer
-        self.special_tokens = frozenset(str(token) for token in tokenizer.all_special_tokens)
+        self.special_tokens |= {str(token) for token in tokenizer.all_special_tokens}
 
     def values(self, item: Item) -> dict[str, Any]:
         """What the prompts show of a row. NoVerdictError (missing) where it has nothing for a placeholder."""

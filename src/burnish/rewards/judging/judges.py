@@ -115,6 +115,7 @@ class Judges:
             open_endpoint: Callable[[], Endpoint] = partial(self._open_client, options, tally)
         elif open_model is not None:
             model = open_model(options)
+            judge.special_tokens = model.special_tokens
             open_endpoint = partial(LocalChat, model, options, tally, model.name, self._local_thread)
         else:
             open_endpoint = partial(_nobody, spec.label)
@@ -187,7 +188,7 @@ def read_options(spec: RewardSpec) -> JudgeOptions:
 
 
 def _check_shared_limits(judges: Sequence[JudgeOptions]) -> None:
-    """ConfigError if two judges set other limits for the same endpoint, which has to have one set of them."""
+    """ConfigError if two judges set different limits for the same endpoint, which has to have one set of them."""
     found: dict[tuple[str, str | None], Bounds] = {}
     for options in judges:
         if options.url is None:

@@ -32,6 +32,8 @@ class AnsweringModel(Protocol):
 
     name: str
     """What tells it from other models, for the cache."""
+    special_tokens: frozenset[str]
+    """What its tokenizer reads as more than text: taken out of what is judged."""
 
     def answer(self, conversations: Sequence[Messages]) -> list[Answer | DataError]:
         """An answer to each, or why it cannot be answered."""
@@ -68,6 +70,7 @@ class LocalChat:
             "temperature": self.options.temperature,
             "max_tokens": self.options.max_tokens,
             "seed": self.options.seed,
+            "dtype": self.options.dtype,
         }
 
     async def reply(self, messages: Messages, patience: Patience) -> str:

@@ -7,9 +7,12 @@ contain its own, and the same text is the same prompt again, which a cache needs
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
+import sys
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,12 +46,14 @@ REFERENCE = "A correct answer to the request, which the response did not see:\n{
 
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 _SPECIAL = re.compile(
-    r"<[|｜][^<>|｜\n]{1,60}[|｜]>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
+    r"<[|｜][^<>|｜\n]{1,60}[|｜]>|</?s>|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT)\]"
 )
 """Special tokens as many models write them: a turn that the response opens could speak as the user."""
-_INVISIBLE = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f\\u200b\\u200e\\u200f\\u202a-\\u202e\\u2060-\\u2064\\ufeff\\U000e0000-\\U000e007f]"
-)
+_CONTROLS = "\\x00-\\x08\\x0b-\\x1f\\x7f"
+_JOINERS = "\u200c\u200d"  # Persian and the scripts of India, and emojis of several, are written with them
+_VARIATIONS = "\\u180b-\\u180d\\u180f\\ufe00-\\ufe0f\\U000e0100-\\U000e01ef"
+_SURROGATES = re.compile("[\\ud800-\\udfff]")
 _VERDICT = re.compile(rf"</?(?:{'|'.join(KEYS)})>|[\"'](?:{'|'.join(KEYS)})[\"']\s*:", re.IGNORECASE)
 
 
@@ -66,11 +71,20 @@ def clean(text: str, special_tokens: Collection[str] = ()) -> str:
     pattern = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
     for _ in range(DEEPEST):
         before = text
-        text = pattern.sub("", _VERDICT.sub("", _SPECIAL.sub("", _INVISIBLE.sub("", text))))
+        text = pattern.sub("", _VERDICT.sub("", _SPECIAL.sub("", _invisible().sub("", text))))
         if text == before:
             return text.strip("\n")
     beginnings = {"<", "[", '"', "'", *(token[0] for token in tokens)}
     return "".join(character for character in text if character not in beginnings).strip("\n")
+
+
+@functools.cache
+def _invisible() -> re.Pattern[str]:
+    """Control characters, all that Unicode calls a format character (category Cf) but joiners, and what selects a
+    variation of the character before: with them a text looks to us as it does not to the judge."""
+    every = map(chr, range(sys.maxunicode + 1))
+    hidden = "".join(one for one in every if unicodedata.category(one) == "Cf" and one not in _JOINERS)
+    return re.compile(f"[{_CONTROLS}{_VARIATIONS}{re.escape(hidden)}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,7 @@ class PromptWriter:
         )
         content = "\n\n".join([*sections, *parts])
         system = ({"role": "system", "content": self.system},) if self.system else ()
-        return (*system, {"role": "user", "content": content})
+        return (*system, {"role": "user", "content": encodable(content)})
 
     def _placeholders(self) -> list[str]:
         found = [match[1] for match in _PLACEHOLDER.finditer(self.template) if match[1]]
@@ -148,7 +162,12 @@ class PromptWriter:
 def repair(messages: Messages, reply: str, problem: str, instruction: str) -> Messages:
     """The conversation that asks once more for a verdict that could not be read."""
     again = f"That could not be read: {problem}. Do not reason again. {instruction}"
-    return (*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": again})
+    return (*messages, {"role": "assistant", "content": encodable(reply)}, {"role": "user", "content": again})
+
+
+def encodable(text: str) -> str:
+    """With U+FFFD for halves of surrogate pairs, which JSON can hold and no request."""
+    return _SURROGATES.sub("\ufffd", text)
 
 
 def _as_text(value: object) -> str:

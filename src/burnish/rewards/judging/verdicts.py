@@ -57,6 +57,10 @@ class Scale:
             if not isinstance(value, str) or value.strip().casefold() not in found:
                 raise UnreadableVerdictError(f"{value!r} is not {self.described()}")
             return found[value.strip().casefold()]
+        if isinstance(value, str):
+            raise UnreadableVerdictError(
+                f"{value[:80]!r} is text, not {self.described()}; write it without quotation marks"
+            )
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
             raise UnreadableVerdictError(f"{str(value)[:80]!r} is not {self.described()}")
         return (value - self.low) / (self.high - self.low)

@@ -41,7 +41,7 @@ def test_more_labels_by_rank() -> None:
     assert (found.kind, found.value) == ("rank correlation", pytest.approx(0.9))
     reach = 1.959964 * math.sqrt(1.06 / 2)
     assert found.high == pytest.approx(math.tanh(math.atanh(0.9) + reach))
-    assert "nothing can be said" in str(agreement([(0.5, 1), (0.5, 2), (0.5, 3)]))
+    assert "agreement is undefined on 3 rows" in str(agreement([(0.5, 1), (0.5, 2), (0.5, 3)]))
 
 
 def rows(*labels: Any) -> list[Prompt]:

@@ -23,6 +23,7 @@ class Model:
     """Answers in the third batch only what it was asked first."""
 
     name = "own"
+    special_tokens = frozenset({"<turn>"})
 
     def __init__(self, answer: Callable[[Any], str]) -> None:
         self.batches: list[int] = []
@@ -45,7 +46,7 @@ def test_what_is_asked_at_once_is_answered_in_one_batch(make_items: Any, stub_ju
     config = RewardConfig(name="judge", options={"model_path": "somewhere", "scale": [0, 4]})
     scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
     with ProcessRewardScorer([config], scoring, open_model=lambda options: model) as scorer:
-        items = make_items(["a", "bb", "ccc", "bb", "long"])
+        items = make_items(["<turn>a", "bb", "ccc", "bb", "long"])
         scorer.begin(items)
         assert model.batches == []  # it would be in the way of those that sample
         scored = scorer.score(items)
@@ -108,6 +109,7 @@ def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) ->
         assert first.is_cut_off == (first.tokens_out == 6)
         assert model.answer([turns[1], turns[0]]) == [second, first]
         assert model.name == open_model(options).name
+        assert model.special_tokens == {"$", "_"}
 
 
 def test_what_cannot_be_a_judge_is_told_when_it_is_loaded(

@@ -323,6 +323,14 @@ def test_templates_see_columns_and_references(
     assert make_scorer(judge).score(missing)[0].status is RewardStatus.MISSING
 
 
+def test_a_response_with_half_a_surrogate_pair_is_scored(
+    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
+) -> None:
+    stub = stub_judge(by_length(stub_judges))
+    scored = make_scorer(settings(stub, cache=str(tmp_path))).score(make_items(["a\ud800b"]))
+    assert [r.reward for r in scored] == [0.3]
+
+
 def test_cost_is_counted(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
     stub = stub_judge(by_length(stub_judges))
     scorer = make_scorer(settings(stub, price_in=2.0, price_out=8.0))

@@ -85,6 +85,11 @@ def test_other_styles(style: Any, reply: str, score: float | None) -> None:
         wanted.read(reply)
 
 
+def test_a_number_in_quotation_marks_is_called_text() -> None:
+    with pytest.raises(UnreadableVerdictError, match="'7' is text, not a number from 1 to 10; write it without quot"):
+        score_wanted(Scale.of([1, 10]), "json").read('{"score": "7"}')
+
+
 def test_words_with_numbers() -> None:
     assert score_wanted(WORDS, "json").read('{"score": "partly"}') == 0.4
     assert score_wanted(WORDS, "tag").read("<score>CORRECT</score>") == 1.0
