@@ -149,7 +149,7 @@ class _Desk:
         await asyncio.to_thread(self._sandbox.close)
 
     def admit(self, request: Request) -> None:
-        """RefusedError for who has no token, or comes by another name than this machine's own where none is needed."""
+        """RefusedError for a missing or wrong token or, on a server without one, a Host that is not a loopback name."""
         token = self._service.token
         if token is None:
             if request.url.hostname not in LOOPBACK:
@@ -244,7 +244,9 @@ class _Desk:
                     if len(body) > self._service.body_bytes:
                         raise RefusedError(413, f"a request may have {self._service.body_bytes:,} bytes")
         except TimeoutError as error:
-            raise RefusedError(408, f"the request did not arrive within {self._service.body_seconds:g} s") from error
+            raise RefusedError(
+                408, f"the request body did not arrive within {self._service.body_seconds:g} s"
+            ) from error
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError) as error:

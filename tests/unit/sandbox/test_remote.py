@@ -110,10 +110,12 @@ def test_what_no_client_sends_is_refused() -> None:
     job = plain_job(JOBS[0])
     for change, reason in (
         ({"kind": "other"}, "kind is 'other'"),
-        ({"code": 1}, "code is a int"),
+        ({"code": 1}, "code: expected str, got int"),
         ({"cases": [{"arguments": {"object": 1}}]}, "unknown tag"),
-        ({"cases": [{**job["cases"][0], "wrapped": 1}]}, "wrapped is a int"),
-        ({"tolerance": "1"}, "tolerance is a str"),
+        ({"cases": [{**job["cases"][0], "wrapped": 1}]}, "wrapped: expected bool, got int"),
+        ({"tolerance": "1"}, "tolerance: expected float, got str"),
+        ({"kind": "programs", "pairs": [["1"]]}, "pairs must contain only lists of length 2"),
+        ({"kind": "programs", "pairs": [["1", 2]]}, "expected a string, got int"),
         ({"tolerance": float("nan")}, "tolerance is nan"),
         ({"tolerance": -1}, "tolerance is -1"),
     ):
