@@ -20,8 +20,8 @@ commands = typer.Typer(
 )
 """`burnish sandbox`, which tries the sandbox, and its subcommand `serve`."""
 
-Host = Annotated[str, typer.Option(help="Address to listen at; others than this machine's own need a token.")]
-Port = Annotated[int, typer.Option(help="Port to listen at.", min=1, max=65_535)]
+Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a token.")]
+Port = Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65_535)]
 Processes = Annotated[int, typer.Option(help="Jobs that run at the same time.", min=1, max=1_024)]
 Queue = Annotated[int, typer.Option(help="Jobs that may wait for those; more are refused with status 503.", min=0)]
 TierName = Annotated[

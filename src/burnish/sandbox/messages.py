@@ -19,7 +19,7 @@ _KINDS: Mapping[str, type[Job]] = {"functions": FunctionTests, "asserts": Assert
 
 
 class BadMessageError(Exception):
-    """A message that no program of ours sends; says which part of it."""
+    """A malformed message; the text names the offending field."""
 
 
 def plain_job(job: Job) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _field(data: Any, name: str, *types: type) -> Any:
     if type(data) is not dict or name not in data:
         raise BadMessageError(f"there is no {name!r}")
     if types and type(data[name]) not in types:
-        raise BadMessageError(f"{name} is a {type(data[name]).__name__}, not {types[0].__name__}")
+        raise BadMessageError(f"{name}: expected {types[0].__name__}, got {type(data[name]).__name__}")
     return data[name]
 
 
@@ -132,11 +132,11 @@ def _number(data: Any, name: str) -> float:
 def _lists(data: Any, name: str, length: int) -> list[list[Any]]:
     found = _field(data, name, list)
     if any(type(item) is not list or len(item) != length for item in found):
-        raise BadMessageError(f"{name} has something else than lists of {length}")
+        raise BadMessageError(f"{name} must contain only lists of length {length}")
     return found
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise BadMessageError(f"a {type(value).__name__} where a text should be")
+        raise BadMessageError(f"expected a string, got {type(value).__name__}")
     return value

@@ -9,6 +9,7 @@ browser cannot ask for anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -71,7 +72,12 @@ def application(sandbox: Runner, service: Service) -> Starlette:
                 desk.admit(request)
                 return JSONResponse(await answer(request))
             except RefusedError as error:
-                return JSONResponse({"detail": str(error)}, error.status, error.headers)
+                refused = error
+            except asyncio.CancelledError:
+                if not desk.is_closed:
+                    raise
+                refused = _ending()
+            return JSONResponse({"detail": str(refused)}, refused.status, refused.headers)
 
         return endpoint
 
@@ -84,7 +90,9 @@ def application(sandbox: Runner, service: Service) -> Starlette:
         Route("/judge", guarded(desk.describe), methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
     ]
-    return Starlette(routes=routes)
+    app = Starlette(routes=routes)
+    app.state.desk = desk
+    return app
 
 
 def check_address(host: str, token: str | None) -> None:
@@ -97,14 +105,21 @@ def check_address(host: str, token: str | None) -> None:
 
 
 def serve(sandbox: Runner, service: Service, *, host: str, port: int) -> None:
-    """Serve until a signal ends it. SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
+    """Serve until a signal ends it, which also closes the sandbox: jobs that run end, and whoever waits gets 503.
+    SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
     check_address(host, service.token)
     app = application(sandbox, service)
     try:
         import uvicorn
     except ImportError as error:
         raise _missing() from error
-    uvicorn.run(
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, *arguments: Any, **named: Any) -> None:
+            await app.state.desk.close()  # before it waits for the requests, which wait for jobs
+            await super().shutdown(*arguments, **named)
+
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -113,6 +128,8 @@ def serve(sandbox: Runner, service: Service, *, host: str, port: int) -> None:
         limit_concurrency=2 * (service.processes + service.queue),  # connections: requests get a better answer before
         timeout_graceful_shutdown=5,
     )
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when it has ended
+        Server(config).run()
 
 
 class _Desk:
@@ -123,9 +140,16 @@ class _Desk:
         self._service = service
         self._threads = ThreadPoolExecutor(service.processes, thread_name_prefix="sandbox")
         self._open = 0
+        self.is_closed = False
+
+    async def close(self) -> None:
+        """End the jobs that run, and refuse those that wait or are still to come."""
+        self.is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._sandbox.close)
 
     def admit(self, request: Request) -> None:
-        """RefusedError for who has no token, or comes by another name than this machine's own where none is needed."""
+        """RefusedError for a missing or wrong token or, on a server without one, a Host that is not a loopback name."""
         token = self._service.token
         if token is None:
             if request.url.hostname not in LOOPBACK:
@@ -220,7 +244,9 @@ class _Desk:
                     if len(body) > self._service.body_bytes:
                         raise RefusedError(413, f"a request may have {self._service.body_bytes:,} bytes")
         except TimeoutError as error:
-            raise RefusedError(408, f"the request did not arrive within {self._service.body_seconds:g} s") from error
+            raise RefusedError(
+                408, f"the request body did not arrive within {self._service.body_seconds:g} s"
+            ) from error
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -230,13 +256,20 @@ class _Desk:
         return asked
 
     async def _in_turn(self, call: Callable[[], _Result]) -> _Result:
-        """Run it in a thread when one is free. RefusedError if too many wait already."""
+        """Run it in a thread when one is free. RefusedError if too many wait already, or the server ends."""
+        if self.is_closed:
+            raise _ending()
         if self._open >= self._service.processes + self._service.queue:
             raise RefusedError(503, f"{self._service.queue} requests are waiting already", {"Retry-After": "1"})
         self._open += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         future.add_done_callback(self._done)
-        return await asyncio.shield(future)  # a caller that goes away does not make room before its job has ended
+        try:
+            return await asyncio.shield(future)  # a caller that goes away does not make room before its job has ended
+        except SandboxError as error:
+            if self.is_closed:  # no fault of the sandbox: another server may do the job
+                raise _ending() from error
+            raise
 
     def _done(self, future: asyncio.Future[Any]) -> None:
         self._open -= 1
@@ -252,6 +285,10 @@ def _unsupported(asked: Mapping[str, Any]) -> str:
         if asked.get(name):
             return f"{name} is not supported by this server: a program has its code and its standard input"
     return ""
+
+
+def _ending() -> RefusedError:
+    return RefusedError(503, "this server is ending")
 
 
 def _missing() -> SandboxError:

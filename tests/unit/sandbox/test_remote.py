@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -11,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -105,10 +110,12 @@ def test_what_no_client_sends_is_refused() -> None:
     job = plain_job(JOBS[0])
     for change, reason in (
         ({"kind": "other"}, "kind is 'other'"),
-        ({"code": 1}, "code is a int"),
+        ({"code": 1}, "code: expected str, got int"),
         ({"cases": [{"arguments": {"object": 1}}]}, "unknown tag"),
-        ({"cases": [{**job["cases"][0], "wrapped": 1}]}, "wrapped is a int"),
-        ({"tolerance": "1"}, "tolerance is a str"),
+        ({"cases": [{**job["cases"][0], "wrapped": 1}]}, "wrapped: expected bool, got int"),
+        ({"tolerance": "1"}, "tolerance: expected float, got str"),
+        ({"kind": "programs", "pairs": [["1"]]}, "pairs must contain only lists of length 2"),
+        ({"kind": "programs", "pairs": [["1", 2]]}, "expected a string, got int"),
         ({"tolerance": float("nan")}, "tolerance is nan"),
         ({"tolerance": -1}, "tolerance is -1"),
     ):
@@ -332,6 +339,72 @@ def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
         thread.join(60)
         assert answers == [200]
         until(lambda: not full(url, good))
+
+
+SERVER = """
+import sys
+from burnish.sandbox.job import Limits
+from burnish.sandbox.sandbox import Sandbox
+from burnish.sandbox.server import Service, serve
+
+with Sandbox(sys.argv[1]) as sandbox:
+    serve(sandbox, Service(processes=1, queue=8), host="127.0.0.1", port=int(sys.argv[2]))
+print("ended in order")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_busy_server_ends_at_once_when_it_is_asked_to(sandbox: Sandbox, number: signal.Signals) -> None:
+    """Well before the 60 s that its job may take, with an answer for everyone and without a traceback."""
+    port = free_port()
+    command = [sys.executable, "-c", SERVER, sandbox.tier, str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    answers: list[tuple[int, str]] = []
+
+    def ask() -> None:
+        asked = {"code": "import time\ntime.sleep(50)", "language": "python", "run_timeout": 55}
+        with contextlib.suppress(httpx2.TransportError):  # it came too late
+            answer = post(f"http://127.0.0.1:{port}/run_code", asked)
+            answers.append((answer.status_code, answer.json()["detail"]))
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]  # one runs, the others wait
+    try:
+        until(lambda: answers_ping(port))
+        for thread in threads:
+            thread.start()
+        until(lambda: len(descendants(process.pid)) >= 2)  # the warm parent and its candidate
+        process.send_signal(number)
+        said, complained = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    for thread in threads:
+        thread.join(60)
+    assert set(answers) == {(503, "this server is ending")}
+    assert complained == ""
+    assert said == ("ended in order\n" if number == signal.SIGINT else "")
+    assert process.returncode == (0 if number == signal.SIGINT else -signal.SIGTERM)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def answers_ping(port: int) -> bool:
+    try:
+        return httpx2.get(f"http://127.0.0.1:{port}/v1/ping", trust_env=False).text == "pong"
+    except httpx2.TransportError:
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return set()
+    children = {int(word) for word in text.split()}
+    return children.union(*map(descendants, children))
 
 
 def full(url: str, asked: object) -> bool:
