@@ -72,7 +72,7 @@ class Collector:
             groups = self._sample(drawn, step, first_id=len(sampled), asked=asked, stopwatch=stopwatch)
             sampled.extend(groups)
             places.extend((one.domain, one.place) for one in drawn)
-            kept.extend(group for group in groups if self.teaches(group, step))
+            kept.extend(group for group in groups if not self.why_left_out(group, step))
             lacking = self.domains.lacking(wanted, kept)
             if not any(lacking.values()):
                 break
@@ -141,12 +141,13 @@ class Collector:
         one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
         return self.generate(one_each, dataclasses.replace(sampling, greedy=True), step, begin)
 
-    def teaches(self, group: RolloutGroup, step: int) -> bool:
+    def why_left_out(self, group: RolloutGroup, step: int) -> str:
+        """Why a group is not trained on; empty if it is."""
         if all(r.reward is None for r in group.rollouts):
-            return False
+            return "no response has a score"
         if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
-            return False
-        return self.domains.teaches(group, step)
+            return "greedy response without a score"
+        return self.domains.why_left_out(group, step)
 
     def penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
         """The group with a soft over-long penalty over the last `fraction` of the length limit. It also applies to the

@@ -113,17 +113,17 @@ class Filter:
         again = self.difficulty.again_after
         return again is not None and step - seen.step >= again
 
-    def keeps(self, group: RolloutGroup, step: int) -> bool:
-        """Whether a group with at least one reward is trained on."""
+    def why_left_out(self, group: RolloutGroup, step: int) -> str:
+        """Why a group with at least one reward is not trained on; empty if it is."""
         rewards = [r.reward for r in group.rollouts if r.reward is not None]
         if self.dynamic and len(set(rewards)) < 2:  # siblings whose reward failed do not count as different
-            return False
+            return "group without signal"
         if self.difficulty is None:
-            return True
+            return ""
         least, solved = self.difficulty.min_spread, self.solved(group)
         if least is not None and _deviation(rewards) < least:
-            return False
-        return not solved or self._inside(sum(solved) / len(solved), step)
+            return "spread of rewards below min_spread"
+        return "" if not solved or self._inside(sum(solved) / len(solved), step) else "solved share outside of keep"
 
     def solved(self, group: RolloutGroup) -> list[bool]:
         """Whether each response that can be judged is solved."""

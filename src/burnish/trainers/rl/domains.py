@@ -44,8 +44,8 @@ class Domains:
 
         return self.feeds.draw(counts, positions, asks_for if self.rates.windows else None)
 
-    def teaches(self, group: RolloutGroup, step: int) -> bool:
-        return self.of(group.prompt).filter.keeps(group, step)
+    def why_left_out(self, group: RolloutGroup, step: int) -> str:
+        return self.of(group.prompt).filter.why_left_out(group, step)
 
     def lacking(self, wanted: Mapping[str, int], kept: Sequence[RolloutGroup]) -> dict[str, int]:
         """Groups that are still to be sampled, of the domains that replace those that do not teach."""

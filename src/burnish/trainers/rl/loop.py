@@ -91,20 +91,22 @@ class RlRun(Training):
         step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.display.phase)
         collected = self.supply.take(step, stopwatch)
         metrics.merge(collected.metrics)
+        why_left_out = partial(self.supply.collector.why_left_out, step=step)
         try:
             batch = self.prepare(collected, stopwatch, metrics)
             if batch is not None:
                 with stopwatch.phase("update"):
                     self.update(batch, step, metrics)
         except DivergenceError:
-            self.journal.record(step, collected.sampled, rollout_notes(collected, None))  # part of the evidence
+            # The rollouts are part of the evidence.
+            self.journal.record(step, collected.sampled, rollout_notes(collected, None, why_left_out))
             raise
         # After the updates: the coefficient that a step began with holds for all of its minibatches.
         if batch is not None and batch.ref_logprobs is not None:
             metrics.merge(steer_kl(batch, self.kl, self.config.algorithm))
         try:
             with stopwatch.phase("record"):
-                self.journal.record(step, collected.sampled, rollout_notes(collected, batch))
+                self.journal.record(step, collected.sampled, rollout_notes(collected, batch, why_left_out))
             self.supply.publish(self.policy.publish(), step)
         finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
             metrics.merge(stopwatch.metrics())

@@ -315,7 +315,7 @@ class SupplyWindow(Supply):
         return self.collector.domains.only
 
     def _teaches(self, group: RolloutGroup) -> bool:
-        return self.collector.teaches(group, step=self._progress.step)
+        return not self.collector.why_left_out(group, step=self._progress.step)
 
     def _prompt(self, position: int) -> Prompt:
         return self._from_data(1, position)[0].prompt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,13 +14,15 @@ from burnish.trainers.rl.collection import Collected
 from burnish.types import RolloutGroup
 
 
-def rollout_notes(collected: Collected, batch: Batch | None) -> dict[tuple[int, int], RolloutNote]:
+def rollout_notes(
+    collected: Collected, batch: Batch | None, why_left_out: Callable[[RolloutGroup], str]
+) -> dict[tuple[int, int], RolloutNote]:
     """What the trainer knows about each rollout, by (group, sample). Groups that a filter left out are marked."""
     kept_ids = {group.group_id for group in collected.groups}
+    left_out = [(group, why_left_out(group)) for group in collected.sampled if group.group_id not in kept_ids]
     notes = {
-        (rollout.group_id, rollout.sample_index): RolloutNote(kept=False, dropped_because=_why_left_out(group))
-        for group in collected.sampled
-        if group.group_id not in kept_ids
+        (rollout.group_id, rollout.sample_index): RolloutNote(kept=False, dropped_because=why)
+        for group, why in left_out
         for rollout in group.rollouts
         if rollout.reward is not None
     }
@@ -28,11 +30,6 @@ def rollout_notes(collected: Collected, batch: Batch | None) -> dict[tuple[int, 
         rows = [rollout for _, rollout in scored(collected.groups)]
         notes |= {(r.group_id, r.sample_index): note for r, note in zip(rows, _notes(batch.to("cpu")), strict=True)}
     return notes
-
-
-def _why_left_out(group: RolloutGroup) -> str:
-    greedy_failed = group.greedy is not None and group.greedy.reward is None
-    return "greedy response without a score" if greedy_failed else "group without signal"
 
 
 def _notes(batch: Batch) -> Iterator[RolloutNote]:

@@ -31,31 +31,44 @@ def filter_of(dynamic: bool = False, **difficulty: object) -> Filter:
     return Filter(dynamic, DifficultyConfig.model_validate(difficulty), EXACT)
 
 
+def keeps(teaching: Filter, group: RolloutGroup, step: int = 1) -> bool:
+    return not teaching.why_left_out(group, step)
+
+
 @pytest.mark.parametrize(
     ("scores", "kept"),
     [((1, 1, 1, 1), False), ((1, 1, 1, 0), True), ((1, 0, 0, 0), True), ((0, 0, 0, 0), False), ((1, 1, None), False)],
 )
 def test_groups_outside_of_the_bounds_are_not_trained_on(scores: tuple[float | None, ...], kept: bool) -> None:
-    assert filter_of(keep=[0.25, 0.75]).keeps(group(*scores), step=1) is kept
+    assert keeps(filter_of(keep=[0.25, 0.75]), group(*scores)) is kept
 
 
 def test_bounds_change_with_the_stage() -> None:
     stages = filter_of(keep={0: [0.5, 1.0], 3: [0.0, 0.5]})
     easy, hard = group(1, 1, 1, 0), group(1, 0, 0, 0)
-    assert [stages.keeps(easy, step) for step in (1, 2, 3)] == [True, True, False]
-    assert [stages.keeps(hard, step) for step in (1, 2, 3)] == [False, False, True]
+    assert [keeps(stages, easy, step) for step in (1, 2, 3)] == [True, True, False]
+    assert [keeps(stages, hard, step) for step in (1, 2, 3)] == [False, False, True]
 
 
 def test_the_spread_of_rewards_must_be_large_enough() -> None:
     """Scores .2 and .4: a deviation of .1."""
-    assert filter_of(min_spread=0.09).keeps(group(0.2, 0.4), step=1)
-    assert not filter_of(min_spread=0.11).keeps(group(0.2, 0.4), step=1)
+    assert keeps(filter_of(min_spread=0.09), group(0.2, 0.4))
+    assert not keeps(filter_of(min_spread=0.11), group(0.2, 0.4))
+
+
+def test_a_group_that_is_left_out_is_told_why() -> None:
+    """Scores 0 and 1: half of them solved, and a deviation of .5."""
+    half = group(0, 1)
+    assert Filter(True, None, None).why_left_out(group(1, 1), step=1) == "group without signal"
+    assert filter_of(min_spread=0.6).why_left_out(half, step=1) == "spread of rewards below min_spread"
+    assert filter_of(keep=[0.6, 1]).why_left_out(half, step=1) == "solved share outside of keep"
+    assert filter_of(keep=[0.5, 1], min_spread=0.5).why_left_out(half, step=1) == ""
 
 
 def test_dynamic_sampling_wants_two_different_rewards() -> None:
-    assert Filter(True, None, None).keeps(group(0, 1), step=1)
-    assert not Filter(True, None, None).keeps(group(0, 0, None), step=1)
-    assert Filter(False, None, None).keeps(group(0, 0), step=1)
+    assert keeps(Filter(True, None, None), group(0, 1))
+    assert not keeps(Filter(True, None, None), group(0, 0, None))
+    assert keeps(Filter(False, None, None), group(0, 0))
 
 
 def test_a_prompt_that_is_known_to_be_outside_is_asked_for_again_later() -> None:

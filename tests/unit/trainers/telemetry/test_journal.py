@@ -38,6 +38,10 @@ def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
     return RolloutGroup(Prompt(f"p{group_id}", text="x"), group_id, rollouts, greedy)
 
 
+def why_left_out(group: RolloutGroup) -> str:
+    return f"because of {len(group.rollouts)}"
+
+
 def learned(*kept: RolloutGroup, left_out: tuple[RolloutGroup, ...] = ()) -> tuple[Collected, Any]:
     """A step of these groups, and its batch with advantages 10 * row + column."""
     collected = Collected(kept, (*kept, *left_out), {}, {})
@@ -49,7 +53,7 @@ def learned(*kept: RolloutGroup, left_out: tuple[RolloutGroup, ...] = ()) -> tup
 
 def test_a_failed_reward_does_not_shift_the_rows_of_its_siblings() -> None:
     kept = group_of(rollout(0, 0), rollout(0, 1, reward=None), rollout(0, 2, tokens=1))
-    notes = rollout_notes(*learned(kept))
+    notes = rollout_notes(*learned(kept), why_left_out)
     assert set(notes) == {(0, 0), (0, 2)}
     assert notes[0, 0].token_advantages == (0.0, 1.0)
     assert notes[0, 0].advantage == 0.5
@@ -60,22 +64,21 @@ def test_a_failed_reward_does_not_shift_the_rows_of_its_siblings() -> None:
 
 
 def test_a_masked_response_is_named_truncated_and_has_no_advantage() -> None:
-    notes = rollout_notes(*learned(group_of(rollout(0, 0), rollout(0, 1, cut=True))))
+    notes = rollout_notes(*learned(group_of(rollout(0, 0), rollout(0, 1, cut=True))), why_left_out)
     assert (notes[0, 1].kept, notes[0, 1].dropped_because, notes[0, 1].advantage) == (False, "truncated", None)
 
 
 def test_groups_that_a_filter_left_out_say_why() -> None:
-    equal = group_of(rollout(1, 0), rollout(1, 1))
-    without_baseline = group_of(rollout(2, 0, reward=0.0), rollout(2, 1), greedy=rollout(2, -1, reward=None))
-    notes = rollout_notes(*learned(group_of(rollout(0, 0)), left_out=(equal, without_baseline)))
-    assert notes[1, 0].dropped_because == "group without signal"
-    assert notes[2, 1].dropped_because == "greedy response without a score"
+    left_out = group_of(rollout(1, 0), rollout(1, 1)), group_of(rollout(2, 0))
+    notes = rollout_notes(*learned(group_of(rollout(0, 0)), left_out=left_out), why_left_out)
+    assert notes[1, 0].dropped_because == "because of 2"
+    assert notes[2, 0].dropped_because == "because of 1"
     assert not notes[1, 0].kept
 
 
 def test_without_an_update_no_row_has_an_advantage() -> None:
     collected, _ = learned(group_of(rollout(0, 0)))
-    assert rollout_notes(collected, None) == {}
+    assert rollout_notes(collected, None, why_left_out) == {}
 
 
 class Recording:
@@ -114,11 +117,11 @@ def test_every_rollout_is_recorded_whatever_became_of_it(tmp_path: Path) -> None
     book, _ = journal(RolloutRecorder(tmp_path))
     kept = group_of(rollout(0, 0), rollout(0, 1, reward=None), greedy=rollout(0, -1))
     collected, batch = learned(kept, left_out=(group_of(rollout(1, 0), rollout(1, 1)),))
-    book.record(3, collected.sampled, rollout_notes(collected, batch))
+    book.record(3, collected.sampled, rollout_notes(collected, batch, why_left_out))
     lines = read_rollouts(tmp_path / "step-000003.jsonl")
     assert [(line["group_id"], line["sample_index"]) for line in lines] == [(0, 0), (0, 1), (0, -1), (1, 0), (1, 1)]
     reasons = [line.get("dropped_because") for line in lines]
-    assert reasons == ["", "reward timeout", None, "group without signal", "group without signal"]
+    assert reasons == ["", "reward timeout", None, "because of 2", "because of 2"]
 
 
 def test_without_a_recorder_nothing_is_recorded() -> None:
