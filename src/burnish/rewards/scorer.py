@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, RewardError
+from burnish.rewards.begun import BegunResponses, Numbered
 from burnish.rewards.calling import Caller, TracebackInWorkerError, broken_contract
 from burnish.rewards.combining import Weighted, combine, not_for_prompt
 from burnish.rewards.counts import Counts, has_failed
@@ -82,8 +83,7 @@ class ProcessRewardScorer:
             scoring.workers,
             start_timeout_seconds=scoring.start_timeout_seconds,
         )
-        self._begun_early: set[int] = set()  # the rewards that were sent them
-        self._begun: dict[tuple[int, int], tuple[int, Rollout]] = {}  # by sample: number in the pool's tasks, rollout
+        self._begun = BegunResponses()
         self._caller = Caller()
         self._signatures = self._read_signatures()
         self._ending: Ending | None = None
@@ -167,24 +167,15 @@ class ProcessRewardScorer:
         reward models, and judges that compare a group. Raises what `score` raises for a reward that breaks its
         contract.
         """
-        items = [(prompt, rollout) for prompt, rollout in items if _sample(rollout) not in self._begun]
+        items = [(prompt, rollout) for prompt, rollout in items if not self._begun.has(rollout)]
         self._check_items(items)
-        first = len(self._begun)
-        self._begun.update({_sample(rollout): (first + i, rollout) for i, (_, rollout) in enumerate(items)})
-        numbered = list(enumerate(self._seen(items), start=first))
-        if items:
-            may = [index for index in self._remote if self._can_begin(index)]
-            self._begun_early = {index for index in may if idle_cores or self._only_waits(index)}
+        numbered = list(zip(self._begun.begin(items), self._seen(items), strict=True))
         self._begin_judging(numbered)
+        early = [index for index in self._remote if self._can_begin(index) and (idle_cores or self._only_waits(index))]
         try:
-            self._pool.begin(
-                task
-                for place, index in enumerate(self._remote)
-                if index in self._begun_early
-                for task in self._tasks(place, index, self._for(index, numbered))
-            )
+            self._pool.begin(self._tasks_not_begun(early, self._begun, numbered))
         except BaseException:
-            self._begun.clear()
+            self._begun = BegunResponses()
             raise
 
     def score(self, items: Sequence[Item], *, checks: bool = True) -> list[Rollout]:
@@ -267,7 +258,7 @@ class ProcessRewardScorer:
             outcomes.update({(index, place): outcome for place, outcome in zip(positions, found, strict=True)})
         return outcomes
 
-    def _for(self, index: int, numbered: Iterable[tuple[int, Item]]) -> list[tuple[int, Item]]:
+    def _for(self, index: int, numbered: Iterable[Numbered]) -> list[Numbered]:
         """Those of these responses that the reward is for."""
         return [(number, item) for number, item in numbered if self._is_for(index, item[0])]
 
@@ -275,7 +266,7 @@ class ProcessRewardScorer:
         """Reward models and judges, which score all responses of a step in one call."""
         return [(index, spec) for index, spec in enumerate(self._specs) if spec.is_model or spec.is_judge]
 
-    def _begin_judging(self, numbered: Sequence[tuple[int, Item]]) -> None:
+    def _begin_judging(self, numbered: Sequence[Numbered]) -> None:
         for index, spec in enumerate(self._specs):
             if self._judges is not None and spec.is_judge:
                 self._judges.begin_early(spec.label, [item for _, item in self._for(index, numbered)])
@@ -297,30 +288,24 @@ class ProcessRewardScorer:
             return [broken_contract(error, self._specs[index])] * count
 
     def _remote_outcomes(self, items: Sequence[Item], seen: Sequence[Item]) -> Outcomes:
-        """The outcomes of the rewards that run in workers.
-
-        In the pool's tasks, a response has the number that `begin` gave it. Responses not begun get higher numbers.
-        """
-        begun, self._begun = self._begun, {}
-        num_begun = len(begun)
-        number_of = []
-        for position, (_, rollout) in enumerate(items):
-            number, response = begun.pop(_sample(rollout), (-1, None))
-            # Another response of that name is scored anew: the one that was begun came from a step that was cut short.
-            number_of.append(number if response == rollout else num_begun + position)
-        numbered = list(zip(number_of, seen, strict=True))
-        fresh = [(number, item) for number, item in numbered if number >= num_begun]
-        tasks = [
-            task
-            for place, index in enumerate(self._remote)
-            for task in self._tasks(place, index, self._for(index, fresh if index in self._begun_early else numbered))
-        ]
-        position_of = {number: position for position, number in enumerate(number_of)}
+        """The outcomes of the rewards that run in workers, of responses begun before and of others."""
+        begun, self._begun = self._begun, BegunResponses()
+        numbers = begun.finish(items)
+        tasks = self._tasks_not_begun(self._remote, begun, list(zip(numbers, seen, strict=True)))
+        position_of = {number: position for position, number in enumerate(numbers)}
         return {
             (self._remote[place], position_of[number]): outcome
             for (place, number), outcome in self._pool.run(tasks).items()
             if number in position_of  # a response may have been begun and then dropped by the caller
         }
+
+    def _tasks_not_begun(
+        self, indices: Sequence[int], begun: BegunResponses, numbered: Sequence[Numbered]
+    ) -> list[Task]:
+        """What these rewards have not been given of the responses that they are for."""
+        return [
+            task for index in indices for task in self._tasks(index, begun.to_give(index, self._for(index, numbered)))
+        ]
 
     def _can_begin(self, index: int) -> bool:
         return not self._signatures[index].batched
@@ -328,11 +313,11 @@ class ProcessRewardScorer:
     def _only_waits(self, index: int) -> bool:
         return self._specs[index].is_judge or (self._can_begin(index) and self._signatures[index].asynchronous)
 
-    def _tasks(self, place: int, index: int, items: Sequence[tuple[int, Item]]) -> list[Task]:
-        """The calls of one reward for numbered responses. `place` is its number among the rewards in workers."""
+    def _tasks(self, index: int, items: Sequence[Numbered]) -> list[Task]:
+        """The calls of one reward for numbered responses. In tasks it has its place among the rewards in workers."""
         if not items:
             return []
-        signature = self._signatures[index]
+        place, signature = self._remote.index(index), self._signatures[index]
         if signature.batched:
             arguments = signature.batch_arguments([item for _, item in items])
             return [Task(place, tuple(number for number, _ in items), (arguments,), batched=True)]
@@ -425,8 +410,3 @@ def _open_judges(specs: Sequence[RewardSpec], open_model: OpenModel | None) -> J
     from burnish.rewards.judging.judges import Judges
 
     return Judges(of_judges, open_model)
-
-
-def _sample(rollout: Rollout) -> tuple[int, int]:
-    """What tells a response from the others of its step, in whatever process it is."""
-    return rollout.group_id, rollout.sample_index

@@ -1,0 +1,51 @@
+"""The responses of a step that were given to workers while others were still being sampled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from burnish.rewards.inputs import Item
+from burnish.types import Rollout
+
+Numbered = tuple[int, Item]
+"""A response and its number in the tasks of the worker pool, from when it is begun until it is scored."""
+
+
+class BegunResponses:
+    """Numbers the responses of a step, and knows which of them each reward has been given."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._begun: dict[tuple[int, int], tuple[int, Rollout]] = {}
+        self._given: set[tuple[int, int]] = set()  # (reward, number)
+
+    def begin(self, items: Sequence[Item]) -> list[int]:
+        """The numbers of responses that were not begun before."""
+        numbers = [next(self._numbers) for _ in items]
+        self._begun.update({_sample(rollout): (n, rollout) for n, (_, rollout) in zip(numbers, items, strict=True)})
+        return numbers
+
+    def has(self, rollout: Rollout) -> bool:
+        """Whether the response of this name was begun."""
+        return _sample(rollout) in self._begun
+
+    def to_give(self, reward: int, numbered: Iterable[Numbered]) -> list[Numbered]:
+        """Those of these responses that the reward has not been given. From now on it has."""
+        fresh = [(number, item) for number, item in numbered if (reward, number) not in self._given]
+        self._given.update((reward, number) for number, _ in fresh)
+        return fresh
+
+    def finish(self, items: Sequence[Item]) -> list[int]:
+        """The numbers of responses that are scored now: that with which a response was begun, or a new one. Another
+        response of the same name is scored anew: the one that was begun came from a step that was cut short."""
+        numbers = []
+        for _, rollout in items:
+            number, response = self._begun.pop(_sample(rollout), (-1, None))
+            numbers.append(number if response == rollout else next(self._numbers))
+        return numbers
+
+
+def _sample(rollout: Rollout) -> tuple[int, int]:
+    """What tells a response from the others of its step, in whatever process it is."""
+    return rollout.group_id, rollout.sample_index
