@@ -141,7 +141,7 @@ def test_check_asks_about_labelled_rows_and_nothing_else(
 
 
 def test_a_run_loads_the_judge_that_it_names(run: Callable[..., Path], save_tiny_llama: Callable[..., Path]) -> None:
-    """It knows nothing: its answers go on until they are cut off, which is not repaired, and the response has failed."""
+    """It knows nothing: its answers go on until they are cut off, which is not repaired, so each response fails."""
     letters = "".join(sorted(set(string.printable) - set("$_\r\x0b\x0c")))
     folder = save_tiny_llama(letters, context_length=2048)
     (folder / "chat_template.jinja").write_text(
