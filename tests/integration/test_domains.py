@@ -201,3 +201,21 @@ def test_difficulty_needs_a_criterion_only_where_it_asks_what_is_solved(
     for settings in ({"difficulty": {"keep": [0.0, 0.9]}}, {"difficulty_weight": 1.0}):
         with pytest.raises(ConfigError, match="is set, but nothing says when a response is solved"):
             preview(config(**settings), None)
+
+
+def test_a_domain_whose_shared_rows_were_all_left_out_says_why(
+    tiny_run: Callable[..., RlConfig], tmp_path: Path
+) -> None:
+    """`1+2=` has four tokens, and the second domain takes at most three."""
+    mixed = tmp_path / "mixed.jsonl"
+    names = ("sums", "brief", "brief")
+    mixed.write_text("".join(json.dumps({"prompt": "1+2=", "answer": "3", "domain": name}) + "\n" for name in names))
+    domains: dict[str, Any] = {"sums": {"rewards": "math"}, "brief": {"rewards": "math", "max_prompt_tokens": 3}}
+    config = tiny_run(data={"train": str(mixed)}, rewards=[], domains=domains)
+    with pytest.raises(ConfigError, match=r"has no row for the domain 'brief', .* trained \(left out: 2 prompts over"):
+        preview(config, None)
+    domains["unseen"] = {"share": 0, "rewards": "math"}
+    domains["brief"] = {"rewards": "math"}
+    config = tiny_run(data={"train": str(mixed), "eval": {"path": str(mixed), "limit": 3}}, rewards=[], domains=domains)
+    with pytest.raises(ConfigError, match=r"data\.eval has no row for the domain 'unseen', which is to be evaluated"):
+        preview(config, None)

@@ -32,7 +32,8 @@ _ANSWER_CUT = "conversations ended with the assistant's answer, which is not par
 _COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
 
 
-_ELSEWHERE = "rows of other domains"
+ELSEWHERE = "rows of other domains"
+"""A reason for which rows of data that domains share are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +116,17 @@ def load_prompts(
         _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query, rows)
         for loaded in load_sources(sources, "prompts")
     ]
-    # A source of shared data may have no row of this domain.
+    # A source of shared data may have no row of this domain, or none that was kept.
     used = [(source, *part) for source, part in zip(sources, parts, strict=True) if part[0]]
+    ours = [
+        understanding for _, understanding in parts if understanding.kept or set(understanding.skipped) - {ELSEWHERE}
+    ]
     return PromptSet(
         prompts=tuple(prompt for _, kept, _ in used for prompt, _ in kept),
         prompt_tokens=tuple(tokens for _, kept, _ in used for _, tokens in kept),
         source_sizes=tuple(len(kept) for _, kept, _ in used),
         weights=tuple(source.weight for source, _, _ in used),
-        understandings=tuple(understanding for _, _, understanding in used),
+        understandings=tuple(ours),
     )
 
 
@@ -148,7 +152,7 @@ def _source_prompts(
         if rows is not None:
             named = rows.with_domain(prompt)
             if named is None:
-                skipped[_ELSEWHERE] += 1
+                skipped[ELSEWHERE] += 1
                 continue
             prompt = named
         if cuts is not None:
@@ -170,7 +174,7 @@ def _source_prompts(
         if uses_template(prompt, chat):
             changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
         kept.append((prompt, tokens))
-    if not skipped[_ELSEWHERE]:
+    if not skipped[ELSEWHERE]:
         require_rows(kept, loaded, skipped)
     understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
     if rows is not None:
@@ -284,7 +288,7 @@ def read_prompts(
         rows = [_prompt(loaded, row_id, row, changed, AUTO) for row_id, row in loaded.rows_with_ids()]
         ours = [prompt for prompt in (row if of is None else of.with_domain(row) for row in rows) if prompt is not None]
         prompts += ours
-        skipped = Counter({_ELSEWHERE: len(rows) - len(ours)})
+        skipped = Counter({ELSEWHERE: len(rows) - len(ours)})
         understanding = loaded.understanding(kept=len(ours), skipped=skipped, changed=changed)
         understandings.append(understanding if of is None else replace(understanding, domain=of.domain))
     return prompts, understandings

@@ -1,8 +1,10 @@
 """Rewards written in Python: one function for each built-in, for reward models and for functions of your own.
 
-Each takes the reward's own options by name, and what every reward has: `weight` in the sum, `label` in the logs,
-`timeout_seconds` for one response, and `environment`, the names of variables that it may see. What they return goes
-into the `rewards` of `burnish.train`; `.weighted(0.5)` gives the same reward with another weight.
+Each takes the reward's own options by name, and what every reward has: `weight` in the sum (or `audit`, to be watched
+only), `label` in the logs, `timeout_seconds` for one response, `environment`, the names of variables that it may see,
+and `domains`, those whose responses it scores. Those that run in workers also take `concurrency`, the most responses
+scored at once. What they return goes into the `rewards` of `burnish.train`; `.weighted(0.5)` gives the same reward with
+another weight.
 """
 
 from __future__ import annotations
@@ -23,9 +25,17 @@ class Settings(TypedDict, total=False):
     """What every reward has besides its own options; see `burnish.config.schema.RewardConfig`."""
 
     weight: float
+    audit: bool
     label: str | None
     timeout_seconds: float
     environment: Sequence[str]
+    domains: str | Sequence[str]
+
+
+class WorkerSettings(Settings, total=False):
+    """What a reward that runs in workers has."""
+
+    concurrency: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,9 @@ class FunctionReward:
         return replace(self, config=self.config.weighted(weight))
 
 
-def math(*, require: Literal["any", "boxed", "hash", "phrase"] = "any", **settings: Unpack[Settings]) -> RewardConfig:
+def math(
+    *, require: Literal["any", "boxed", "hash", "phrase"] = "any", **settings: Unpack[WorkerSettings]
+) -> RewardConfig:
     """1 when the final answer equals the gold answer mathematically, else 0. `require`: where it must stand."""
     return _reward("math", {"require": require}, settings)
 
@@ -50,7 +62,7 @@ def exact(*, strip: bool = True, ignore_case: bool = False, **settings: Unpack[S
     return _reward("exact", {"strip": strip, "ignore_case": ignore_case}, settings)
 
 
-def regex(pattern: str, *, full: bool = False, **settings: Unpack[Settings]) -> RewardConfig:
+def regex(pattern: str, *, full: bool = False, **settings: Unpack[WorkerSettings]) -> RewardConfig:
     """1 when the pattern is found in the response (`full`: matches all of it), else 0."""
     return _reward("regex", {"pattern": pattern, "full": full}, settings)
 
@@ -93,7 +105,7 @@ def code(
     url: str | None = None,
     token_variable: str | None = None,
     grade: Literal["split", "shared"] | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[WorkerSettings],
 ) -> RewardConfig:
     """1 when the program in the response passes all tests of its row (`fraction`: the share that it passes), run in the
     sandbox. `seconds` is for all tests of a response together. What is None is that of the run's `sandbox`."""
@@ -102,7 +114,7 @@ def code(
 
 
 def reasoning_gym(
-    *, extract: Literal["auto", "tags", "all"] = "auto", allow: Sequence[str] = (), **settings: Unpack[Settings]
+    *, extract: Literal["auto", "tags", "all"] = "auto", allow: Sequence[str] = (), **settings: Unpack[WorkerSettings]
 ) -> RewardConfig:
     """What the task of reasoning-gym that made the row gives for the answer in the response. `allow`: names of tasks
     with unsound scores to use all the same. Needs `burnish[reasoning-gym]`."""
@@ -110,7 +122,7 @@ def reasoning_gym(
     return _reward("reasoning_gym", {"extract": extract, "allow": allowed}, settings)
 
 
-def choice(*, column: str | None = None, **settings: Unpack[Settings]) -> RewardConfig:
+def choice(*, column: str | None = None, **settings: Unpack[WorkerSettings]) -> RewardConfig:
     """1 when the option that the response states last, by its label or text, is the right one, else 0. `column`: the
     one with the options, by default `choices`, else `options`."""
     return _reward("choice", {"column": column}, settings)
@@ -120,7 +132,7 @@ def instructions(
     *,
     mode: Literal["strict", "loose"] = "strict",
     score: Literal["all", "fraction"] = "all",
-    **settings: Unpack[Settings],
+    **settings: Unpack[WorkerSettings],
 ) -> RewardConfig:
     """1 when the response follows all verifiable instructions of its row (`fraction`: the share that it follows), as
     IFEval has them. Rows about a language need `burnish[instructions]`."""
@@ -132,7 +144,7 @@ def json_schema(
     *,
     column: str | None = None,
     whole: bool = False,
-    **settings: Unpack[Settings],
+    **settings: Unpack[WorkerSettings],
 ) -> RewardConfig:
     """1 when the JSON of the response is valid against the JSON Schema of its row (`column`: by default `json_schema`,
     else `schema`) or against this one, else 0. `whole`: nothing may be around it. Needs `burnish[json-schema]`."""
@@ -150,7 +162,7 @@ def command(
     too_slow: Literal["error", "wrong"] = "error",
     memory_mb: int | None = None,
     output_mb: int = 16,
-    **settings: Unpack[Settings],
+    **settings: Unpack[WorkerSettings],
 ) -> RewardConfig:
     """What a program says of the response: 1 for exit status 0, 0 for one of `wrong`, an error for others (`stdout`:
     its last line is the score). It reads the response from standard input, or from the file that replaces `{file}`."""
@@ -179,7 +191,7 @@ def sql(
     tier: Literal["auto", "namespaces", "landlock", "process"] = "auto",
     seconds: float = 4.0,
     memory_mb: int = 256,
-    **settings: Unpack[Settings],
+    **settings: Unpack[WorkerSettings],
 ) -> RewardConfig:
     """1 when the query in the response gives the rows of the gold query on every database of its row, else 0, run in
     SQLite in the sandbox. `gold`, `schema`: columns, if their names are not recognised. `fill`: databases with made-up
@@ -239,7 +251,7 @@ def judge(
 
 
 def sentiment(
-    *, part: Literal["all", "ending"] = "all", sentences: int = 2, **settings: Unpack[Settings]
+    *, part: Literal["all", "ending"] = "all", sentences: int = 2, **settings: Unpack[WorkerSettings]
 ) -> RewardConfig:
     """VADER sentiment of the response (`ending`: of its last sentences), from -1 to 1. Needs `burnish[sentiment]`."""
     return _reward("sentiment", {"part": part, "sentences": sentences}, settings)
@@ -259,7 +271,7 @@ def model(
 
 
 def function(
-    call: Callable[..., Any], *, options: dict[str, Any] | None = None, **settings: Unpack[Settings]
+    call: Callable[..., Any], *, options: dict[str, Any] | None = None, **settings: Unpack[WorkerSettings]
 ) -> FunctionReward:
     """A function of this program, or any object that can be called by parameter name (docs/rewards.md), with a weight
     or a label of its own. `options` are arguments that it always gets."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from burnish import rewards
 from burnish.config.schema import RewardConfig
 from burnish.errors import ConfigError
+from burnish.rewards.constructors import WorkerSettings
 from burnish.rewards.loading import RewardSpec, load_reward
 from burnish.rewards.registry import BUILT_INS
 
@@ -58,6 +59,14 @@ def test_weight_label_and_limits() -> None:
     )
     assert config.weighted(0.5).weight == 0.5
     assert config.weighted(0.5).label == "short"
+
+
+def test_every_setting_of_a_reward_can_be_given() -> None:
+    """`name` and `options` are what the functions are for. A judge has a concurrency among its own options."""
+    assert set(get_type_hints(WorkerSettings)) == set(RewardConfig.model_fields) - {"name", "options"}
+    watched = rewards.math(audit=True, concurrency=4, domains="math")
+    assert watched == RewardConfig(name="math", options=watched.options, audit=True, concurrency=4, domains=("math",))
+    assert rewards.judge(model_path="runs/j", concurrency=3, domains=["chat"]).options["concurrency"] == 3
 
 
 def test_a_reward_model_is_named_by_its_path() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split, sources_of
 from burnish.config.schema import RlConfig
-from burnish.data.prompts import DomainRows, PromptSet, load_prompts
+from burnish.data.prompts import ELSEWHERE, DomainRows, PromptSet, load_prompts
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.tokenizers import chat_template_text
@@ -23,7 +24,8 @@ def load_prompt_set(
     context_tokens: int | None,
     split: Split,
 ) -> PromptSet:
-    """The prompts of a domain, encoded and cut as the run file says. ConfigError if it has none."""
+    """The prompts of a domain, encoded and cut as the run file says. ConfigError if it has none to train on, or none at
+    all."""
     sources = sources_of(config, domain, split)
     if not sources:
         field = domain.title("data", split)
@@ -38,10 +40,22 @@ def load_prompt_set(
         query=config.data.query,
         rows=DomainRows.of(config, domain, split),
     )
-    if not found and split == "train":
-        message = f"no row of data.train is of the domain {domain.name!r}, which is to be trained"
-        raise ConfigError(message, remedy=f"set domains.{domain.name}.train, or check the domains of the rows")
+    if not found and (split == "train" or not domain.is_trained):
+        purpose = "trained" if split == "train" else "evaluated"
+        raise ConfigError(
+            f"data.{split} has no row for the domain {domain.name!r}, which is to be {purpose}{_left_out(found)}",
+            remedy=f"set domains.{domain.name}.{split}, or check the domains of the rows"
+            + (" and the limits on them" if found.understandings else ""),
+        )
     return found
+
+
+def _left_out(prompts: PromptSet) -> str:
+    """What happened to the rows of the domain that were not kept."""
+    skipped = sum((Counter(understanding.skipped) for understanding in prompts.understandings), Counter[str]())
+    del skipped[ELSEWHERE]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
+    return f" (left out: {reasons})" if reasons else ""
 
 
 def _with_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> PreTrainedTokenizerBase:
