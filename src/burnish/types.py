@@ -86,9 +86,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # a stop token or stop string was sampled; it is part of the response
     LENGTH = "length"  # cut at max_response_tokens (or at the end of the context)
-    TURNS = "turns"  # the last turn that a conversation may have called a tool, or its environment went on
-    ENVIRONMENT = "environment"  # the environment has ended the conversation
-    FAILED = "failed"  # the environment died, or the conversation took too long
+    TURNS = "turns"  # the last turn that a conversation may have was not its end
 
 
 class RewardStatus(StrEnum):

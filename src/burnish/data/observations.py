@@ -154,8 +154,7 @@ class ObservationFormat:
         raise DataError(
             f"{where}: the chat template writes {kind} differently from what the policy was given and wrote, once a "
             f"message of the role {observer!r} follows",
-            remedy="set model.chat_template to one that leaves earlier turns as they are, or trajectory: keep to train "
-            "on what the policy saw all the same",
+            remedy="set model.chat_template to one that leaves earlier turns as they are",
         )
 
 

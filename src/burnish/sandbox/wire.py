@@ -136,7 +136,7 @@ class Link(Protocol):
         ...
 
     def receive(self) -> Any:
-        """The next message. Raises NotPlainError for what is no message, and ClosedError."""
+        """The next message. Raises NotPlainError for anything that is not a message, and ClosedError."""
         ...
 
 
@@ -161,7 +161,7 @@ class Pipe:
             raise ClosedError from error
 
     def receive(self) -> Any:
-        """Raises NotPlainError for what is no message, and ClosedError."""
+        """Raises NotPlainError for anything that is not a message, and ClosedError."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if length > self._limit:
             raise NotPlainError(f"a value of {length:,} bytes; {self._limit:,} are allowed")

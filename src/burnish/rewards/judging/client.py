@@ -176,7 +176,7 @@ class ChatClient:
         if code == 200:
             self.has_answered = True
             return self._content(response, sent)
-        # Masked before it is cut: a part of the key is no longer recognised.
+        # Masked first: a key that is cut in two would not be recognised.
         reason = f"status {code}: {' '.join(self._hidden(response.text).split())[:300]}"
         if code in TRANSIENT or code >= 500:
             return _Trouble(reason, retry_after(response.headers.get("Retry-After")))

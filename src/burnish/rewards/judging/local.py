@@ -41,7 +41,7 @@ class AnsweringModel(Protocol):
 
 
 GATHERING_SECONDS = 0.01
-"""Everybody who is about to ask has asked after this."""
+"""If nobody asks for so long, everybody who was about to has asked."""
 
 OpenModel = Callable[[JudgeOptions], AnsweringModel]
 
@@ -95,7 +95,10 @@ class LocalChat:
 
     async def _answer_all(self) -> None:
         """Answer what waits when it is this batch's turn: what is asked while the model works is the next one."""
-        await asyncio.sleep(GATHERING_SECONDS)
+        gathered = 0
+        while len(self._waiting) > gathered:  # on a busy machine they take longer to come
+            gathered = len(self._waiting)
+            await asyncio.sleep(GATHERING_SECONDS)
         async with self._turn:
             waiting, self._waiting = self._waiting, []
             self.tally.requests += 1

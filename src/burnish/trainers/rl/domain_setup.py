@@ -13,7 +13,7 @@ from burnish.data.shares import Shares
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import success_of, why_not_measured
+from burnish.rewards.success import success_of_domain, why_not_measured
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_files_of, recorded_outcomes
@@ -45,7 +45,7 @@ def check_difficulty(settings: Sequence[DomainSettings], answer_labels: Sequence
     does not exist in `difficulty.recorded`. `begins`: a run that goes on does not read it."""
     for domain in (domain for domain in settings if domain.is_trained):
         asking = domain.asks_what_is_solved
-        if asking and success_of(domain.rewards, answer_labels, domain.evaluation) is None:
+        if asking and success_of_domain(domain, answer_labels) is None:
             raise ConfigError(
                 f"domains.{domain.name}.{asking[0]} is set, but nothing says when a response is solved: "
                 f"{why_not_measured(domain.evaluation)}",
@@ -69,7 +69,7 @@ def build_domains(
     rates = PassRates(windows, progress)
     domains = {}
     for one in settings:
-        success = success_of(one.rewards, scorer.answer_labels, one.evaluation)
+        success = success_of_domain(one, scorer.answer_labels)
         recorded = None if one.difficulty is None else one.difficulty.recorded
         if begins and recorded is not None and success is not None and one.name in train:
             field, ids = f"domains.{one.name}.difficulty.recorded", {prompt.id for prompt in train[one.name].prompts}
