@@ -36,6 +36,7 @@ FROM_OUTSIDE = {
     "benchmarks/results/simulator.md": "benchmarks/simulator.md",
     "benchmarks/results/cluster.md": "benchmarks/cluster.md",
     "benchmarks/results/faults.md": "benchmarks/faults.md",
+    "benchmarks/results/sandbox.md": "benchmarks/sandbox.md",
     "examples/README.md": "examples/index.md",
     "examples/cluster_ray/README.md": "examples/cluster_ray.md",
     "examples/cluster_torchrun/README.md": "examples/cluster_torchrun.md",

@@ -57,7 +57,14 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("page", "module"), [("peers", "report"), ("shares", "step_shares"), ("simulator", "simulator")]
+    ("page", "module"),
+    [
+        ("peers", "report"),
+        ("shares", "step_shares"),
+        ("simulator", "simulator"),
+        ("faults", "faults"),
+        ("sandbox", "sandbox"),
+    ],
 )
 def test_a_page_is_made_from_its_results(script: Script, page: str, module: str) -> None:
     text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
