@@ -36,8 +36,8 @@ from types import CodeType, FrameType
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "burnish"
 MAX_HOPS = 4
-MAX_PLACES = 95
-MAX_LINES = 1_155
+MAX_PLACES = 99  # 95 until rewards were credited to turns, and replays credited as steps do
+MAX_LINES = 1_215
 LOOP, STEP = "run_loop", "RlRun.train_step"
 ROOMS = ("trainers", "forward", "models")
 FORMULAS = "algorithms"

@@ -37,6 +37,7 @@ FROM_OUTSIDE = {
     "benchmarks/results/cluster.md": "benchmarks/cluster.md",
     "benchmarks/results/faults.md": "benchmarks/faults.md",
     "benchmarks/results/sandbox.md": "benchmarks/sandbox.md",
+    "benchmarks/results/conversation.md": "benchmarks/conversation.md",
     "examples/README.md": "examples/index.md",
     "examples/cluster_ray/README.md": "examples/cluster_ray.md",
     "examples/cluster_torchrun/README.md": "examples/cluster_torchrun.md",
@@ -45,6 +46,9 @@ FROM_OUTSIDE = {
     "examples/rlvr_math_code/README.md": "examples/rlvr_math_code.md",
     "examples/tiny_code/README.md": "examples/tiny_code.md",
     "examples/three_domains/README.md": "examples/three_domains.md",
+    "examples/calculator/README.md": "examples/calculator.md",
+    "examples/guess_the_number/README.md": "examples/guess_the_number.md",
+    "examples/python_tool/README.md": "examples/python_tool.md",
 }
 """Files outside of docs/ that are part of the site, and where they lie there."""
 

@@ -37,11 +37,12 @@ CHEAT = " raise SystemExit"
 """Ends the process with exit status 0 as soon as a test calls the function."""
 
 NUM_CASES = 3
-NUM_TASKS = {2: 100, 3: 800}
-"""Tasks by their number of operations, held-out ones included."""
+NUM_TASKS = {2: 100, 3: 1320}
+"""Most tasks by their number of operations, held-out ones included. Of the 1,320 of three, 1,044 have tests that tell
+them apart from simpler ones."""
 NUM_HELD_OUT = {2: 50, 3: 150}
 NUM_REPEATS = {2: 4, 3: 1}
-"""How often a task is in train.jsonl, so that as many of its rows as held-out ones, a quarter, have two operations."""
+"""How often a task is in train.jsonl: nearly a fifth of its rows have two operations, and a quarter of the held-out."""
 NUM_DEMONSTRATIONS = 4
 """Demonstrations per task, each right or not independently."""
 FORGET_PROBABILITY = 0.75

@@ -45,6 +45,10 @@ class RolloutError(BurnishError):
     """The rollout engine cannot produce what was asked for."""
 
 
+class EnvironmentFailedError(BurnishError):
+    """The environment of a conversation is of no use any more. It ends the conversation, never the run."""
+
+
 class KernelError(BurnishError):
     """The C kernels cannot be built or loaded on this machine."""
 

@@ -21,6 +21,7 @@ from burnish.algorithms.aggregation import (
     sequence_mean_token_sum,
     sequence_mean_token_sum_norm,
     token_mean,
+    turn_mean_token_mean,
 )
 from burnish.algorithms.kl import k1, k2, k3, kl_loss
 from burnish.algorithms.policy_losses import (
@@ -37,6 +38,7 @@ from burnish.algorithms.policy_losses import (
     sapo,
     tis,
     topr,
+    turn_gspo,
     unclipped_selection,
 )
 from burnish.algorithms.preference_losses import best_of, bradley_terry
@@ -69,5 +71,7 @@ __all__ = [
     "tis",
     "token_mean",
     "topr",
+    "turn_gspo",
+    "turn_mean_token_mean",
     "unclipped_selection",
 ]

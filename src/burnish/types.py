@@ -87,6 +87,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # a stop token or stop string was sampled; it is part of the response
     LENGTH = "length"  # cut at max_response_tokens (or at the end of the context)
     TURNS = "turns"  # the last turn that a conversation may have was not its end
+    FAILED = "failed"  # the environment of a conversation is of no use any more
 
 
 class RewardStatus(StrEnum):
@@ -104,7 +105,8 @@ class Score:
     """What a reward function may return instead of a bare float.
 
     `parts` are named components, for logging only: they are not added to `value`. `token_rewards`, if given, holds one
-    number per response token (a dense reward), and `value` must be their sum.
+    number per response token (a dense reward), 0 for tokens that the policy did not sample, and `value` must be their
+    sum.
     """
 
     value: float
@@ -185,6 +187,7 @@ class Rollout:
 
     A response in `turns` also holds what tools and environments said in between: tokens that nobody sampled and whose
     log-probability is 0. Its first and last turns are the policy's, and `response` is the text of the last one.
+    `environment_reward` is what the environment paid for the whole conversation; None if it pays nothing.
     `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
     first one, and `versions` has all of them; otherwise `versions` is empty.
     """
@@ -205,6 +208,22 @@ class Rollout:
     status_detail: str = ""
     versions: Versions = ()
     turns: tuple[Turn, ...] = ()
+    environment_reward: float | None = None
+
+    def policy_turns(self) -> list[Turn]:
+        """The policy's turns that have tokens, in order. A response without `turns` is one."""
+        turns = self.turns or (Turn("policy", 0, len(self.response_tokens)),)
+        return [turn for turn in turns if turn.author == "policy" and turn.stop > turn.start]
+
+    @property
+    def last_start(self) -> int:
+        """Where the last turn starts: from there on, the tokens are those of `response`."""
+        return self.turns[-1].start if self.turns else 0
+
+    @property
+    def last_sampled(self) -> int:
+        """Position of the last token that the policy sampled; -1 if there is none."""
+        return max((turn.stop - 1 for turn in self.policy_turns()), default=-1)
 
     def sampled_mask(self) -> tuple[bool, ...]:
         """Which tokens of the response the policy sampled."""
@@ -220,7 +239,11 @@ class Rollout:
         """How many tokens the weights of each version sampled."""
         starts = self.versions or ((0, self.policy_version),)
         ends = [*(first for first, _ in starts[1:]), len(self.response_tokens)]
-        return {version: end - first for (first, version), end in zip(starts, ends, strict=True)}
+        spans = zip(starts, ends, strict=True)
+        if not self.turns:
+            return {version: end - first for (first, version), end in spans}
+        sampled = self.sampled_mask()
+        return {version: sum(sampled[first:end]) for (first, version), end in spans}
 
     def to_dict(self) -> dict[str, Json]:
         """A JSON-able dictionary: one line of `rollouts/step-*.jsonl`."""
@@ -242,6 +265,7 @@ class Rollout:
             "status_detail": self.status_detail,
             **({"versions": [list(start) for start in self.versions]} if self.versions else {}),
             **({"turns": [turn.to_dict() for turn in self.turns]} if self.turns else {}),
+            **({} if self.environment_reward is None else {"environment_reward": self.environment_reward}),
         }
 
     @staticmethod

@@ -235,7 +235,7 @@ def leaf_paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         shorthand = {"train": "path", "eval": "path", "rewards": "name"}.get(key)
         items = value if isinstance(value, list) else [value]
         for index, item in enumerate(items):
-            if isinstance(item, dict) and not key.endswith("options") and key != "columns":
+            if isinstance(item, dict) and not key.endswith("options") and key not in ("columns", "tools"):
                 yield from leaf_paths(item, f"{path}.{index}." if shorthand else f"{path}.")
 
 

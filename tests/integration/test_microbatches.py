@@ -134,7 +134,11 @@ def ready_batch(run: RlRun, collected: Collected) -> Batch:
     batch = build_batch([r for _, r in rows], pad_token_id=run.pad_token_id, mask_truncated=False)
     logprobs = run.policy.logprobs(batch).logprobs_BT
     noise = torch.randn(2, *logprobs.shape, generator=torch.Generator().manual_seed(3))
-    batch = batch.replace(old_logprobs=logprobs + 0.2 * noise[0], ref_logprobs=logprobs + 0.3 * noise[1])
+    batch = batch.replace(
+        old_logprobs=logprobs + 0.2 * noise[0],
+        ref_logprobs=logprobs + 0.3 * noise[1],
+        turn_index=torch.where(batch.loss_mask, (torch.arange(logprobs.shape[1]) > 0).long(), -1),  # two turns
+    )
     outcome = build_rewards(rows, run.reward_weights)
     settings = run.config.algorithm
     return assign_advantages(batch, outcome, algorithm=settings, estimator=run.estimator, kl_coef=run.kl.coef)[0]
@@ -229,7 +233,9 @@ def test_rows_without_an_advantage_change_no_gradient(sampled: tuple[RlRun, Coll
         assert part.metrics["policy/skipped_fraction"] == pytest.approx(-(-len(batch) // 3) / len(batch))
 
 
-@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize(
+    "correction", ["token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"]
+)
 def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], correction: str) -> None:
     algorithm = AlgorithmConfig(mismatch_correction=correction, mismatch_low=0.8, mismatch_high=1.2)  # type: ignore[arg-type]
     run = with_algorithm(sampled[0], algorithm)

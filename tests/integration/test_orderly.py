@@ -141,7 +141,7 @@ def fail_once(patch: pytest.MonkeyPatch, where: str, error: BaseException) -> No
         return called
 
     if where == "before the update":
-        patch.setattr(rl, "assign_advantages", wrap(rl.assign_advantages, 3))
+        patch.setattr(rl, "credit_rows", wrap(rl.credit_rows, 3))
     elif where == "in the evaluation":
         patch.setattr(rl.RlRun, "evaluate", wrap(rl.RlRun.evaluate, 2))
     elif where == "in the engine's sync":

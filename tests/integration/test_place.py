@@ -211,11 +211,11 @@ def test_a_worker_that_cannot_be_started_is_one_message(commands: Any, words: tu
 
 ASK_TOO_MUCH = """
 import torch, burnish.trainers.rl.loop as rl
-real, calls = rl.assign_advantages, [0]
+real, calls = rl.credit_rows, [0]
 def hungry(*arguments, **named):
     calls[0] += 1
     return torch.empty(1 << 50) if calls[0] == 4 else real(*arguments, **named)
-rl.assign_advantages = hungry
+rl.credit_rows = hungry
 """
 
 

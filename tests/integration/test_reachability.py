@@ -22,6 +22,7 @@ from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.kl import KL_ESTIMATORS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.loading import load_run_data
+from burnish.config.names import TURN_ESTIMATORS
 from burnish.config.presets import PRESETS
 from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig
 from burnish.models.critic import SeparateCritic
@@ -37,6 +38,7 @@ from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.objective_setup import build_objective
 from burnish.trainers.rl.setup import build_kl, open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.types import Rollout, Turn
 
 CRITICS = ("separate", "shared")
 WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]
@@ -53,7 +55,13 @@ OPTIONS: list[dict[str, object]] = [
     {"mismatch_correction": "token_mask"},
     {"mismatch_correction": "sequence_truncate"},
     {"mismatch_correction": "sequence_mask"},
+    {"mismatch_correction": "turn_truncate"},
+    {"mismatch_correction": "turn_mask"},
+    {"discount": "turn", "gamma": 0.9},
 ]
+WITH_TURNS = [{"estimator": name} for name in TURN_ESTIMATORS]
+WITH_TURNS += [{"estimator": "reinforce_plus_plus", "gamma": 0.9, "discount": "turn"}, {"loss": "turn_gspo"}]
+WITH_TURNS += [{"mismatch_correction": f"turn_{mode}"} for mode in ("truncate", "mask")]
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +102,27 @@ def with_critic(request: pytest.FixtureRequest, sampled: tuple[RlRun, Collected]
     separate = request.param == "separate"
     critic: Critic = SeparateCritic.copy_of(policy.loaded, settings) if separate else policy.add_value_head(settings)
     return dataclasses.replace(run, config=config, policy=policy, critic=critic), collected
+
+
+def in_turns(rollout: Rollout) -> Rollout:
+    """A response of three or more tokens as a conversation: a tool said the second of them."""
+    end = len(rollout.response_tokens)
+    if end < 3:
+        return dataclasses.replace(rollout, turns=(Turn("policy", 0, end),))
+    turns = (Turn("policy", 0, 1, reward=0.1), Turn("tool", 1, 2), Turn("policy", 2, end))
+    logprobs = (rollout.rollout_logprobs[0], 0.0, *rollout.rollout_logprobs[2:])
+    return dataclasses.replace(rollout, turns=turns, rollout_logprobs=logprobs)
+
+
+@pytest.fixture(scope="module")
+def conversing(sampled: tuple[RlRun, Collected]) -> tuple[RlRun, Collected]:
+    """The same run and rollouts, as conversations."""
+    run, collected = sampled
+    groups = tuple(
+        dataclasses.replace(group, rollouts=tuple(map(in_turns, group.rollouts))) for group in collected.groups
+    )
+    assert any(len(rollout.policy_turns()) > 1 for group in groups for rollout in group.rollouts)
+    return run, dataclasses.replace(collected, groups=groups, sampled=groups)
 
 
 def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
@@ -152,6 +181,13 @@ def test_every_combination_makes_a_real_step(sampled: tuple[RlRun, Collected], e
         step_changes_weights(*sampled, algorithm)
 
 
+@pytest.mark.parametrize("options", WITH_TURNS, ids=lambda options: "-".join(map(str, options.values())))
+def test_conversations_make_a_real_step(conversing: tuple[RlRun, Collected], options: dict[str, object]) -> None:
+    for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
+        kl = {"kl_in": kl_in, "kl_coef": 0.0 if kl_in == "none" else 0.05}
+        step_changes_weights(*conversing, AlgorithmConfig(**{"aggregation": aggregation, **kl, **options}))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("estimator", WITH_CRITIC)
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
 def test_every_combination_with_a_critic_makes_a_real_step(
@@ -196,12 +232,16 @@ def test_every_kl_estimator_works_in_both_places_with_a_critic(
     assert step_changes_weights(*with_critic, algorithm)["critic/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, *options.items())))
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: "-".join(str(part) for item in options.items() for part in item)
+)
 def test_every_option_makes_a_real_step(sampled: tuple[RlRun, Collected], options: dict[str, object]) -> None:
     step_changes_weights(*sampled, AlgorithmConfig(**options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, *options.items())))
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: "-".join(str(part) for item in options.items() for part in item)
+)
 def test_every_option_makes_a_real_step_with_a_critic(
     with_critic: tuple[RlRun, Collected], options: dict[str, object]
 ) -> None:

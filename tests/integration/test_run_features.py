@@ -182,7 +182,9 @@ def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
         assert text.find("1+") in (-1, len(text) - 2)
 
 
-@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize(
+    "correction", ["token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"]
+)
 def test_top_p_with_a_correction_of_the_mismatch(tiny_run: TinyRun, correction: str) -> None:
     """The sampler's distribution is cut at top_p, the trainer's is not: each weight is below 1 by the mass cut off."""
     rows = trained(tiny_run("rollout.top_p=0.7", f"algorithm.mismatch_correction={correction}", "steps=2"))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.algorithms.masking import divide, fill_masked
 from burnish.algorithms.registry import Row, find_row
+from burnish.algorithms.turns import as_single_turn, count_turns, lengths_within_turns
 from burnish.errors import ConfigError
 
 Count = Tensor | float
@@ -53,6 +54,17 @@ def sequence_mean_token_sum_norm(
     return sequence_mean_token_sum(loss_BT, mask_BT, num_sequences=num_sequences) / length
 
 
+def turn_mean_token_mean(
+    loss_BT: Tensor, mask_BT: Tensor, *, turn_index_BT: Tensor | None = None, num_turns: Count | None = None
+) -> Tensor:
+    """Every turn of the policy has the same weight: mean over its tokens, then over the turns of all rows. Without
+    `turn_index_BT` (see `burnish.algorithms.turns`) each row is one turn."""
+    turns_BT = as_single_turn(mask_BT) if turn_index_BT is None else turn_index_BT
+    loss_BT = fill_masked(loss_BT, mask_BT)
+    shares_BT = loss_BT / lengths_within_turns(turns_BT, mask_BT).to(loss_BT.dtype)
+    return divide(shares_BT.sum(), count_turns(turns_BT, mask_BT) if num_turns is None else num_turns, mask_BT)
+
+
 @dataclass(frozen=True)
 class Aggregation(Row):
     """A row of `AGGREGATIONS`."""
@@ -92,6 +104,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
         "https://arxiv.org/abs/2503.20783",
         "sum_bt loss / (num_sequences * length)",
     ),
+    "turn_mean_token_mean": Aggregation(
+        "turn_mean_token_mean",
+        turn_mean_token_mean,
+        "every turn of the policy has the same weight",
+        "https://arxiv.org/abs/2505.10978",
+        "sum_turns (sum_t loss / len_turn) / num_turns",
+    ),
 }
 
 
@@ -107,20 +126,29 @@ def aggregate(
     *,
     num_tokens: Count | None = None,
     num_sequences: Count | None = None,
+    num_turns: Count | None = None,
     length: float | None = None,
+    turn_index_BT: Tensor | None = None,
 ) -> Tensor:
     """`loss_BT` `[B, T]` reduced to one number (0-d) as `mode` says. Masked slots never count.
 
     Args:
         mode: a key of `AGGREGATIONS`.
-        num_tokens, num_sequences: denominators of the entire optimizer step; by default those of this tensor.
-            Sequences without a trained token are not counted.
+        num_tokens, num_sequences, num_turns: denominators of the entire optimizer step; by default those of this
+            tensor. Sequences and turns without a trained token are not counted.
         length: the constant of `sequence_mean_token_sum_norm`, in tokens.
+        turn_index_BT: for `turn_mean_token_mean`; None if each row is one turn.
 
     Raises ConfigError for an unknown mode, or if the mode needs `length` and it is not given.
     """
     row = resolve_aggregation(mode)
-    given: dict[str, Count | None] = {"num_tokens": num_tokens, "num_sequences": num_sequences, "length": length}
+    given: dict[str, Count | None] = {
+        "num_tokens": num_tokens,
+        "num_sequences": num_sequences,
+        "num_turns": num_turns,
+        "length": length,
+        "turn_index_BT": turn_index_BT,
+    }
     if row.needs_length and length is None:
         raise ConfigError(f"aggregation {mode!r} needs a constant length", remedy="set length to max_response_tokens")
     wanted = [*row.options, *row.required_options]

@@ -16,11 +16,12 @@ from burnish.algorithms import kl
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.ratios import clamp_log_ratio, log_ratio
 from burnish.algorithms.ratios import ratio as policy_ratio
+from burnish.algorithms.turns import sum_within_turns
 from burnish.errors import ConfigError
 from burnish.types import Metric, Reduction
 from burnish.words import suggestion
 
-LEVELS = ("token", "sequence")
+LEVELS = ("token", "turn", "sequence")
 MODES = ("truncate", "mask")
 
 
@@ -68,20 +69,25 @@ def correction_weights(
     mode: str = "truncate",
     low: float = 0.0,
     high: float = 2.0,
+    turn_index_BT: Tensor | None = None,
 ) -> Tensor:
     """Importance weights exp(old - rollout) `[B, T]` by which to multiply the loss per token; 0 in masked slots.
 
     Args:
-        level: `token` weights each token by its own ratio, `sequence` all tokens by the product over the response.
+        level: `token` weights each token by its own ratio, `turn` all tokens of a turn by the product over the turn,
+            `sequence` all tokens by the product over the response.
         mode: `truncate` clamps weights to [low, high] (https://fengyao.notion.site/off-policy-rl); `mask` sets weights
-            outside [low, high] to 0, which drops the token or the sequence.
+            outside [low, high] to 0, which drops the token, the turn or the sequence.
         low, high: bounds as absolute ratios, low <= 1 <= high.
+        turn_index_BT: for `turn`, see `burnish.algorithms.turns`; None if each row is one turn.
 
     Raises ConfigError for an unknown level or mode, and for bounds without 1 between them.
     """
     _check_correction(level, mode, low, high)
     d = log_ratio(old_logprobs_BT.detach(), rollout_logprobs_BT.detach(), mask_BT)
-    if level == "sequence":
+    if level == "turn" and turn_index_BT is not None:
+        d = sum_within_turns(d, turn_index_BT, mask_BT).to(d.dtype)
+    elif level != "token":
         d = d.sum(dim=1, keepdim=True).expand_as(d)
     weights = clamp_log_ratio(d).exp()
     if mode == "truncate":

@@ -32,6 +32,13 @@ class Row:
         return tuple(p.name for p in _parameters(self.function) if p.kind is not inspect.Parameter.KEYWORD_ONLY)
 
     @property
+    def optional_inputs(self) -> frozenset[str]:
+        """The tensors among `inputs` that the function can do without."""
+        return frozenset(
+            p.name for p in _parameters(self.function) if p.name in self.inputs and p.default is not p.empty
+        )
+
+    @property
     def options(self) -> dict[str, object]:
         """Keyword-only numbers that a run file may set, with their defaults."""
         return {p.name: p.default for p in _keywords(self.function) if p.default is not inspect.Parameter.empty}

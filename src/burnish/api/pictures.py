@@ -68,11 +68,16 @@ def curve_svg(points: Sequence[tuple[int, float]], title: str) -> str:
     )
 
 
-def tinted_html(tokens: Sequence[str], logprobs: Sequence[float]) -> str:
-    """The tokens as a line of text, redder the less likely they were; hovering over one shows its log-probability."""
-    span = '<span title="{:.3f}" style="background:rgba(214,69,42,{:.2f})">{}</span>'
+def tinted_html(tokens: Sequence[str], logprobs: Sequence[float], sampled: Sequence[bool] | None = None) -> str:
+    """The tokens as a line of text, redder the less likely they were; hovering over one shows its log-probability.
+
+    sampled: which tokens the policy sampled (None: all of them). The others are grey, and have no log-probability.
+    """
+    own = '<span title="{:.3f}" style="background:rgba(214,69,42,{:.2f})">{}</span>'
+    given = '<span title="not sampled" style="color:gray;border-bottom:1px dotted gray">{}</span>'
     spans = [
-        span.format(value, surprise(value) * 0.6, escape(token)) for token, value in zip(tokens, logprobs, strict=True)
+        own.format(value, surprise(value) * 0.6, escape(token)) if is_own else given.format(escape(token))
+        for token, value, is_own in zip(tokens, logprobs, sampled or [True] * len(tokens), strict=True)
     ]
     return f'<span style="white-space:pre-wrap;font-family:monospace">{"".join(spans)}</span>'
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from burnish.observability.atomic import disk_remedy
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest
 
 if TYPE_CHECKING:
+    from burnish.api.conversing import Conversing
+    from burnish.config.schema import RlConfig
     from burnish.models.loading import LoadedModel
     from burnish.rollouts.local.engine import LocalEngine
 
@@ -73,6 +76,15 @@ class Policy:
             ) from error
         return target
 
+    def loaded(self) -> LoadedModel:
+        """The model with its tokenizer."""
+        return self._load()
+
+    @property
+    def template_options(self) -> Mapping[str, Any]:
+        """Arguments of the chat template in the run."""
+        return self._data.template_options
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `generate` can take conversations."""
@@ -122,6 +134,21 @@ class Policy:
             rollout.rollout_logprobs,
             rollout.finish_reason,
         )
+
+    @contextmanager
+    def conversing(self, config: RlConfig, domain: str | None = None) -> Iterator[Conversing]:
+        """Hold conversations with the tools or the environment of a run, or of one of its domains, as in training. They
+        are ended with this context. Raises ConfigError for a run that holds no conversations, and what a run would
+        refuse."""
+        from burnish.api.conversing import conversing
+
+        loaded = self._load()
+
+        def engine_for(num_tokens: int) -> tuple[LocalEngine, int]:
+            return self._engine_for(loaded, num_tokens), self._engine_tokens
+
+        with conversing(loaded, engine_for, config, domain) as conversation:
+            yield conversation
 
     def _load(self) -> LoadedModel:
         if self._loaded is None:

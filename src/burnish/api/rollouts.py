@@ -12,7 +12,7 @@ from burnish.api.pictures import tinted_html
 from burnish.errors import DataError
 from burnish.observability.recorder import read_rollouts
 from burnish.reading import reading
-from burnish.types import FinishReason, Json, RewardStatus, Rollout
+from burnish.types import FinishReason, Json, RewardStatus, Rollout, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,42 @@ class RecordedRollout(Rollout):
         )
         scored = "not scored" if self.reward is None else f"reward {self.reward:.4g}"
         advantage = "" if self.advantage is None else f", advantage {self.advantage:.3g}"
-        answer = tinted_html(self.token_texts, self.rollout_logprobs) if self.token_texts else escape(self.response)
-        return f"<div><code>{escape(asked)}</code> {answer} <small>{scored}{advantage}</small></div>"
+        answer = escape(self.short_text())
+        if self.token_texts:
+            answer = tinted_html(self.token_texts, self.rollout_logprobs, self.sampled_mask())
+        ended = f", {self.finish_reason.value}: {self.status_detail}" if self.status_detail else ""
+        return f"<div><code>{escape(asked)}</code> {answer} <small>{scored}{advantage}{escape(ended)}</small></div>"
+
+    def short_text(self) -> str:
+        """The response: its text, or its turns in one line (`calculator(expression='2*3') → 6 → six`)."""
+        return " → ".join(map(_short_turn, self.turns)) if self.turns else self.response
+
+
+_MOST_CHARACTERS = 60
+"""Of what somebody says in a turn, in its short form."""
 
 
 def recorded(path: Path) -> list[RecordedRollout]:
     """The rollouts of a file, in order. DataError if the file is damaged or missing."""
     with reading(f"{path}: reading recorded rollouts", DataError, remedy="remove it, or record that step again"):
         return [_rollout(line) for line in read_rollouts(path)]
+
+
+def _short_turn(turn: Turn) -> str:
+    said = [
+        part for message in turn.messages for part in (message.content, *map(call_text, message.tool_calls)) if part
+    ]
+    return " ".join(_shortened(" ".join(part.split())) for part in said)
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """A call of a tool (`Message.tool_calls`) as Python would write it."""
+    function = call["function"]
+    return f"{function['name']}({', '.join(f'{name}={value!r}' for name, value in function['arguments'].items())})"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 
 def _rollout(line: Mapping[str, Any]) -> RecordedRollout:
@@ -71,6 +99,8 @@ def _rollout(line: Mapping[str, Any]) -> RecordedRollout:
         status=RewardStatus(line["status"]),
         status_detail=line["status_detail"],
         versions=tuple((first, version) for first, version in line.get("versions", ())),
+        turns=tuple(Turn.from_dict(turn) for turn in line.get("turns", ())),
+        environment_reward=line.get("environment_reward"),
         step=line["step"],
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
         answer=line["answer"],

@@ -17,6 +17,7 @@ from burnish.checkpointing.sources import INPUTS_FOLDER
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.kinds import kind_of_data
 from burnish.config.loading import LoadedConfig, load_run_data
+from burnish.config.preset_layer import own_algorithm
 from burnish.config.schema import RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
 from burnish.observability.history import read_rows
@@ -162,7 +163,8 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """The configuration that a run of any kind was started with. Its `output` and the paths of its own inputs are where
     the folder is now.
 
-    Overrides that name held-out comparisons replace the part that `held_out_fraction` held out.
+    Overrides that name held-out comparisons replace the part that `held_out_fraction` held out, and one that names a
+    preset replaces what the run's own preset had set in `algorithm`.
     """
     run = RunDirectory(folder)
     if not run.begun():
@@ -173,6 +175,8 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     kind = kind_of_data(data)
     if kind == "rm" and any(override.lstrip("-").startswith("data.eval") for override in overrides):
         data["held_out_fraction"] = 0.0
+    if kind == "rl" and any(override.lstrip("-").startswith("algorithm.preset=") for override in overrides):
+        data["algorithm"] = own_algorithm(data)
     return load_run_data(data, overrides, kind, source=str(run.config_file))
 
 

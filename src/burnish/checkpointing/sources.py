@@ -12,6 +12,7 @@ from typing import Literal
 
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.schema import RlConfig, RmConfig, RunConfig
+from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import DataSource
 from burnish.reading import FOLDER, file_problem
 
@@ -103,11 +104,26 @@ def _of_rl(config: RlConfig) -> Iterator[Place]:
     yield Place("algorithm.estimator", config.algorithm.estimator, "code")
     yield Place("algorithm.loss", config.algorithm.loss, "code")
     yield Place("rollout.engine", config.rollout.engine, "code")
+    yield from _of_conversation("conversation", config.conversation)
     for name, domain in config.domains.items():
+        yield from _of_conversation(f"domains.{name}.conversation", domain.conversation)
         if domain.chat_template is not None and "{" not in domain.chat_template:
             yield Place(f"domains.{name}.chat_template", domain.chat_template, "settings")
     if config.critic.init not in ("policy", "reward_model"):
         yield Place("critic.init", config.critic.init, "model")
+
+
+def _of_conversation(section: str, conversation: ConversationConfig | None) -> Iterator[Place]:
+    """The code of tools, environment and parser."""
+    if conversation is None:
+        return
+    for index, tool in enumerate(conversation.own_tools):
+        yield Place(f"{section}.tools.{index}", tool, "code")
+    if conversation.environment is not None:
+        yield Place(f"{section}.environment", conversation.environment, "code")
+    if conversation.agent is not None:
+        yield Place(f"{section}.agent", conversation.agent, "code")
+    yield Place(f"{section}.parser", conversation.parser, "code")
 
 
 def of_sources(sources: Mapping[str, DataSource]) -> Iterator[Place]:

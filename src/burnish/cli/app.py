@@ -21,7 +21,9 @@ COMMANDS = (
     ("algorithms", "show_algorithms", "Look before you run"),
     ("sandbox", "commands", "Look before you run"),
     ("report", "write_report", "Look after a run"),
+    ("replay", "replay", "Look after a run"),
     ("chat", "chat", "Look after a run"),
+    ("serve", "serve", "Look after a run"),
 )
 """Name of the command, its function (or its group of commands) in `burnish.cli.NAME`, and its panel in the help."""
 

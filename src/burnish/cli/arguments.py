@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
+
+from burnish.errors import ConfigError
 
 RunFile = Annotated[str, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
 Overrides = Annotated[
@@ -15,3 +18,17 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+_SECRET_CHARACTERS = 16
+
+
+def secret_in(variable: str | None) -> str | None:
+    """The secret that an environment variable holds; None without a variable. ConfigError if it holds none."""
+    if variable is None:
+        return None
+    secret = os.environ.get(variable, "").strip()  # as clients do
+    if len(secret) < _SECRET_CHARACTERS or not secret.isascii() or not secret.isprintable():
+        raise ConfigError(
+            f"the environment variable {variable} holds no token",
+            remedy=f"set it to a secret of {_SECRET_CHARACTERS} characters or more, as `openssl rand -hex 32` gives",
+        )
+    return secret

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from burnish.errors import BurnishError
-from burnish.types import Message
+from burnish.types import FinishReason, Rollout, Turn
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from burnish.api.policy import Policy, Response
+    from burnish.api.conversing import Conversed
+    from burnish.cli.speakers import Answer, SamplingWords
 
 Target = Annotated[
     str,
@@ -27,7 +30,14 @@ Compare = Annotated[str | None, typer.Option(help="A second model or run, whose 
 Logprobs = Annotated[bool, typer.Option("--logprobs", help="Tint each token by its log-probability, and list it.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Continue the text as it is, also where there is a template.")]
 System = Annotated[str | None, typer.Option(help="System message at the start of the conversation.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer, in tokens.", min=1)]
+Tools = Annotated[str | None, typer.Option(help="Tools to offer, separated by commas: calculator,python,my.py:f.")]
+NoTools = Annotated[bool, typer.Option("--no-tools", help="Without the run's tools and environment.")]
+Play = Annotated[bool, typer.Option("--play", help="Play against the run's environment yourself.")]
+DomainName = Annotated[str | None, typer.Option("--domain", help="Domain whose tools or environment are used.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", help="Longest answer, in tokens.", min=1, show_default="512, or that of the run"),
+]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.", min=0)]
 TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this mass; 1 is off.")]
@@ -40,7 +50,11 @@ def chat(
     logprobs: Logprobs = False,
     plain: Plain = False,
     system: System = None,
-    max_response_tokens: MaxTokens = 512,
+    tools: Tools = None,
+    no_tools: NoTools = False,
+    domain: DomainName = None,
+    play: Play = False,
+    max_response_tokens: MaxTokens = None,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
@@ -52,77 +66,53 @@ def chat(
     one, or with --plain, each line is continued. What is piped in is one
     prompt. Ctrl-D ends.
 
+    A run that was trained with tools uses them here as well. One that was
+    trained with an environment plays against it: an empty line plays the next
+    row of the run's data, other lines are prompts of a game.
+
     [bold]Examples[/bold]
     burnish chat runs/first@best
     burnish chat runs/first --compare Qwen/Qwen2.5-0.5B-Instruct
+    burnish chat Qwen/Qwen2.5-0.5B-Instruct --tools calculator
+    burnish chat runs/guess --play
     echo "47+85=" | burnish chat runs/demo/rl --logprobs --temperature 0
     """
     from rich.console import Console
 
+    from burnish.cli.speakers import Answering, Playing, Speaker, conversing_config, conversing_speaker, policy_named
+
     names = [target] if compare is None else [target, compare]
     console = Console()
-    sampling: Sampling = {
-        "max_response_tokens": max_response_tokens,
+    sampling: SamplingWords = {
         "temperature": temperature or 1.0,
         "greedy": temperature == 0,
         "top_k": top_k,
         "top_p": top_p,
     }
-    speakers = [Speaker(policy_named(name), plain=plain, system=system) for name in names]
-    for number, said in enumerate(_prompts(console)):
-        if said.strip() == "/new":
-            for speaker in speakers:
-                speaker.begin_anew()
-            continue
-        answers = [speaker.answer(said, sampling, seed=seed + number) for speaker in speakers]
-        console.print(side_by_side(names, answers, tinted=logprobs), soft_wrap=len(answers) == 1, highlight=False)
+    if max_response_tokens is not None:
+        sampling["max_response_tokens"] = max_response_tokens
+    with ExitStack() as stack:
+        speakers: list[Speaker] = []
+        for name in names:
+            config = None if plain or no_tools else conversing_config(name, tools)
+            if config is None:
+                speakers.append(Answering(policy_named(name), plain=plain, system=system))
+            else:
+                conversing = stack.enter_context(policy_named(name).conversing(config, domain))
+                speakers.append(conversing_speaker(conversing, system, partial(_typed_at, console) if play else None))
+        if play and not all(isinstance(speaker, Playing) for speaker in speakers):
+            raise BurnishError("--play needs a run that was trained with an environment", remedy="leave it out")
+        plays = any(isinstance(speaker, Playing) for speaker in speakers)
+        for number, said in enumerate(_prompts(console, blank_lines=plays)):
+            if said.strip() == "/new":
+                for speaker in speakers:
+                    speaker.begin_anew()
+                continue
+            answers = [speaker.answer(said, sampling, seed=seed + number) for speaker in speakers]
+            console.print(side_by_side(names, answers, tinted=logprobs), soft_wrap=len(answers) == 1, highlight=False)
 
 
-class Sampling(TypedDict):
-    """What `Policy.generate` is told besides the prompt and the seed."""
-
-    max_response_tokens: int
-    temperature: float
-    greedy: bool
-    top_k: int
-    top_p: float
-
-
-class Speaker:
-    """One model, and the conversation with it where it has a chat template."""
-
-    def __init__(self, policy: Policy, *, plain: bool, system: str | None) -> None:
-        self._policy = policy
-        self._converses = not plain and policy.has_chat_template
-        if system is not None and not self._converses:
-            raise BurnishError("--system needs a conversation, and so a chat template", remedy="leave it out")
-        self._start = () if system is None else (Message("system", system),)
-        self._turns: tuple[Message, ...] = self._start
-
-    def begin_anew(self) -> None:
-        """Forget what was said."""
-        self._turns = self._start
-
-    def answer(self, said: str, sampling: Sampling, *, seed: int) -> Response:
-        """Continue the conversation; without a template, the text."""
-        if not self._converses:
-            return self._policy.generate(said, seed=seed, **sampling)
-        asked = (*self._turns, Message("user", said))
-        answer = self._policy.generate(asked, seed=seed, **sampling)
-        self._turns = (*asked, Message("assistant", answer.text))
-        return answer
-
-
-def policy_named(name: str) -> Policy:
-    """The policy of a run, or the model in a folder or on the hub."""
-    from burnish.api.policy import Policy
-    from burnish.api.run import load_run
-    from burnish.checkpointing.chaining import find_checkpoint
-
-    return Policy(name) if find_checkpoint(name, field="the model") is None else load_run(name).policy
-
-
-def side_by_side(names: list[str], answers: list[Response], *, tinted: bool) -> RenderableType:
+def side_by_side(names: list[str], answers: list[Answer], *, tinted: bool) -> RenderableType:
     """One answer as it is, two in columns under the names of their models."""
     from rich.table import Table
 
@@ -134,29 +124,107 @@ def side_by_side(names: list[str], answers: list[Response], *, tinted: bool) -> 
     return table
 
 
-def plain_text(answer: Response) -> Text:
+def plain_text(answer: Answer) -> Text:
     """The answer, never read as markup."""
     from rich.text import Text
 
-    return Text(answer.text)
+    from burnish.api.policy import Response
+
+    return Text(answer.text) if isinstance(answer, Response) else turns_text(answer)
 
 
-def tinted_text(answer: Response) -> Text:
+def turns_text(answer: Conversed, *, tinted: bool = False) -> Text:
+    """A response turn by turn; calls, results and what an environment says are dim. tinted: the policy's tokens instead
+    of its text."""
+    from rich.text import Text
+
+    rollout, text = answer.rollout, Text()
+    tokens = list(zip(answer.texts, rollout.rollout_logprobs, strict=True))
+    if answer.opening:
+        text.append(f"{answer.opening.strip()}\n", style="dim")
+    for turn in () if answer.typed else rollout.turns:
+        if tinted and turn.author == "policy":
+            text.append(_tinted(tokens[turn.start : turn.stop])).append("\n")
+        else:
+            text.append(turn_text(turn))
+        if turn.reward:
+            text.append(f"  (reward of the turn {turn.reward:.4g})\n", style="dim")
+    for line in how_it_ended(rollout):
+        text.append(f"  {line}\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def turn_text(turn: Turn) -> Text:
+    """What was said in a turn, a line for each message and call."""
+    from rich.text import Text
+
+    from burnish.api.rollouts import call_text
+
+    text = Text()
+    for message in turn.messages:
+        if turn.author != "policy":
+            text.append(f"  {message.extra.get('name', turn.author)}: {message.content}\n", style="dim")
+            continue
+        if message.content:
+            text.append(f"{message.content}\n")
+        for call in message.tool_calls:
+            text.append(f"  {call_text(call)}\n", style="dim")
+    return text
+
+
+def how_it_ended(rollout: Rollout) -> Iterator[str]:
+    """What there is to say about the end of a response, if it is not simply one."""
+    match rollout.finish_reason:
+        case FinishReason.LENGTH:
+            yield f"(cut after {rollout.num_sampled()} tokens)"
+        case FinishReason.TURNS:
+            yield "(out of turns)"
+        case FinishReason.FAILED:
+            yield f"({rollout.status_detail})"
+    if rollout.environment_reward is not None:
+        yield f"(the environment pays {rollout.environment_reward:.4g})"
+
+
+def tinted_text(answer: Answer) -> Text:
     """Each token the redder the less likely it was, and below them a list of all with their log-probabilities."""
+    from rich.text import Text
+
+    from burnish.api.policy import Response
+
+    if not isinstance(answer, Response):
+        return turns_text(answer, tinted=True)
+    tokens = list(zip(answer.tokens, answer.logprobs, strict=True))
+    return Text("\n").join([_tinted(tokens), _listed(tokens)])
+
+
+def _tinted(tokens: Sequence[tuple[str, float]]) -> Text:
     from rich.text import Text
 
     from burnish.api.pictures import surprise
 
-    text = Text()
-    for token, value in zip(answer.tokens, answer.logprobs, strict=True):
-        text.append(token, style=f"on rgb({int(40 + 160 * surprise(value))},40,40)")
-    text.append("\n")
-    for token, value in zip(answer.tokens, answer.logprobs, strict=True):
-        text.append(f"{value:9.3f}  {token!r}\n", style="dim")
-    return text
+    return Text.assemble(*((token, f"on rgb({int(40 + 160 * surprise(value))},40,40)") for token, value in tokens))
 
 
-def _prompts(console: Console) -> Iterator[str]:
+def _listed(tokens: Sequence[tuple[str, float]]) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(*((f"{value:9.3f}  {token!r}\n", "dim") for token, value in tokens))
+
+
+def _typed_at(console: Console, said: str) -> str:
+    """Show what was said, and ask for a turn until there is one."""
+    console.print(said.strip(), style="dim", markup=False, highlight=False, soft_wrap=True)
+    while True:
+        try:
+            turn = console.input("[bold green]your turn> [/]")
+        except EOFError:
+            raise BurnishError("the game was left before its end", remedy="type your turns one by one") from None
+        if turn.strip():
+            return turn
+
+
+def _prompts(console: Console, *, blank_lines: bool) -> Iterator[str]:
     """What is piped in, whole and without its last line break; at a terminal one line after another."""
     if not sys.stdin.isatty():
         yield sys.stdin.read().removesuffix("\n")
@@ -167,5 +235,5 @@ def _prompts(console: Console) -> Iterator[str]:
         except EOFError:
             console.print()
             return
-        if said.strip():
+        if said.strip() or blank_lines:
             yield said

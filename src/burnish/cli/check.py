@@ -315,6 +315,7 @@ def _list_rewards(console: Console) -> None:
     for name, built_in in BUILT_INS.items():
         options = "\n".join(f"{option}: {text}" for option, text in built_in.options.items())
         summary = _short(built_in.summary, 200)
-        table.add_row(name, summary, f"{built_in.top_score:g}", escape(options), end_section=True)
+        top = "-" if built_in.top_score is None else f"{built_in.top_score:g}"
+        table.add_row(name, summary, top, escape(options), end_section=True)
     console.print(table)
     console.print("your own: path/to/file.py:function or package.module:function (see docs/rewards.md)", markup=False)

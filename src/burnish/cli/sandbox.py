@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from burnish.errors import ConfigError
+from burnish.cli.arguments import secret_in
 
 if TYPE_CHECKING:
     from burnish.sandbox.confinement import Tier
@@ -32,7 +31,6 @@ Memory = Annotated[int, typer.Option(help="Most memory that a job can ask for.",
 TokenVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the token, of 16 characters or more.")
 ]
-_TOKEN_CHARACTERS = 16
 
 
 @commands.callback(invoke_without_command=True)
@@ -96,23 +94,11 @@ def serve_sandbox(
     from burnish.sandbox.trial import opened
 
     most = Limits(seconds=most_seconds, processor_seconds=most_seconds, memory_mb=most_memory_mb)
-    service = Service(processes=processes, queue=queue, most=most, token=_token(token_variable))
+    service = Service(processes=processes, queue=queue, most=most, token=secret_in(token_variable))
     check_address(host, service.token)  # before the attacks, which take seconds
     with opened(tier, processes=processes) as sandbox:
         Console().print(f"tier {sandbox.tier}, {processes} at a time: http://{host}:{port}", highlight=False)
         serve(sandbox, service, host=host, port=port)
-
-
-def _token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    token = os.environ.get(variable, "").strip()  # as the client does
-    if len(token) < _TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
-        raise ConfigError(
-            f"the environment variable {variable} holds no token",
-            remedy=f"set it to a secret of {_TOKEN_CHARACTERS} characters or more, as `openssl rand -hex 32` gives",
-        )
-    return token
 
 
 def _attacked(tier: Tier) -> tuple[list[Attack], float, str]:

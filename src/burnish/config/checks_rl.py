@@ -16,6 +16,7 @@ from burnish.config.checks import (
     unsound_puzzles,
     warmup_too_long,
 )
+from burnish.config.checks_conversation import check_conversations
 from burnish.config.checks_domains import check_domains, judging_reward
 from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.presets import PRESETS
@@ -47,6 +48,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_labels(config),
         *_judging_reward(config),
         *check_domains(config),
+        *check_conversations(config),
         *_critic(config),
         *shared_work(config.cluster),
         *_full_sharding(config),
@@ -107,6 +109,11 @@ def _unused(config: RlFields) -> Iterator[Problem]:
     known = estimator in names.ESTIMATOR_NAMES
     for field, is_used, remedy in (
         ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
+        (
+            "discount",
+            not known or estimator in names.DISCOUNT_ESTIMATORS,
+            f"the estimator {estimator!r} has no choice of discount",
+        ),
         ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
         ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
@@ -139,9 +146,9 @@ def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
         message = f"is true, but {algorithm.estimator} subtracts the greedy response's score, which is not whitened"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")
-    if algorithm.whiten_rewards and algorithm.estimator == "reinforce_plus_plus":
+    if algorithm.whiten_rewards and algorithm.estimator in ("reinforce_plus_plus", *names.TURN_ESTIMATORS):
         message = "is true, but every whitened token would add to the return, so longer responses would score higher"
-        yield Problem("algorithm.whiten_rewards", message, "set it to false (the estimator whitens its returns itself)")
+        yield Problem("algorithm.whiten_rewards", message, "set it to false (the estimator scales its returns itself)")
 
 
 def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:

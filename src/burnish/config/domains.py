@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from burnish.config.schema_domains import DifficultyConfig, DomainConfig
 
 if TYPE_CHECKING:
+    from burnish.config.schema_conversation import ConversationConfig
     from burnish.config.schema_data import DataSource
     from burnish.config.schema_evaluation import RlEvaluationConfig
     from burnish.config.schema_reward import RewardConfig
@@ -46,6 +47,7 @@ class DomainSettings:
     chat_template: str | None
     """Only if it is not the model's."""
     template_options: Mapping[str, Any]
+    conversation: ConversationConfig | None
     dynamic_sampling: bool
     difficulty: DifficultyConfig | None
     evaluation: RlEvaluationConfig
@@ -81,6 +83,11 @@ class DomainSettings:
     def place(self, section: str, name: str) -> str:
         """The dotted path of the field that a setting comes from: its own, or that of another section."""
         return f"{section}.{name}" if vars(self.own)[name] is None else f"domains.{self.name}.{name}"
+
+    @property
+    def conversation_section(self) -> str:
+        """The dotted path of the section that `conversation` comes from."""
+        return "conversation" if self.own.conversation is None else f"domains.{self.name}.conversation"
 
     def title(self, section: str, name: str) -> str:
         """The dotted path of a setting, for messages: `domains.math.group_size`, or `rollout.group_size`."""
@@ -146,6 +153,7 @@ def _settings(config: RlFields, name: str, own: DomainConfig) -> DomainSettings:
         chat=_either(own.chat, data.chat),
         chat_template=own.chat_template,
         template_options=_either(own.template_options, data.template_options),
+        conversation=_either(own.conversation, config.conversation),
         dynamic_sampling=_either(own.dynamic_sampling, config.algorithm.dynamic_sampling),
         difficulty=own.difficulty,
         evaluation=_evaluation(config, name, own),

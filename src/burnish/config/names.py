@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
-    "gae": ("critic", "gamma", "lam"),
+    "gae": ("critic", "gamma", "lam", "discount"),
     "grpo": ("group",),
     "dr_grpo": ("group",),
     "rloo": ("group",),
-    "reinforce_plus_plus": ("gamma",),
+    "reinforce_plus_plus": ("gamma", "discount"),
     "reinforce_plus_plus_baseline": ("group",),
     "remax": ("greedy",),
     "opo": ("group",),
@@ -21,13 +21,16 @@ _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "gdpo": ("group",),
     "grpo_batch_std": ("group",),
     "raw": (),
+    "turn_grpo": ("group", "gamma"),
+    "gigpo": ("group", "gamma"),
 }
 """What each built-in estimator needs (a critic's values, the other samples of its group, a greedy response), and which
-numbers of `algorithm` it uses."""
+fields of `algorithm` it uses."""
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high"),
     "reinforce": (),
     "gspo": ("clip_low", "clip_high"),
+    "turn_gspo": ("clip_low", "clip_high"),
     "gmpo": ("clip_low", "clip_high"),
     "cispo": ("clip_low",),
     "tis": (),
@@ -51,6 +54,10 @@ GROUP_ESTIMATORS = _with("group", _ESTIMATORS)
 GREEDY_ESTIMATORS = _with("greedy", _ESTIMATORS)
 """Estimators that need one greedy response per prompt in addition to the samples."""
 GAMMA_ESTIMATORS, LAM_ESTIMATORS = _with("gamma", _ESTIMATORS), _with("lam", _ESTIMATORS)
+DISCOUNT_ESTIMATORS = _with("discount", _ESTIMATORS)
+"""Estimators that discount by token or by turn."""
+TURN_ESTIMATORS = ("turn_grpo", "gigpo")
+"""Estimators that compare turns."""
 CLIP_LOW_LOSSES, CLIP_HIGH_LOSSES = _with("clip_low", _LOSSES), _with("clip_high", _LOSSES)
 
 SINK_NAMES = ("tensorboard", "wandb", "mlflow")
@@ -168,3 +175,11 @@ UNSOUND_PUZZLES: Mapping[str, str] = {
     "sentence_reordering": "any text gets .05",
 }
 """Tasks of reasoning-gym 0.1.25 that pay answers which solve nothing, and what they pay."""
+
+AUTO_PARSER = "auto"
+"""The parser of tool calls that reads what the chat template writes."""
+PYTHON_TOOL, MCP_TOOL = "python", "mcp"
+SERVED_TOOLS = (PYTHON_TOOL, MCP_TOOL)
+"""Tools that something other than the process of a conversation runs."""
+ENVIRONMENT_REWARD = "environment"
+"""The reward that an environment pays."""

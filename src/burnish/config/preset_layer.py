@@ -25,6 +25,16 @@ def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
     return {key: value for key, value in preset.values.items() if key not in dropped}
 
 
+def own_algorithm(resolved: Mapping[str, Json]) -> dict[str, Json]:
+    """The section `algorithm` of a resolved run file of `rl`, without what the preset and the defaults say by
+    themselves: another preset can then take its place."""
+    preset = preset_of("rl", resolved)
+    known = {name: field.get_default(call_default_factory=True) for name, field in AlgorithmConfig.model_fields.items()}
+    if preset is not None:
+        known |= {key.removeprefix("algorithm."): value for key, value in preset.values.items()}
+    return {name: value for name, value in _section(resolved, "algorithm").items() if value != known.get(name)}
+
+
 def _kl(given: Mapping[str, Json]) -> tuple[str, ...]:
     """KL settings to drop: a run file that turns the preset's KL off with one field need not unset the others."""
     said = _section(given, "algorithm")

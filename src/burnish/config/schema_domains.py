@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import Sources
 from burnish.config.schema_reward import Reward
 from burnish.config.section import (
@@ -87,6 +88,8 @@ class DomainConfig(Section):
     """Jinja chat template (`model.chat_template`)."""
     template_options: dict[str, Any] | None = None
     """Arguments of the chat template (`data.template_options`)."""
+    conversation: ConversationConfig | None = None
+    """Tools and environment of the domain, instead of those of `conversation`."""
     dynamic_sampling: bool | None = None
     """Replace groups whose scores are all equal (`algorithm.dynamic_sampling`)."""
     difficulty: DifficultyConfig | None = None

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from burnish.config import names
 from burnish.config.schema_cluster import ClusterConfig
+from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import DataSource
 from burnish.config.schema_domains import DomainConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
@@ -94,11 +95,18 @@ class AlgorithmConfig(Section):
     clip_high: Annotated[float, Field(gt=0)] | None = 0.2
     """Upper clip: the gradient stops at ratios above 1 + clip_high. `null` for a loss that does not clip."""
     aggregation: Literal[
-        "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
+        "token_mean",
+        "sequence_mean_token_mean",
+        "sequence_mean_token_sum",
+        "sequence_mean_token_sum_norm",
+        "turn_mean_token_mean",
     ] = "token_mean"
     """How the losses of all tokens become one number."""
     gamma: Fraction = 1.0
-    """Discount per token."""
+    """Discount per token, or per turn of a conversation (`discount`)."""
+    discount: Literal["token", "turn"] = "token"
+    """What `gamma` discounts: each token, or each turn of the policy, however long it is. Estimators that compare turns
+    (`turn_grpo`, `gigpo`) always discount turns."""
     lam: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
     kl_in: Literal["none", "reward", "loss"] = "none"
@@ -148,9 +156,11 @@ class AlgorithmConfig(Section):
     """What the probability ratio of the loss is relative to: `trainer`, the policy when the step began, or `sampler`,
     the log-probabilities that responses were sampled with. `auto`: `sampler` for stale responses (max_staleness above
     0) unless mismatch_correction weights them, else `trainer`."""
-    mismatch_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "none"
-    """Importance weight trainer/sampler, by token or by sequence: clamped to the bounds (truncate), or 0 outside them
-    (mask)."""
+    mismatch_correction: Literal[
+        "none", "token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"
+    ] = "none"
+    """Importance weight trainer/sampler, by token, by turn of a conversation or by sequence: clamped to the bounds
+    (truncate), or 0 outside them (mask)."""
     mismatch_low: Annotated[float, Field(ge=0)] = 0.5
     """Lower bound of the importance weight."""
     mismatch_high: Annotated[float, Field(gt=0)] = 2.0
@@ -283,6 +293,8 @@ class RlFields(RunConfig):
     domains: dict[DomainName, DomainConfig] = Field(default_factory=dict)
     """Domains that are trained together, by name, each with data and rewards of its own (docs/domains.md). Without any,
     all prompts are of one kind."""
+    conversation: ConversationConfig | None = None
+    """Tools and environments, for responses of several turns. `null`: a response is one turn."""
     scoring: ScoringConfig = ScoringConfig()
     sandbox: SandboxConfig = SandboxConfig()
     algorithm: Annotated[AlgorithmConfig, BeforeValidator(preset_shorthand)] = AlgorithmConfig()

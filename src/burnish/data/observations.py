@@ -9,12 +9,14 @@ What a message contains is text, whatever it looks like: the end of a turn that 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.data.chat import encode_bare
+from burnish.data.marked import marks, pieces
 from burnish.data.plain_tokens import PlainEncoder
 from burnish.data.template import Template
 from burnish.errors import DataError
@@ -29,7 +31,8 @@ Observer = Literal["tool", "user"]
 _ASKED = Message("user", "burnish question")
 _SAID = "burnish answer"
 _THOUGHT = "burnish thought"
-_BEGIN, _END = "burnish7begin", "burnish7end"
+_OBSERVED = "burnish observation"
+_MOST_FRAMES = 4096
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class ObservationFormat:
     template: Template
     stop_token_ids: frozenset[int]
     _plain: PlainEncoder = field(init=False, repr=False)
+    _frames: dict[str, _Frame | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_plain", PlainEncoder(self.template.tokenizer))
@@ -59,8 +63,14 @@ class ObservationFormat:
         if last_token in self.stop_token_ids:
             del closing[:1]
         tokens = closing
-        for text, is_content in self._pieces(messages, calls, where):
-            tokens += self._plain.encode(text) if is_content else encode_bare(text, self._tokenizer)
+        frame, contents = self._frame(messages, calls), self._written_in(messages, calls, where)
+        if frame is None or contents is None:
+            for text, is_content in self._pieces(messages, calls, where):
+                tokens += self._plain.encode(text) if is_content else encode_bare(text, self._tokenizer)
+            return tuple(tokens)
+        for around, content in zip(frame.tokens, (*contents, ""), strict=True):
+            tokens += around
+            tokens += self._plain.encode(content)
         return tuple(tokens)
 
     def check_history(self, observers: Sequence[Observer], *, where: str) -> None:
@@ -84,11 +94,50 @@ class ObservationFormat:
     def _closing_tokens(self) -> tuple[int, ...]:
         return encode_bare(self._closing, self._tokenizer) if self._closing else ()
 
+    def _frame(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> _Frame | None:
+        """What the template writes around the contents of messages such as these. None if it does not write a plain
+        word as it is."""
+        shape = json.dumps([list(calls), [[message.role, message.extra] for message in messages]], default=repr)
+        if shape not in self._frames:
+            if len(self._frames) >= _MOST_FRAMES:
+                self._frames.clear()
+            self._frames[shape] = self._new_frame(messages, calls)
+        return self._frames[shape]
+
+    def _new_frame(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> _Frame | None:
+        words = [replace(message, content=_OBSERVED) for message in messages]
+        try:
+            written = list(self._pieces(words, calls, ""))
+            said, before, _ = self._turn(words, calls, "")
+        except DataError:
+            return None  # it is reported with the contents that cause it
+        texts = [text for text, is_content in written if not is_content]
+        contents = [text for text, is_content in written if is_content and text]
+        if contents != [_OBSERVED] * len(words):
+            return None
+        texts += [""] * (1 + len(words) - len(texts))  # where the template ends with a content
+        return _Frame(said, before, tuple(texts), tuple(encode_bare(text, self._tokenizer) for text in texts))
+
+    def _written_in(
+        self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
+    ) -> list[str] | None:
+        """The contents as the template writes them, if it writes nothing but them and the frame; it is asked, because
+        a template may do anything with a certain content. None if it changes more than the white space around them."""
+        frame = self._frame(messages, calls)
+        if frame is None:
+            return None
+        written = self.template.write([_ASKED, frame.said, *messages], where=where, add_generation_prompt=True)
+        text = _since(written, frame.said.content)
+        for contents in ([m.content for m in messages], [m.content.strip() for m in messages]):
+            if text == frame.before + frame.around(contents):
+                return contents
+        return None
+
     def _pieces(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
     ) -> Iterator[tuple[str, bool]]:
         """The text that the template writes for the messages, and whether a piece of it is their content."""
-        begin, end = _marks(messages)
+        begin, end = marks(messages)
         marked = [replace(message, content=begin + message.content + end) for message in messages]
         text = self._after(marked, calls, where)
         plain = self._after(messages, calls, where)
@@ -101,29 +150,30 @@ class ObservationFormat:
                     f"{where}: the chat template changes what tools or environments answer",
                     remedy="set model.chat_template to one that writes the contents of messages as they are",
                 )
-        while text:
-            before, _, rest = text.partition(begin)
-            content, _, text = rest.partition(end)
-            yield before, False
-            yield content, True
+        return pieces(text, begin, end)
 
     def _after(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str) -> str:
         """What the template writes for the messages after a turn with such calls, and for the beginning of the next."""
         # With calls, some templates leave the content out, others write turns without one differently.
+        return self._turn(messages, calls, where)[2]
+
+    def _turn(
+        self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
+    ) -> tuple[Message, str, str]:
+        """A stand-in for a turn with such calls, what the template writes from its content to its end, and what after
+        it: the messages, and the beginning of the next turn."""
+        # With calls, some templates leave the content out, others write turns without one differently.
         contents = ("", _SAID) if calls else (_SAID,)
         for content in contents:
             said = Message("assistant", content, tool_calls=tuple(calls))
-            before = self._since(self._render([_ASKED, said], where), content)
-            after = self._since(self._render([_ASKED, said, *messages], where, next_turn=True), content)
+            before = _since(self._render([_ASKED, said], where), content)
+            after = _since(self._render([_ASKED, said, *messages], where, next_turn=True), content)
             if after.startswith(before):
-                return after[len(before) :]
+                return said, before, after[len(before) :]
         raise DataError(
             f"{where}: the chat template writes the assistant's turn differently when {messages[0].role!r} follows",
             remedy="set model.chat_template to one that leaves earlier turns as they are",
         )
-
-    def _since(self, text: str, content: str) -> str:
-        return text.rpartition(content)[2] if content else text
 
     def _render(
         self, messages: Sequence[Message], where: str = "the run's chat template", *, next_turn: bool = False
@@ -144,7 +194,7 @@ class ObservationFormat:
     def _check_kept(self, said: Message, observer: Observer, where: str) -> None:
         if observer == "tool" and self.template.tools and not said.tool_calls:
             return  # no tool answers a turn that calls none
-        observed = Message(observer, "burnish observation")
+        observed = Message(observer, _OBSERVED)
         asked = self._render([_ASKED], where, next_turn=True)
         alone = self._render([_ASKED, said], where)
         followed = self._render([_ASKED, said, observed], where, next_turn=True)
@@ -158,9 +208,25 @@ class ObservationFormat:
         )
 
 
-def _marks(messages: Sequence[Message]) -> tuple[str, str]:
-    """Two words that stand in no content."""
-    begin, end = _BEGIN, _END
-    while any(begin in message.content or end in message.content for message in messages):
-        begin, end = begin + "7", end + "7"
-    return begin, end
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a template writes around the contents of messages that follow a turn.
+
+    said: the stand-in for the turn. before: from its content to its end. texts: in front of each content, and after
+    the last one. tokens: of these.
+    """
+
+    said: Message
+    before: str
+    texts: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]
+
+    def around(self, contents: Sequence[str]) -> str:
+        """The text of messages with these contents."""
+        return "".join(around + content for around, content in zip(self.texts, (*contents, ""), strict=True))
+
+
+def _since(text: str, content: str) -> str:
+    """What follows the content of the stand-in. What it is answered may contain the same words."""
+    _, found, after = text.partition(content) if content else ("", "", "")
+    return after if found else text

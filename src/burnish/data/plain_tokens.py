@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.chat import encode_bare
+from burnish.data.rows import describe
+from burnish.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,15 +29,29 @@ class PlainEncoder:
         self._backend = _without_added_tokens(tokenizer)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of the text, none of them a control token."""
+        """Tokens of the text, none of them a control token. Raises DataError for a character that the tokenizer does
+        not know, if it has no token for such."""
         if not text:
             return ()
         tokens: Sequence[int] = (
-            encode_bare(text, self._tokenizer)
-            if self._backend is None
-            else self._backend.encode(text, add_special_tokens=False).ids
+            encode_bare(text, self._tokenizer) if self._backend is None else self._encode_backend(text)
         )
         return tuple(token for token in tokens if token not in self._control)
+
+    def control_tokens(self, tokens: Sequence[int]) -> list[int]:
+        """Those of these tokens that are control tokens."""
+        return [token for token in tokens if token in self._control]
+
+    def _encode_backend(self, text: str) -> Sequence[int]:
+        try:
+            ids: Sequence[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # Boundary to the tokenizer's own code, which raises bare Exceptions for characters that it does not know.
+        except Exception as error:
+            raise DataError(
+                f"the tokenizer cannot encode {describe(text)}: {error}",
+                remedy="use a tokenizer that knows these characters, or that has an unknown token",
+            ) from error
+        return ids
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.understanding import Understanding
 from burnish.errors import ConfigError, DataError
-from burnish.types import Message, Prompt
+from burnish.types import Json, Message, Prompt
 from burnish.words import suggestion
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def load_prompts(
     context_tokens: int | None = None,
     query: QueryConfig | None = None,
     rows: DomainRows | None = None,
+    offered: tuple[Mapping[str, Json], ...] = (),
 ) -> PromptSet:
     """Prompts of all sources, encoded.
 
@@ -111,9 +112,10 @@ def load_prompts(
     context_tokens: length of the model's context. A prompt that leaves no room for a response is always an error.
     query: cut a query from each row of layout `text`. Rows without one are left out and counted.
     rows: only those of a domain; there may be none.
+    offered: schemas of tools that every prompt offers, before those of its row.
     """
     parts = [
-        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query, rows)
+        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query, rows, offered)
         for loaded in load_sources(sources, "prompts")
     ]
     # A source of shared data may have no row of this domain, or none that was kept.
@@ -142,6 +144,7 @@ def _source_prompts(
     context_tokens: int | None,
     query: QueryConfig | None,
     rows: DomainRows | None,
+    offered: tuple[Mapping[str, Json], ...],
 ) -> tuple[_Encoded, Understanding]:
     cuts = query if loaded.reading.schema == "text" and loaded.source.prompt_template is None else None
     kept: _Encoded = []
@@ -161,6 +164,7 @@ def _source_prompts(
                 skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
                 continue
             prompt = cut
+        prompt = replace(prompt, tools=(*offered, *prompt.tools)) if offered else prompt
         tokens: tuple[int, ...] | None
         with reading_row(row.where):
             tokens = encode_prompt(prompt, tokenizer, chat)

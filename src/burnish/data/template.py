@@ -74,6 +74,10 @@ class Template:
         self._check_written(messages, text, where)
         return text
 
+    def write(self, messages: Sequence[Message], *, where: str, add_generation_prompt: bool) -> str:
+        """The same without the checks, for a caller that knows what the text must be."""
+        return self._apply(messages, where, add_generation_prompt)
+
     def tokens_and_marks(self, messages: Sequence[Message], *, where: str) -> tuple[list[int], list[bool]]:
         """Tokens, and for each token whether it is inside a `{% generation %}` block."""
         self.render(messages, where=where, add_generation_prompt=False)  # only for its checks

@@ -27,13 +27,14 @@ class HostRows:
     """What layouts are made of, on the host, so that building one never waits for a GPU.
 
     prompt_lengths, response_lengths (B,); prompts (B,): rows with equal numbers have equal prompt tokens;
-    loss_mask (B, T).
+    loss_mask (B, T); trained_turns (B,): turns of the policy with a trained token.
     """
 
     prompt_lengths: Ints
     response_lengths: Ints
     prompts: Ints
     loss_mask: Bools
+    trained_turns: Ints
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -54,7 +55,8 @@ class HostRows:
         """These rows, in this order."""
         lengths = self.response_lengths[rows]
         width = int(lengths.max(initial=0))
-        return HostRows(self.prompt_lengths[rows], lengths, self.prompts[rows], self.loss_mask[rows, :width])
+        mask = self.loss_mask[rows, :width]
+        return HostRows(self.prompt_lengths[rows], lengths, self.prompts[rows], mask, self.trained_turns[rows])
 
     @staticmethod
     def of(batch: Batch) -> HostRows:
@@ -66,7 +68,10 @@ class HostRows:
             for row, length in zip(tokens, lengths.tolist(), strict=True)
         ]
         loss_mask: Bools = batch.loss_mask.cpu().numpy()
-        return HostRows(lengths, _on_host(batch.response_lengths), np.array(prompts, dtype=np.int64), loss_mask)
+        turns = np.asarray(loss_mask.any(axis=1), dtype=np.int64)  # without turns, a row is one
+        if batch.turn_index is not None:
+            turns = _trained_turns(loss_mask, _on_host(batch.turn_index))
+        return HostRows(lengths, _on_host(batch.response_lengths), np.array(prompts, dtype=np.int64), loss_mask, turns)
 
     @staticmethod
     def cat(parts: Sequence[HostRows]) -> HostRows:
@@ -79,6 +84,7 @@ class HostRows:
             np.concatenate([part.response_lengths for part in parts]),
             np.concatenate([part.prompts + first for part, first in zip(parts, firsts, strict=False)]),
             np.concatenate(masks),
+            np.concatenate([part.trained_turns for part in parts]),
         )
 
 
@@ -88,7 +94,9 @@ class Batch:
 
     prompt_tokens (B, P) int64, prompt_lengths (B,) int64; response_tokens (B, T) int64, response_lengths (B,) int64
     (sampled tokens including the stop token); loss_mask (B, T) bool, True where the token was sampled by the policy and
-    is trained on; group_ids (B,) int64. All log-probabilities are of the sampling distribution's temperature.
+    is trained on; group_ids (B,) int64. turn_index (B, T) int64: the number of the policy's turn that a token belongs
+    to, from 0, and -1 for tokens that it did not sample; None if no row has turns, and each is one. All
+    log-probabilities are of the sampling distribution's temperature.
     What is past `response_lengths` is padding and has no meaning.
     """
 
@@ -98,6 +106,7 @@ class Batch:
     response_lengths: Tensor
     loss_mask: Tensor
     group_ids: Tensor
+    turn_index: Tensor | None = None
     rollout_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
@@ -184,7 +193,7 @@ class Batch:
                     raise ValueError(f"batch field {field.name} is set in some of the batches to join but not in all")
                 columns[field.name] = None
                 continue
-            fill = pad_token_id if field.name in ("prompt_tokens", "response_tokens") else 0
+            fill = {"prompt_tokens": pad_token_id, "response_tokens": pad_token_id, "turn_index": -1}.get(field.name, 0)
             target = width["P"] if field.name == "prompt_tokens" else width["T"]
             columns[field.name] = torch.cat([p if p.dim() == 1 else _widen(p, target, fill) for p in parts])
         return Batch(**columns)._with_host(HostRows.cat([b.host for b in batches]))  # type: ignore[arg-type]
@@ -200,8 +209,16 @@ class Batch:
         return self
 
 
-_ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "loss_mask"})
+_ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "loss_mask", "turn_index"})
 """Fields that HostRows is made of."""
+
+
+def _trained_turns(loss_mask: Bools, turn_index: Ints) -> Ints:
+    """How many turns of each row have a trained token. The turns of a row are in order, so each begins at the first
+    trained token whose number is above all before it."""
+    trained = np.pad(np.where(loss_mask, turn_index, -1), ((0, 0), (1, 0)), constant_values=-1)
+    highest = np.maximum.accumulate(trained, axis=1)
+    return np.asarray(np.count_nonzero(np.diff(highest, axis=1), axis=1), dtype=np.int64)
 
 
 def _on_host(tensor: Tensor) -> Ints:

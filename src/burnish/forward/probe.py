@@ -72,7 +72,7 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
     device, settings = model.device, model.config.get_text_config().to_dict()
     rows = np.arange(16)
     lengths = (np.full(16, 512), np.full(16, 257))
-    packing = Packing.of(HostRows(*lengths, rows // 8, np.ones((16, 257), dtype=np.bool_)))
+    packing = Packing.of(HostRows(*lengths, rows // 8, np.ones((16, 257), dtype=np.bool_), np.ones(16, dtype=np.int64)))
     heads = int(model.config.get_text_config().num_attention_heads)
     key_heads = int(settings.get("num_key_value_heads") or heads)
     width = int(settings.get("head_dim") or hidden_width(model) // heads)

@@ -53,6 +53,7 @@ def trained_rows(batch: Batch) -> Batch:
 
 
 def count_denominators(batch: Batch) -> Denominators:
-    """Count trained tokens, and sequences with at least one of them, over the whole batch."""
+    """Count trained tokens, and sequences and turns with at least one of them, over the whole batch."""
     loss_mask = batch.host.loss_mask
-    return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()))
+    turns = int(batch.host.trained_turns.sum())
+    return Denominators(int(loss_mask.sum()), int(loss_mask.any(axis=1).sum()), turns)

@@ -22,11 +22,13 @@ TrainingState = dict[str, Any]
 class Denominators:
     """Counts over the whole optimizer step, known before its first forward pass.
 
-    num_tokens: trained tokens; num_sequences: sequences with at least one trained token.
+    num_tokens: trained tokens; num_sequences: sequences with at least one trained token; num_turns: turns of the policy
+    with at least one, None if each sequence is one turn.
     """
 
     num_tokens: int
     num_sequences: int
+    num_turns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,41 @@ DETECTORS: tuple[Detector, ...] = (
         "rollout.max_batch_rows or rollout.vllm.options.gpu_memory_utilization down",
     ),
     Detector(
+        name="environments fail",
+        metric="environment/failed_fraction",
+        trips=lambda fraction, start, row: fraction > 0.1,
+        message=lambda fraction, start, row: (
+            f"{fraction:.0%} of the environments failed, and more than 10% in three steps in a row: their responses "
+            "have no score, and what is left may be the easy part"
+        ),
+        knob="status_detail in the recorded rollouts says why; conversation.call_timeout_seconds and "
+        "open_timeout_seconds for those that are slow, conversation.max_open where memory or a server is short",
+        patience=3,
+    ),
+    Detector(
+        name="calls that cannot be made",
+        metric="tool/malformed_fraction",
+        trips=lambda fraction, start, row: fraction + row.get("tool/invalid_fraction", 0.0) > 0.5,
+        message=lambda fraction, start, row: (
+            f"for ten steps in a row most calls could not be made; now {fraction:.0%} cannot be read, and "
+            f"{row.get('tool/invalid_fraction', 0.0):.0%} are of no such tool or have other arguments"
+        ),
+        knob="conversation.parser, if the policy writes calls in another form; some supervised examples of calls "
+        "first (`burnish sft`); shorter schemas",
+        patience=10,
+    ),
+    Detector(
+        name="tools restarted",
+        metric="conversation/restarts",
+        trips=lambda restarts, start, row: restarts > 0,
+        message=lambda restarts, start, row: (
+            "the process that starts tools and environments had ended and was started again: the conversations of that "
+            "moment are lost"
+        ),
+        knob="what tools and environments print says how it ended; killed by SIGKILL is mostly too little memory: "
+        "conversation.max_open down",
+    ),
+    Detector(
         name="critic worse than a constant",
         metric="critic/explained_variance",
         # While the critic warms up the policy makes no optimizer step, and its row says so by naming none.

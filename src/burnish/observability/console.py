@@ -27,6 +27,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("KL", "kl/reference", ".3g"),
     ("entropy", "policy/entropy", ".3f"),
     ("length", "rollout/response_tokens_mean", ".1f"),
+    ("turns", "conversation/turns_mean", ".2f"),
     ("cut", "rollout/truncated_fraction", ".0%"),
     ("same", "groups/constant_fraction", ".0%"),
     ("grad", "policy/grad_norm", ".3g"),

@@ -97,9 +97,11 @@ class RolloutRecorder:
     def _entry(
         self, step: int, prompt: Prompt, rollout: Rollout, greedy: bool, notes: Notes | None, values: TokenValues
     ) -> dict[str, Json]:
-        entry: dict[str, Json] = {"step": step, **_prompt_fields(prompt), **rollout.to_dict(), "greedy": greedy}
+        entry: dict[str, Json] = {"step": step, **prompt_fields(prompt), **rollout.to_dict(), "greedy": greedy}
         if self._decode_tokens is not None:
             entry["token_texts"] = list(self._decode_tokens(rollout.response_tokens))
+            if rollout.turns:  # an environment may have added to the prompt of the row
+                entry["prompt_text"] = "".join(self._decode_tokens(rollout.prompt_tokens))
         key = rollout.group_id, rollout.sample_index
         if notes is not None and not greedy:
             entry |= _note_fields(notes.get(key), rollout)
@@ -125,6 +127,19 @@ def read_rollouts(path: Path) -> list[RecordedLine]:
         return [json.loads(line) for line in file]
 
 
+def sampled_mask(line: RecordedLine) -> list[bool]:
+    """Which tokens of a recorded response the policy sampled: not those of tools and environments."""
+    turns = line.get("turns")
+    if not turns:
+        return [True] * len(line["response_tokens"])
+    return [turn["author"] == "policy" for turn in turns for _ in range(turn["start"], turn["stop"])]
+
+
+def num_sampled(line: RecordedLine) -> int:
+    """How many tokens of a recorded response the policy sampled."""
+    return sum(sampled_mask(line))
+
+
 def _rollouts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[Prompt, Rollout, bool]]:
     for group in groups:
         for rollout in group.rollouts:
@@ -133,7 +148,8 @@ def _rollouts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[Prompt, Rollout,
             yield group.prompt, group.greedy, True
 
 
-def _prompt_fields(prompt: Prompt) -> dict[str, Json]:
+def prompt_fields(prompt: Prompt) -> dict[str, Json]:
+    """What a line tells of its prompt."""
     asked: Json = prompt.text if prompt.messages is None else [message.to_dict() for message in prompt.messages]
     return {"prompt": asked, "answer": prompt.answer, "domain": prompt.domain}
 

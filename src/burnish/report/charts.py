@@ -36,6 +36,7 @@ class ChartData(TypedDict):
     axis: NotRequired[str]
 
 
+_ANSWERS_SECONDS = "time/answers_seconds"
 _SAMPLING = (("prefill", "time/prefill_seconds"), ("decode", "time/decode_seconds"))
 MAX_POINTS = 800
 
@@ -106,6 +107,43 @@ CHARTS: tuple[Chart, ...] = (
                                             ("held-out", "eval/truncated_fraction"))),
     Chart("Responses", "Sampler against trainer",
           (("mean", "rollout/logprob_diff_mean"), ("max", "rollout/logprob_diff_max")), "log-probability gap"),
+    Chart("Conversations", "Turns of the policy", (("training", "conversation/turns_mean"),
+                                                    ("held-out", "eval/conversation/turns_mean")), "mean per response"),
+    Chart("Conversations", "Responses that call a tool", (("training", "conversation/called_fraction"),
+                                                          ("held-out", "eval/conversation/called_fraction"))),
+    Chart("Conversations", "What the environment pays", (("training", "conversation/environment_reward_mean"),
+                                                         ("held-out", "eval/conversation/environment_reward_mean")),
+          "mean per response"),
+    Chart("Conversations", "Ended by the limit of turns", (("training", "conversation/out_of_turns_fraction"),
+                                                           ("held-out", "eval/conversation/out_of_turns_fraction")),
+          "share of responses"),
+    Chart("Conversations", "Sampled tokens", (("training", "conversation/sampled_tokens_mean"),
+                                              ("held-out", "eval/conversation/sampled_tokens_mean")),
+          "mean per response, without what tools and environments said"),
+    Chart("Conversations", "Calls of tools", (("calls", "tool/calls"),), "of the whole step"),
+    Chart("Conversations", "Calls per turn", (("calls", "tool/calls_per_turn"),)),
+    Chart("Conversations", "Calls that went wrong", (("cannot be read", "tool/malformed_fraction"),
+                                                     ("cannot be made", "tool/invalid_fraction"),
+                                                     ("failed", "tool/failed_fraction"),
+                                                     ("of these, too slow", "tool/timed_out_fraction")),
+          "share of calls"),
+    Chart("Conversations", "Results cut short", (("of tools", "tool/cut_fraction"),
+                                                 ("of environments", "environment/cut_fraction"))),
+    Chart("Conversations", "Failed environments", (("of those started", "environment/failed_fraction"),
+                                                   ("of those started, too slow", "environment/timed_out_fraction"),
+                                                   ("training responses", "conversation/failed_fraction"),
+                                                   ("held-out responses", "eval/conversation/failed_fraction")),
+          "their responses have no score"),
+    Chart("Conversations", "Environments started", (("environments", "environment/opened"),)),
+    Chart("Conversations", "Restarts of what starts tools and environments", (("restarts", "conversation/restarts"),)),
+    Chart("Conversations", "Agents", (("started", "agent/started"), ("turns", "agent/turns"),
+                                      ("requests refused", "agent/refused"))),
+    Chart("Conversations", "Failed agents", (("of those started", "agent/failed_fraction"),
+                                             ("too slow", "agent/timed_out_fraction")),
+          "their responses have no score"),
+    Chart("Conversations", "Rows of a trajectory", (("rows", "agent/branches_mean"),)),
+    Chart("Conversations", "Waiting for tools and environments", (("seconds", _ANSWERS_SECONDS),),
+          "seconds in which nothing was sampled"),
     Chart("Speed", "Throughput", (("generate", "throughput/generate_tokens_per_second"),
                                   ("update", "throughput/update_tokens_per_second"),
                                   ("whole step", "throughput/response_tokens_per_second"),
@@ -208,6 +246,7 @@ def headline(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
         ("loss", "train/loss", ".4g"),
         ("held-out loss", "eval/loss", ".4g"),
         ("KL to reference", "kl/reference", ".3g"),
+        ("turns", "conversation/turns_mean", ".2f"),
         ("response tokens", "rollout/response_tokens_mean", ".1f"),
     )
     for label, name, spec in wanted:
@@ -256,7 +295,8 @@ def _series(label: str, column: Column) -> Series:
 
 def _time_split(data: Mapping[str, Column]) -> ChartData:
     """Seconds of each phase, stacked. A phase that is missing in a step took 0 seconds."""
-    counted = {"time/step_seconds", *(name for _, name in _SAMPLING)}  # the sum, and parts of `generate`
+    # The sum, and parts of `generate`.
+    counted = {"time/step_seconds", _ANSWERS_SECONDS, *(name for _, name in _SAMPLING)}
     if "time/wait_seconds" in data:  # a batch that is sampled ahead takes its time next to the step
         counted |= {"time/sync_seconds", "time/generate_seconds", "time/reward_seconds"}
     names = [name for name in data if _is_phase(name) and name not in counted]

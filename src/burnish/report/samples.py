@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from burnish.errors import DataError
-from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, step_of
+from burnish.observability.recorder import (
+    RecordedLine,
+    num_sampled,
+    read_rollouts,
+    recorded_files,
+    sampled_mask,
+    step_of,
+)
 from burnish.report.charts import evenly
+from burnish.report.turns import ShownTurn, by_text, cut_turns, shortened, shown_turns, spoken
 from burnish.types import Json
 
 TOKEN_NUMBERS: tuple[Literal["logprobs", "advantages", "values", "returns"], ...] = (
@@ -34,12 +42,16 @@ class Limits:
     total_bytes: int = 3_000_000
 
 
-Numbers = list[float | str]
-"""One a token; text for what was not finite."""
+Numbers = list[float | str | None]
+"""One a token; text for what was not finite, and nothing for tokens that the policy did not sample."""
 
 
 class Response(TypedDict):
-    """A response on the page; numbers of its tokens where they were recorded."""
+    """A response on the page; numbers of its tokens where they were recorded.
+
+    count: sampled tokens; `given`: tokens of tools and environments, of a response with `turns`. seen: the prompt with
+    what its environment added, if it is not that of the group.
+    """
 
     sample: int
     tokens: list[str]
@@ -57,10 +69,15 @@ class Response(TypedDict):
     advantages: NotRequired[Numbers]
     values: NotRequired[Numbers]
     returns: NotRequired[Numbers]
+    given: NotRequired[int]
+    turns: NotRequired[list[ShownTurn]]
+    environment: NotRequired[float | str]
+    seen: NotRequired[str]
 
 
 class Group(TypedDict):
-    """A prompt and its responses; `left_out`: how many more there are."""
+    """A prompt and its responses; `left_out`: how many more there are. seen: the prompt of a conversation as the policy
+    saw it, with the chat template and what an environment added."""
 
     id: str
     prompt: Json
@@ -68,6 +85,7 @@ class Group(TypedDict):
     domain: str
     left_out: int
     responses: list[Response]
+    seen: NotRequired[str]
 
 
 class Recorded(TypedDict):
@@ -122,7 +140,12 @@ def _read_groups(path: Path) -> list[Group]:
                 "left_out": 0,
                 "responses": [],
             }
-            groups.setdefault(line["group_id"], fresh)["responses"].append(_compact(line))
+            group = groups.setdefault(line["group_id"], fresh)
+            group["responses"].append(_compact(line))
+            if "prompt_text" in line:
+                seen = shortened(line["prompt_text"])
+                if group.setdefault("seen", seen) != seen:
+                    group["responses"][-1]["seen"] = seen
     return list(groups.values())
 
 
@@ -142,7 +165,7 @@ def _compact(line: RecordedLine) -> Response:
     entry: Response = {
         "sample": line["sample_index"],
         "tokens": line["token_texts"] if "token_texts" in line else [line["response"]],
-        "count": len(line["response_tokens"]),
+        "count": num_sampled(line),
         "reward": _short(line["reward"]),
         "parts": {name: _short(part) for name, part in line["reward_parts"].items()},
         "finish": line["finish_reason"],
@@ -153,15 +176,38 @@ def _compact(line: RecordedLine) -> Response:
         "why": line.get("dropped_because", ""),
         "advantage": _short(line.get("advantage")),
     }
+    if line.get("turns"):
+        _add_turns(entry, line)
     if "token_texts" in line:
-        entry["logprobs"] = [_short(value, 3) for value in line["rollout_logprobs"]]
-        per_token = [_short(value, 3) for value in line.get("token_advantages", [])]
-        if len(set(map(repr, per_token))) > 1:  # if all are equal, the response's advantage says it already
-            entry["advantages"] = per_token
-        for name in ("values", "returns"):
-            if f"token_{name}" in line:
-                entry[name] = [_short(value, 3) for value in line[f"token_{name}"]]
+        _add_numbers(entry, line)
     return entry
+
+
+def _add_turns(entry: Response, line: RecordedLine) -> None:
+    entry["turns"] = shown_turns(line)
+    entry["given"] = len(line["response_tokens"]) - entry["count"]
+    if "token_texts" not in line:
+        entry["tokens"], entry["turns"] = spoken(line), by_text(entry["turns"])
+    if line.get("environment_reward") is not None:
+        entry["environment"] = _short(line["environment_reward"])
+
+
+def _add_numbers(entry: Response, line: RecordedLine) -> None:
+    """The numbers of the tokens that the policy sampled."""
+    sampled = sampled_mask(line)
+
+    def of_tokens(name: str) -> Numbers:
+        return [_short(value, 3) if own else None for value, own in zip(line[name], sampled, strict=True)]
+
+    entry["logprobs"] = of_tokens("rollout_logprobs")
+    if "token_advantages" in line:
+        advantages = of_tokens("token_advantages")
+        if len({repr(value) for value in advantages if value is not None}) > 1:  # else the response's says it already
+            entry["advantages"] = advantages
+    if "token_values" in line:
+        entry["values"] = of_tokens("token_values")
+    if "token_returns" in line:
+        entry["returns"] = of_tokens("token_returns")
 
 
 def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
@@ -183,6 +229,8 @@ def _shrink(group: Group, budget: int) -> Group:
             return fewer
     one = _fewer(group, 1)
     share = budget / max(_size(one), 1)
+    if "seen" in one:
+        one["seen"] = shortened(one["seen"], int(len(one["seen"]) * share))
     return {**one, "responses": [_cut(one["responses"][0], share)]}
 
 
@@ -199,6 +247,10 @@ def _cut(response: Response, share: float) -> Response:
     for name in TOKEN_NUMBERS:
         if name in cut:
             cut[name] = cut[name][:keep]
+    if "turns" in cut:
+        cut["turns"] = cut_turns(cut["turns"], keep, share)
+    if "seen" in cut:
+        cut["seen"] = shortened(cut["seen"], int(len(cut["seen"]) * share))
     return cut
 
 

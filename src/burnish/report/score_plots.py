@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, step_of
+from burnish.observability.recorder import RecordedLine, num_sampled, read_rollouts, recorded_files, step_of
 from burnish.report.charts import ChartData, Series, evenly
 from burnish.report.samples import reading_recorded
 
@@ -32,7 +32,7 @@ def has_format(text: str) -> bool:
 
 
 MEASURES: Mapping[str, tuple[str, Callable[[RecordedLine], float]]] = {
-    "Length by score": ("mean tokens", lambda line: float(len(line["response_tokens"]))),
+    "Length by score": ("mean tokens", lambda line: float(num_sampled(line))),
     "Repetition by score": (
         "mean share of three-word sequences that came before",
         lambda line: repetition(line["response"]),

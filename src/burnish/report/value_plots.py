@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, step_of
+from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, sampled_mask, step_of
 from burnish.report.charts import ChartData, Series, evenly
 
 MAX_DOTS = 1200
@@ -28,9 +28,10 @@ def value_charts(folder: Path) -> list[ChartData]:
 
 
 def _points(line: RecordedLine) -> list[Point]:
-    """The (value, return) pairs of a response. Numbers that are not finite are recorded as text, and left out here."""
-    pairs = zip(line["token_values"], line["token_returns"], strict=True)
-    return [(v, r) for v, r in pairs if not isinstance(v, str) and not isinstance(r, str)]
+    """The (value, return) pairs of the tokens that the policy sampled. Numbers that are not finite are recorded as
+    text, and left out here."""
+    pairs = zip(line["token_values"], line["token_returns"], sampled_mask(line), strict=True)
+    return [(v, r) for v, r, sampled in pairs if sampled and not isinstance(v, str) and not isinstance(r, str)]
 
 
 def _chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ChartData:

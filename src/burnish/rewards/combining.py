@@ -102,14 +102,15 @@ def _parts(results: Sequence[Weighted]) -> dict[str, float]:
 
 
 def _token_rewards(rollout: Rollout, scored: Sequence[tuple[str, float, Score]]) -> tuple[float, ...] | None:
-    """Weighted sum per token if any reward is dense, else None. Rewards that are not dense count at the last token."""
+    """Weighted sum per token if any reward is dense, else None. Rewards that are not dense count at the last token that
+    the policy sampled."""
     if all(score.token_rewards is None for _, _, score in scored):
         return None
-    total = [0.0] * len(rollout.response_tokens)
+    total, last = [0.0] * len(rollout.response_tokens), rollout.last_sampled
     for label, weight, score in scored:
         if score.token_rewards is None:
-            if total:
-                total[-1] += weight * score.value
+            if last >= 0:
+                total[last] += weight * score.value
             continue
         _check_token_rewards(rollout, label, score.value, score.token_rewards)
         for index, value in enumerate(score.token_rewards):
@@ -124,6 +125,16 @@ def _check_token_rewards(rollout: Rollout, label: str, value: float, token_rewar
             f"reward {label!r} returned {len(token_rewards)} token_rewards for a response of {tokens} tokens"
             f" (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
             remedy="return one number per entry of response_tokens",
+        )
+    # Such a reward would be lost: nothing is learned from tokens that the policy did not sample.
+    lost = [
+        i for i, (one, ours) in enumerate(zip(token_rewards, rollout.sampled_mask(), strict=True)) if one and not ours
+    ]
+    if lost:
+        raise RewardError(
+            f"reward {label!r} returned {token_rewards[lost[0]]:g} as token_rewards[{lost[0]}], but the policy did not"
+            f" sample this token of the conversation (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
+            remedy="put it on the last token of a turn whose author is policy (see the parameter turns)",
         )
     size = sum(abs(entry) for entry in token_rewards)
     if abs(sum(token_rewards) - value) > TOLERANCE * max(size, abs(value)):

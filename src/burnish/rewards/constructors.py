@@ -62,6 +62,11 @@ def exact(*, strip: bool = True, ignore_case: bool = False, **settings: Unpack[S
     return _reward("exact", {"strip": strip, "ignore_case": ignore_case}, settings)
 
 
+def environment(*, by_turn: bool = False, **settings: Unpack[WorkerSettings]) -> RewardConfig:
+    """What the environment of a conversation pays for it; with `by_turn`, each turn's part on the turn's last token."""
+    return _reward("environment", {"by_turn": by_turn}, settings)
+
+
 def regex(pattern: str, *, full: bool = False, **settings: Unpack[WorkerSettings]) -> RewardConfig:
     """1 when the pattern is found in the response (`full`: matches all of it), else 0."""
     return _reward("regex", {"pattern": pattern, "full": full}, settings)

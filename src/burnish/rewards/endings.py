@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError
-from burnish.types import FinishReason, Rollout
+from burnish.types import FinishReason, Message, Rollout, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,23 +44,30 @@ class Ending:
         """Whether the response has an end."""
         if self.token_id is None:
             return rollout.finish_reason is FinishReason.STOP
-        return end_of(rollout.response_tokens, self.token_id, self.first_position) is not None
+        return self._end(rollout) is not None
 
     def seen(self, rollout: Rollout) -> Rollout:
         """The rollout as rewards see it: cut after its end. The same object if nothing is cut."""
-        if self.token_id is None:
-            return rollout
-        end = end_of(rollout.response_tokens, self.token_id, self.first_position)
+        end = self._end(rollout)
         if end is None or end == len(rollout.response_tokens):
             return rollout
-        tokens = rollout.response_tokens[:end]
+        response = str(self.tokenizer.decode(list(rollout.response_tokens[rollout.last_start : end])))
         return dataclasses.replace(
             rollout,
-            response_tokens=tokens,
+            response_tokens=rollout.response_tokens[:end],
             rollout_logprobs=rollout.rollout_logprobs[:end],
-            response=str(self.tokenizer.decode(list(tokens))),
+            response=response,
             finish_reason=FinishReason.STOP,
+            turns=_cut_turns(rollout.turns, end, response),
         )
+
+    def _end(self, rollout: Rollout) -> int | None:
+        """Where the response is cut, if anywhere. Of a conversation, only the last turn is."""
+        if self.token_id is None:
+            return None
+        start = rollout.last_start
+        end = end_of(rollout.response_tokens[start:], self.token_id, self.first_position)
+        return None if end is None else start + end
 
     def judged(self, rollout: Rollout, seen: Rollout) -> Rollout:
         """The whole rollout with the scores of `seen`. An incomplete one gets `incomplete_score` instead.
@@ -81,6 +88,13 @@ class Ending:
             return whole
         detail = f"incomplete: scoring.incomplete_score {self.incomplete_score:g} replaces {seen.reward:g}"
         return dataclasses.replace(whole, reward=self.incomplete_score, token_rewards=None, status_detail=detail)
+
+
+def _cut_turns(turns: tuple[Turn, ...], end: int, response: str) -> tuple[Turn, ...]:
+    """The turns with the last one cut: its messages are only its text, because calls may have been in what is gone."""
+    if not turns:
+        return ()
+    return (*turns[:-1], dataclasses.replace(turns[-1], stop=end, messages=(Message("assistant", response),)))
 
 
 def end_of(response_tokens: Sequence[int], token_id: int, first_position: int) -> int | None:

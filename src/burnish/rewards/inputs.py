@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.errors import ConfigError, RewardError
-from burnish.types import FinishReason, Json, Prompt, Rollout
+from burnish.types import FinishReason, Json, Message, Prompt, Rollout
 from burnish.words import nearest
 
 Item = tuple[Prompt, Rollout]
@@ -27,10 +27,17 @@ def _prompt_text(prompt: Prompt) -> str:
 
 
 def _messages(prompt: Prompt) -> list[dict[str, Json]]:
-    """The conversation as dictionaries. A text prompt becomes one user message."""
+    """The prompt's messages as dictionaries. A text prompt becomes one user message."""
     if prompt.messages is None:
         return [{"role": "user", "content": prompt.text or ""}]
     return [message.to_dict() for message in prompt.messages]
+
+
+def _transcript(prompt: Prompt, rollout: Rollout) -> list[dict[str, Json]]:
+    """The prompt's messages and all that followed. A response without turns is one message of the assistant."""
+    said = [message for turn in rollout.turns for message in turn.messages]
+    answers = said or [Message("assistant", rollout.response)]
+    return [*_messages(prompt), *(message.to_dict() for message in answers)]
 
 
 # name of a row value -> (plural name, which a batched reward may use instead; function that reads the value)
@@ -46,7 +53,10 @@ ROW_VALUES: dict[str, tuple[str, Callable[[Prompt, Rollout], Any]]] = {
     "finish_reason": ("finish_reasons", lambda prompt, rollout: rollout.finish_reason.value),
     "truncated": ("truncated", lambda prompt, rollout: rollout.finish_reason is FinishReason.LENGTH),
     "response_tokens": ("response_tokens", lambda prompt, rollout: list(rollout.response_tokens)),
-    "num_tokens": ("num_tokens", lambda prompt, rollout: len(rollout.response_tokens)),
+    "num_tokens": ("num_tokens", lambda prompt, rollout: rollout.num_sampled()),
+    "transcript": ("transcripts", _transcript),
+    "turns": ("turns", lambda prompt, rollout: [turn.to_dict() for turn in rollout.turns]),
+    "environment_reward": ("environment_rewards", lambda prompt, rollout: rollout.environment_reward),
 }
 _SINGULAR = {plural: name for name, (plural, _) in ROW_VALUES.items()}
 

@@ -12,13 +12,14 @@ class BuiltIn:
 
     `target` is `module:attribute`. `runs` says whether it may run in the training process, because it is cheap and
     cannot hang, or needs a killable worker; a `service` only waits for others, on a thread of the training process, and
-    its target are its options. `options` maps each option to one line of help. `top_score` is its highest score.
+    its target are its options. `options` maps each option to one line of help. `top_score` is its highest score,
+    None if others set it.
     """
 
     target: str
     summary: str
     runs: Literal["inline", "process", "service"]
-    top_score: float
+    top_score: float | None
     options: dict[str, str] = field(default_factory=dict)
 
 
@@ -88,6 +89,13 @@ BUILT_INS: dict[str, BuiltIn] = {
         runs="inline",
         top_score=0.0,
         options={"n": "length of an n-gram (default 3)", "unit": "words (default) or tokens"},
+    ),
+    "environment": BuiltIn(
+        target=f"{_HERE}.environment:Environment",
+        summary="what the environment of a conversation paid for it",
+        runs="inline",
+        top_score=None,
+        options={"by_turn": "pay each turn its own reward on its last token, and the rest at the end (default false)"},
     ),
     "code": BuiltIn(
         target=f"{_HERE}.code:Code",

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError
-from burnish.rewards.environment import check_environment
 from burnish.rewards.loading import RewardSpec, find_reward
+from burnish.rewards.variables import check_environment
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig, SandboxConfig

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from burnish.config.schema_evaluation import RlEvaluationConfig
 
 OWN_TOP_SCORE = 1.0
-"""The assumed top score of a user's own reward, unless `evaluation.success_score` is set."""
+"""The assumed top score of a user's own reward, or environment, unless `evaluation.success_score` is set."""
 TOLERANCE = 1e-6
 """For rounding: the sum of a hundred token rewards can be slightly below its exact value."""
 NOT_MEASURED = "accuracy, pass@k and maj@k are not measured"

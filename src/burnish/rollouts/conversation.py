@@ -10,21 +10,46 @@ step, prompt id and turn, sample index, position in the turn), so it does not ma
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
-from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, let_rest
+from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
 from burnish.rollouts.portions import in_order
-from burnish.types import Author, FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest, Turn, Versions
+from burnish.types import (
+    Author,
+    FinishReason,
+    Message,
+    Metric,
+    Prompt,
+    RewardStatus,
+    Rollout,
+    RolloutRequest,
+    Turn,
+    Versions,
+)
 
 ConversationKey = tuple[int, int]
 """Group and sample index of a conversation."""
 Draw = Callable[..., list[Rollout]]
 """`RolloutEngine.generate`, for some requests."""
+Decode = Callable[[Sequence[int]], str]
+"""The text of tokens, special ones included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A conversation can begin. prompt_tokens: its prompt, if an environment has added to it. failed: why it cannot."""
+
+    prompt_tokens: tuple[int, ...] | None = None
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +57,7 @@ class Answer:
     """What follows a turn of the policy. Without tokens the conversation ends, for the reason that `ends` names.
 
     message: the policy's turn, as tools and rewards understand it. tokens: what is appended, which says `messages`.
-    reward: of the policy's turn.
+    reward: of the policy's turn. failed: why the environment is of no use any more.
     """
 
     message: Message
@@ -41,19 +66,51 @@ class Answer:
     messages: tuple[Message, ...] = ()
     ends: FinishReason | None = None
     reward: float | None = None
-    detail: str = ""
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A conversation is over. reward: what its environment pays for all of it. failed: why it says nothing."""
+
+    reward: float | None = None
+    failed: str = ""
+
+
+Event = Opened | Answer | Closed
 
 
 class Answerer(Protocol):
-    """Tools, or an environment, for all conversations of a call."""
+    """Tools, or an environment, for the conversations of one call. Everything is begun without waiting, and comes back
+    as one of the `events`, which have deadlines."""
 
-    def begin(self, key: ConversationKey, prompt: Prompt, turn: Rollout, number: int) -> None:
-        """Start answering a turn, without waiting. `turn` has only this turn's tokens and text; `number` counts the
-        policy's turns, from 1."""
+    def open(self, key: ConversationKey, prompt: Prompt) -> None:
+        """Begin a conversation: `Opened`."""
         ...
 
-    def answers(self, *, wait_for_all: bool) -> Mapping[ConversationKey, Answer]:
-        """The answers that there are, at least one; or those to all turns that were begun. Each has a deadline."""
+    def begin(self, key: ConversationKey, turn: Rollout, number: int) -> None:
+        """Answer a turn: `Answer`. `turn` has only this turn's tokens and text; `number` counts the policy's turns,
+        from 1."""
+        ...
+
+    def finish(self, key: ConversationKey) -> None:
+        """End a conversation that nothing has failed in: `Closed`."""
+        ...
+
+    def events(self, *, wait_for_all: bool) -> Mapping[ConversationKey, Event]:
+        """What has happened, at least one thing; or all that was begun."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all conversations."""
+        ...
+
+
+class Partner(Protocol):
+    """Whom conversations are held with."""
+
+    def answering(self, *, seed: int, step: int) -> Answerer:
+        """For one call. May be asked from several threads."""
         ...
 
     def take_metrics(self) -> Mapping[str, Metric]:
@@ -62,37 +119,42 @@ class Answerer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ConversationLimits:
-    """turns: of the policy. tokens: of all turns and answers together."""
-
-    turns: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Talk:
-    """How conversations are held. in_rounds: the next turns are sampled when all answers are there."""
+    """How conversations are held.
 
-    answerer: Answerer
-    limits: ConversationLimits
+    turns: of the policy, at most. turn_tokens: of one of its turns; all turns and answers together have the limit of a
+    response. in_rounds: the next turns are sampled when all answers are there. open: how many at a time.
+    """
+
+    partner: Partner
+    turns: int
+    turn_tokens: int | None = None
     in_rounds: bool = False
+    open: int = 256
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation. Turns alternate; the policy has the first and the last one. `reason`: why it ended."""
+    """One conversation. Turns alternate; the policy has the first and the last one.
+
+    version: of the weights that sample. reason: why it ended. failed: what was wrong with its environment.
+    """
 
     request: RolloutRequest
     sample_index: int
     prompt: Prompt
     most_tokens: int
+    context_length: int
+    version: int
+    decode: Decode
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     response: str = ""
     reason: FinishReason | None = None
-    detail: str = ""
+    failed: str = ""
+    reward: float | None = None
 
     @property
     def key(self) -> ConversationKey:
@@ -113,25 +175,49 @@ class Conversation:
             sample_indices=(self.sample_index,),
         )
 
+    def take(self, event: Event, talk: Talk) -> None:
+        """Note what has happened."""
+        match event:
+            case Opened():
+                if event.prompt_tokens is not None:
+                    self.request = replace(self.request, prompt_tokens=event.prompt_tokens)
+                self._measure()
+            case Answer():
+                self._hear(event, talk)
+            case Closed():
+                self.reward = event.reward
+        if event.failed:
+            self.reason, self.failed = FinishReason.FAILED, event.failed
+
     def say(self, turn: Rollout) -> None:
         """Append a turn of the policy. One that is cut ends the conversation."""
         left, start = self.most_tokens - len(self.tokens), len(self.tokens)
+        is_cut = len(turn.response_tokens) > left
         self.tokens += turn.response_tokens[:left]
         self.logprobs += turn.rollout_logprobs[:left]
-        self.turns.append(Turn("policy", start, len(self.tokens), (Message("assistant", turn.response),)))
+        # A reward must not see what is not trained on.
+        self.response = self.decode(turn.response_tokens[:left]) if is_cut else turn.response
+        self.turns.append(Turn("policy", start, len(self.tokens), (Message("assistant", self.response),)))
         if not self.versions or self.versions[-1][1] != turn.policy_version:
             self.versions.append((start, turn.policy_version))
-        self.response = turn.response
-        if turn.finish_reason is FinishReason.LENGTH or len(turn.response_tokens) > left:
+        if is_cut or turn.finish_reason is FinishReason.LENGTH:
             self.reason = FinishReason.LENGTH
 
-    def hear(self, answer: Answer, limits: ConversationLimits) -> None:
+    def _measure(self) -> None:
+        """Note how much may follow the prompt."""
+        prompt_tokens = len(self.request.prompt_tokens)
+        self.most_tokens = min(self.most_tokens, self.context_length - prompt_tokens)
+        if self.most_tokens <= 0:
+            self.reason = FinishReason.FAILED
+            self.failed = f"the prompt has {prompt_tokens:,} tokens, the whole context only {self.context_length:,}"
+
+    def _hear(self, answer: Answer, talk: Talk) -> None:
         """Note how the last turn was understood, and append what follows it, if there is room for that and more."""
         self.turns[-1] = replace(self.turns[-1], messages=(answer.message,), reward=answer.reward)
         after = len(self.tokens) + len(answer.tokens)
         if answer.ends is not None:
-            self.reason, self.detail = answer.ends, answer.detail
-        elif self.num_spoken == limits.turns:
+            self.reason = answer.ends
+        elif self.num_spoken == talk.turns:
             self.reason = FinishReason.TURNS
         elif after >= self.most_tokens:
             self.reason = FinishReason.LENGTH
@@ -152,9 +238,11 @@ class Conversation:
             response_tokens=tuple(self.tokens),
             rollout_logprobs=tuple(self.logprobs),
             finish_reason=self.reason,
-            policy_version=versions[0][1],
+            policy_version=versions[0][1] if versions else self.version,
             response=self.response,
-            status_detail=self.detail,
+            status=RewardStatus.ERROR if self.failed else RewardStatus.PENDING,
+            status_detail=self.failed,
+            environment_reward=self.reward,
             versions=versions if len(versions) > 1 else (),
             turns=tuple(self.turns),
         )
@@ -163,12 +251,15 @@ class Conversation:
 class ConversingEngine(RestingEngine):
     """An engine whose responses are conversations, for the prompts that hold them; others go to the engine itself."""
 
-    def __init__(self, engine: RolloutEngine, talks: Mapping[str, tuple[Talk, Prompt]], *, context_length: int) -> None:
+    def __init__(
+        self, engine: RolloutEngine, talks: Mapping[str, tuple[Talk, Prompt]], *, context_length: int, decode: Decode
+    ) -> None:
         """`talks`: by the id of the prompt."""
         self._engine = engine
         self._talks = talks
         self._context_length = context_length
-        self._metrics = MetricStore()
+        self._decode = decode
+        self._version = 0
 
     def generate(
         self,
@@ -180,83 +271,125 @@ class ConversingEngine(RestingEngine):
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
         """See `RolloutEngine`. Raises what the engine raises."""
-        draw = partial(self._engine.generate, sampling=sampling, seed=seed, step=step)
         single = [request for request in requests if request.prompt_id not in self._talks]
-        rollouts = draw(single, on_finished=on_finished) if single else []
+        rollouts: list[Rollout] = []
+        if single:
+            rollouts += self._engine.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
         by_talk: dict[int, list[RolloutRequest]] = {}
         for request in requests:
             if request.prompt_id in self._talks:
                 by_talk.setdefault(id(self._talks[request.prompt_id][0]), []).append(request)
         for some in by_talk.values():
             talk, _ = self._talks[some[0].prompt_id]
-            rollouts += self._converse(talk, self._opened(some, talk), draw, on_finished or _nothing)
+            turn = replace(
+                sampling, max_response_tokens=min(talk.turn_tokens or sys.maxsize, sampling.max_response_tokens)
+            )
+            draw = partial(self._engine.generate, sampling=turn, seed=seed, step=step)
+            with keeping(self._engine), closing(talk.partner.answering(seed=seed, step=step)) as answerer:
+                round_table = _RoundTable(talk, answerer, draw, on_finished or _nothing)
+                rollouts += round_table.hold(self._conversations(some, sampling.max_response_tokens))
         return in_order(requests, rollouts)
 
-    def _opened(self, requests: Sequence[RolloutRequest], talk: Talk) -> list[Conversation]:
+    def _conversations(self, requests: Sequence[RolloutRequest], most_tokens: int) -> list[Conversation]:
         return [
             Conversation(
                 request,
                 index,
                 self._talks[request.prompt_id][1],
-                min(talk.limits.tokens, self._context_length - len(request.prompt_tokens)),
+                most_tokens,
+                self._context_length,
+                self._version,
+                self._decode,
             )
             for request in requests
             for index in request.sample_indices
         ]
 
-    def _converse(self, talk: Talk, ready: list[Conversation], draw: Draw, on_finished: OnFinished) -> list[Rollout]:
-        """Until all of them have ended. Those that are `ready` have the next turn."""
-        by_key = {conversation.key: conversation for conversation in ready}
-        ended: list[Rollout] = []
-        waiting = 0
-        while ready or waiting:
-            waiting += self._speak(talk, ready, draw)
-            silent = [one for one in ready if one.reason is not None]
-            answers = talk.answerer.answers(wait_for_all=talk.in_rounds) if waiting else {}
-            heard = [one for key, one in by_key.items() if key in answers]  # in one order, whoever was faster
-            for one in heard:
-                one.hear(answers[one.key], talk.limits)
-            waiting -= len(heard)
-            done = [one.rollout() for one in (*silent, *heard) if one.reason is not None]
-            on_finished(done)
-            ended += done
-            ready = [one for one in heard if one.reason is None]
-        return ended
-
-    def _speak(self, talk: Talk, ready: Sequence[Conversation], draw: Draw) -> int:
-        """Sample the next turn of these, and begin to answer it, as early as the engine says that it has ended. Returns
-        how many turns will be answered."""
-        by_key = {conversation.key: conversation for conversation in ready}
-        said: set[ConversationKey] = set()
-
-        def say(turns: Sequence[Rollout]) -> None:
-            for turn in turns:
-                one = by_key[turn.group_id, turn.sample_index]
-                if one.key in said:
-                    continue
-                said.add(one.key)
-                one.say(turn)
-                if one.reason is None:
-                    talk.answerer.begin(one.key, one.prompt, turn, one.num_spoken)
-
-        if ready:
-            say(draw([one.next_request() for one in ready], on_finished=say))
-        return sum(one.reason is None for one in ready)
-
     def sync(self, weights: Weights) -> None:
         """See `RolloutEngine`."""
         self._engine.sync(weights)
+        self._version = weights.version
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `RolloutEngine`."""
-        talks = {id(talk): talk for talk, _ in self._talks.values()}
-        return MetricStore.of(
-            [self._engine.take_metrics(), *(t.answerer.take_metrics() for t in talks.values())]
-        ).merged()
+        partners = {id(talk.partner): talk.partner for talk, _ in self._talks.values()}
+        return MetricStore.of([self._engine.take_metrics(), *(p.take_metrics() for p in partners.values())]).merged()
 
     def rest(self) -> None:
         """See `RestingEngine`."""
         let_rest(self._engine)
+
+
+@dataclass(slots=True)
+class _RoundTable:
+    """The conversations of one call with one partner. Each of them waits for one thing: to be opened, for its next
+    turn, for an answer to it, or to be closed."""
+
+    talk: Talk
+    answerer: Answerer
+    draw: Draw
+    on_finished: OnFinished
+    held: dict[ConversationKey, Conversation] = field(default_factory=dict)
+
+    def hold(self, conversations: Sequence[Conversation]) -> list[Rollout]:
+        """Until all of them have ended."""
+        waiting, ended = deque(conversations), list[Rollout]()
+        ready: list[Conversation] = []
+        while waiting or self.held:
+            while waiting and len(self.held) < self.talk.open:
+                one = waiting.popleft()
+                self.held[one.key] = one
+                self.answerer.open(one.key, one.prompt)
+            self._speak(ready)
+            ready, over = self._listen()
+            rollouts = [one.rollout() for one in over]
+            for one in over:
+                del self.held[one.key]
+            if rollouts:
+                self.on_finished(rollouts)
+            ended += rollouts
+        return ended
+
+    def _speak(self, ready: Sequence[Conversation]) -> None:
+        """Sample the next turn of these, and begin to answer it, as early as the engine says that it has ended."""
+        by_key = {one.key: one for one in ready}
+
+        def say(turns: Sequence[Rollout]) -> None:
+            for turn in turns:
+                one = by_key.pop((turn.group_id, turn.sample_index), None)
+                if one is None:  # an engine may tell of a response, and then return it
+                    continue
+                one.say(turn)
+                if one.reason is None:
+                    self.answerer.begin(one.key, turn, one.num_spoken)
+                else:
+                    self.answerer.finish(one.key)
+
+        if ready:
+            say(self.draw([one.next_request() for one in ready], on_finished=say))
+        if by_key:  # they would wait for ever
+            group, sample = next(iter(by_key))
+            raise RolloutError(
+                f"the engine returned no turn for {len(by_key)} of {len(ready)} conversations, such as sample {sample} "
+                f"of group {group}",
+                remedy="see burnish.rollouts.engine.RolloutEngine for what an engine must return",
+            )
+
+    def _listen(self) -> tuple[list[Conversation], list[Conversation]]:
+        """Who has the next turn, and who is over, both in one order, whoever was faster."""
+        happened = self.answerer.events(wait_for_all=self.talk.in_rounds)
+        ready, over = list[Conversation](), list[Conversation]()
+        for key, one in self.held.items():
+            if key not in happened:
+                continue
+            one.take(happened[key], self.talk)
+            if happened[key].failed or isinstance(happened[key], Closed):
+                over.append(one)
+            elif one.reason is None:
+                ready.append(one)
+            else:
+                self.answerer.finish(key)
+        return ready, over
 
 
 def _nothing(rollouts: Sequence[Rollout]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,3 +108,21 @@ class StoppableEngine(RolloutEngine, ABC):
     ) -> tuple[list[Rollout], list[RolloutRequest]]:
         """Like `generate`, until `stopped()`, which is asked after every token. Returns the finished rollouts, in the
         order of the requests, and requests for the others with what there is of them."""
+
+
+class KeepingEngine(RolloutEngine, ABC):
+    """An engine that can keep what it has computed of finished rows, so that a conversation's next turn costs only
+    what is new. Being derived from this class is how an engine says so."""
+
+    @abstractmethod
+    def keeping(self) -> AbstractContextManager[None]:
+        """Inside, rows of later calls may go on from rows that have finished: a prompt that begins with such a row's
+        prompt and response is read from there on. It is recognised by its tokens, nobody has to announce it.
+
+        Nothing else changes: the same tokens, and log-probabilities that differ by rounding. How much is kept is
+        bounded; what is not kept is read again. `sync` forgets everything, and so does leaving."""
+
+
+def keeping(engine: RolloutEngine) -> AbstractContextManager[None]:
+    """Let the engine keep finished rows for later calls, if it is one that can."""
+    return engine.keeping() if isinstance(engine, KeepingEngine) else nullcontext()

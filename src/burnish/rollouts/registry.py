@@ -51,6 +51,7 @@ def build_engine(
     }
     if name == _LOCAL:
         arguments |= {"plain": plain, "kernels": kernels, "paths": paths}
+        arguments |= {"keep_bytes": 0} if plain else {}  # reading on is a fast path
     if name == _VLLM:
         arguments |= {"settings": vllm or VllmConfig(), "rests": rests, "log": log}
     found = find_engine(name)

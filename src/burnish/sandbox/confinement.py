@@ -54,9 +54,11 @@ def prepare(tier: Tier) -> Confinement:
     return Confinement(tier, user, user is not None, own_memory)
 
 
-def confine(confinement: Confinement, limits: Limits) -> None:
+def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
     """What a process of the sandbox does to itself before it reads the code, in this order: later steps need what
-    earlier ones allow. It has its descriptors already. Returns in another process in a tier with namespaces."""
+    earlier ones allow. It has its descriptors already. Returns in another process in a tier with namespaces. From now
+    on it ends when the process `parent` does, which has forked it, however that ends."""
+    _end_with_parent(parent)
     shadow = _enter_own_namespaces(limits) if confinement.tier == "namespaces" else None
     os.chdir("/" if shadow is None else "/tmp")
     os.setsid()
@@ -68,6 +70,8 @@ def confine(confinement: Confinement, limits: Limits) -> None:
         os.setgroups([])
         os.setresgid(confinement.user, confinement.user, confinement.user)
         os.setresuid(confinement.user, confinement.user, confinement.user)
+        if shadow is None:
+            _end_with_parent(parent)  # changing the user has undone it
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if confinement.tier == "process":
         return
@@ -187,6 +191,13 @@ def _show(source: str, target: str, flags: int) -> None:
         # A user namespace may not take away flags that the mount had outside.
         had = os.statvfs(source).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         kernel.mount("none", target, "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_NOSUID | flags | had)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Be killed when the parent ends."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)
 
 
 def _end_with(shadow: int) -> None:

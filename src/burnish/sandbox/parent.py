@@ -28,8 +28,8 @@ _END_SECONDS = 10.0
 """For the warm parent to end what it has started, before it is killed."""
 _ROOT = Path(__file__).parents[2]
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from burnish.sandbox.warm import main; del sys.path[0]; "
-    "main(int(sys.argv[2]), sys.argv[3])"
+    "import sys, importlib; sys.path.insert(0, sys.argv[1]); module = importlib.import_module(sys.argv[2]); "
+    "del sys.path[0]; module.main(int(sys.argv[3]), sys.argv[4])"
 )
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
@@ -45,10 +45,14 @@ class TierRefusedError(SandboxError):
     """This machine does not allow a tier."""
 
 
-class WarmParent:
-    """A process that forks candidates of one tier. Raises TierRefusedError where the machine does not allow it."""
+class Parent:
+    """A process that forks candidates of one tier, and a socket to it. Raises TierRefusedError where the machine does
+    not allow the tier.
 
-    def __init__(self, tier: Tier) -> None:
+    module: what runs in the process.
+    """
+
+    def __init__(self, tier: Tier, module: str) -> None:
         if sys.platform != "linux":
             raise TierRefusedError(
                 f"the sandbox needs Linux, and this is {sys.platform}", remedy="run the reward on a Linux machine"
@@ -57,7 +61,7 @@ class WarmParent:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, str(_ROOT), str(theirs.fileno()), tier],
+                [sys.executable, "-I", "-c", _BOOT, str(_ROOT), module, str(theirs.fileno()), tier],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -77,6 +81,50 @@ class WarmParent:
                 f"tier {tier!r} is not possible here: {answer['refused']}",
                 remedy="see `burnish sandbox`, which tries all tiers",
             )
+
+    def stop(self) -> None:
+        """End its jobs. Another thread than the one that waits for a job may call this: that one gets a SandboxError,
+        and is the one to close."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._channel.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, and with it what it has started. Idempotent."""
+        self._channel.close()
+        try:
+            self._process.wait(_END_SECONDS)  # where nothing else does, it ends its candidates itself
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._said.close()
+
+    def _answer(self, seconds: float, what: str) -> dict[str, Any]:
+        if _can_be_read(self._channel.fileno(), seconds):
+            with contextlib.suppress(ConnectionError):
+                data = self._channel.recv(1 << 16)
+                if data:
+                    answer: dict[str, Any] = json.loads(data)
+                    return answer
+        raise self._broken(what)
+
+    def _broken(self, what: str) -> SandboxError:
+        ended = self._process.poll()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        how = "does not answer" if ended is None else f"has ended with status {ended}"
+        return SandboxError(
+            f"the sandbox's process {how} ({what}){': ' + said[-1] if said else ''}",
+            remedy="the candidate has no verdict; `burnish sandbox` tries the sandbox on this machine",
+        )
+
+
+class WarmParent(Parent):
+    """Forks the candidates of one job at a time."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(tier, "burnish.sandbox.warm")
 
     def tests(self, code: str, tests: dict[str, Any], limits: Limits) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The tester's lines, and how the job ended. Raises SandboxError."""
@@ -101,24 +149,6 @@ class WarmParent:
             self._check(ended, stderr)
             return Output(_text(stdout), _text(stderr), ended["code"], ended["seconds"], ended["timed_out"])
 
-    def stop(self) -> None:
-        """End its job. Another thread than the one that waits for the job may call this: that one gets a SandboxError,
-        and is the one to close."""
-        with contextlib.suppress(OSError):  # it is closed already
-            self._channel.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """End it, and with it what it has started. Idempotent."""
-        self._channel.close()
-        try:
-            self._process.wait(_END_SECONDS)  # where nothing else does, it ends its candidates itself
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._said.close()
-
     def _ask(self, kind: str, limits: Limits, descriptors: Sequence[int]) -> None:
         header = json.dumps({"kind": kind, "limits": dataclasses.asdict(limits)}).encode()
         try:
@@ -139,7 +169,7 @@ class WarmParent:
         data, deadline = bytearray(), time.monotonic() + limits.seconds + GRACE_SECONDS
         while True:
             left = max(deadline - time.monotonic(), 0.0)
-            if not select.select([reading], [], [], left)[0]:
+            if not _can_be_read(reading, left):
                 raise self._broken("tests")
             part = os.read(reading, 1 << 16)
             if not part:
@@ -150,24 +180,12 @@ class WarmParent:
         lines = [json.loads(line) for line in data.split(b"\n")[:-1]]
         return lines, self._answer(max(deadline - time.monotonic(), 1.0), "tests")
 
-    def _answer(self, seconds: float, what: str) -> dict[str, Any]:
-        if select.select([self._channel], [], [], seconds)[0]:
-            with contextlib.suppress(ConnectionError):
-                data = self._channel.recv(1 << 16)
-                if data:
-                    answer: dict[str, Any] = json.loads(data)
-                    return answer
-        raise self._broken(what)
 
-    def _broken(self, what: str) -> SandboxError:
-        ended = self._process.poll()
-        self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip().splitlines()
-        how = "does not answer" if ended is None else f"has ended with status {ended}"
-        return SandboxError(
-            f"the sandbox's process {how} ({what}){': ' + said[-1] if said else ''}",
-            remedy="the candidate has no verdict; `burnish sandbox` tries the sandbox on this machine",
-        )
+def _can_be_read(descriptor: int, seconds: float) -> bool:
+    """Whether it can be read within this time, or has been closed. (`select` takes no descriptor above 1,023.)"""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 @contextmanager

@@ -34,7 +34,7 @@ abc array base64 bisect calendar cmath collections contextlib copy csv dataclass
 functools hashlib heapq io itertools json math numbers operator queue random re statistics string struct sys textwrap
 threading time traceback typing types unittest uuid zlib numpy sortedcontainers
 """
-_HEADER_BYTES = 1 << 16
+HEADER_BYTES = 1 << 16
 _DESCRIPTORS = 8
 _HIGH = 200
 _START_SECONDS = 30.0
@@ -47,6 +47,21 @@ _FAILED_TO_START = 97
 def main(control: int, tier: str) -> None:
     """Serve jobs that come over this socket until it closes."""
     channel = socket.socket(fileno=control)
+    confinement = make_ready(channel, tier)
+    while confinement is not None:
+        data, descriptors, _, _ = socket.recv_fds(channel, HEADER_BYTES, _DESCRIPTORS)
+        if not data:
+            return
+        try:
+            answer = _serve(json.loads(data), descriptors, confinement, channel)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        channel.send(json.dumps(answer).encode())
+
+
+def make_ready(channel: socket.socket, tier: str) -> Confinement | None:
+    """Import what programs use, and prepare the tier; says over the channel whether that went well. None if not."""
     for name in MODULES.split():
         with contextlib.suppress(ImportError):
             __import__(name)
@@ -56,21 +71,12 @@ def main(control: int, tier: str) -> None:
         confinement = prepare(tier)  # type: ignore[arg-type]
     except OSError as error:
         channel.send(json.dumps({"refused": f"{error.strerror or error}"}).encode())
-        return
+        return None
     prctl(PR_SET_DUMPABLE, 0)  # what runs as the same user may not look into it, nor into a tester
     gc.collect()
     gc.freeze()  # a candidate's collections then touch nothing of this process
     channel.send(json.dumps({"ready": True}).encode())
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(channel, _HEADER_BYTES, _DESCRIPTORS)
-        if not data:
-            return
-        try:
-            answer = _serve(json.loads(data), descriptors, confinement, channel)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        channel.send(json.dumps(answer).encode())
+    return confinement
 
 
 def _serve(
@@ -82,7 +88,7 @@ def _serve(
         awaited, others = _start_split(descriptors, confinement, limits)
     else:
         code, stdin, stdout, stderr = descriptors
-        awaited, others = _fork(lambda: _program(code=3), (stdin, stdout, stderr, code), confinement, limits), []
+        awaited, others = fork(lambda: _program(code=3), (stdin, stdout, stderr, code), confinement, limits), []
     confined = all([child.is_confined(channel) for child in (awaited, *others)])
     began = time.monotonic()  # the time of a candidate is its own
     timed_out = confined and not _ended(awaited.pid, limits.seconds, channel)
@@ -92,7 +98,7 @@ def _serve(
 
 
 @dataclass(frozen=True, slots=True)
-class _Child:
+class Child:
     """A process of a job, and the end of a pipe through which it says that it is confined."""
 
     pid: int
@@ -107,21 +113,21 @@ class _Child:
             os.close(self.ready)
 
 
-def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: Limits) -> tuple[_Child, list[_Child]]:
+def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: Limits) -> tuple[Child, list[Child]]:
     """Tester and candidate, with a pipe in each direction between them. The tester is the one to wait for."""
     code, tests, verdict, stdout, stderr = descriptors
     nothing = os.open(os.devnull, os.O_RDWR)
     questions_read, questions = os.pipe()
     answers_read, answers = os.pipe()
     size = limits.values_bytes
-    holder = _fork(
+    holder = fork(
         lambda: _tests(tests=3, verdict=4, pipe=Pipe(5, 6, size)),
         (nothing, nothing, nothing, tests, verdict, answers_read, questions),
         confinement,
         # The clock ends it, as the candidate's failure: what the tests do may be for values that it made large.
         replace(limits, processor_seconds=limits.seconds + _END_SECONDS),
     )
-    tested = _fork(
+    tested = fork(
         lambda: _functions(code=3, pipe=Pipe(4, 5, size)),
         (nothing, stdout, stderr, code, questions_read, answers),
         confinement,
@@ -132,13 +138,14 @@ def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: L
     return holder, [tested]
 
 
-def _fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement, limits: Limits) -> _Child:
+def fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement, limits: Limits) -> Child:
     """A process with these descriptors as 0, 1, 2 ... and no other, which confines itself and then does this work."""
     ready, says = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         os.close(says)
-        return _Child(pid, ready)
+        return Child(pid, ready)
     status = _FAILED_TO_START
     try:
         last = len(given)
@@ -147,7 +154,7 @@ def _fork(work: Callable[[], int], given: Sequence[int], confinement: Confinemen
             os.dup2(descriptor, number)
         os.closerange(last + 1, 1 << 30)
         candidate.use_descriptors()
-        confine(confinement, limits)
+        confine(confinement, limits, parent)
         os.write(last, b"1")
         os.close(last)
         random.seed(0)  # the same program has the same luck; a fork changes the seed

@@ -9,7 +9,7 @@ from pathlib import Path
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import DataError
 from burnish.observability.history import read_rows
-from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, step_of
+from burnish.observability.recorder import RecordedLine, num_sampled, read_rollouts, recorded_files, step_of
 from burnish.reading import reading
 from burnish.simulation.fit import DecodedStep, decoded_step
 
@@ -115,8 +115,12 @@ def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], plac
 
 
 def _lengths(lines: Sequence[RecordedLine]) -> Iterator[tuple[int, int]]:
+    """Prompt and response lengths. What tools and environments said was read and not sampled, so it counts as prompt:
+    decoding is as long as what was sampled, and training passes are over all of it."""
     for line in lines:
-        yield len(line["prompt_tokens"]), max(1, len(line["response_tokens"]))
+        sampled = num_sampled(line)
+        given = len(line["response_tokens"]) - sampled
+        yield len(line["prompt_tokens"]) + given, max(1, sampled)
 
 
 def _config(folder: Path) -> Mapping[str, object]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +18,16 @@ MAX_DIGITS = 1000
 """Of an integer. The time to convert one grows with the square of its digits."""
 _MAX_INTEGER = 10**MAX_DIGITS
 _SPACE = re.compile(r"\s*")
+
+
+def parse_expression(text: str) -> ast.expr:
+    """The syntax tree of a Python expression. Raises what `ast.parse` raises.
+
+    Python warns about some expressions (`1if x else 2`), which nobody here has written.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return ast.parse(text, mode="eval").body
 
 
 class UnreadableError(Exception):

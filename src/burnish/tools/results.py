@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import dataclass
 
+from burnish.tools.served import ToolError
+
 _SHORTEST_LIMIT = 64
 _FOLDERS = re.compile(r"(?<![\w/:.~])~?/(?:[^\s/'\"():,;]+/)+")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -45,6 +47,8 @@ def error_of(error: BaseException, limit: int) -> ToolResult:
     There is no traceback. Folders of absolute paths and addresses of objects are left out, because they say where the
     run is, and differ from one run to the next.
     """
+    if isinstance(error, ToolError):  # in the tool's own words
+        return _cut(f"Error: {error}", limit, failed=True)
     try:
         message = str(error)
     except Exception as second:  # noqa: BLE001  boundary: an exception of the user's may fail to print itself

@@ -42,9 +42,9 @@ class EvalReport:
     rollouts_file: Path | None = None
 
 
-def new_eval_folder(run_dir: Path) -> Path:
-    """`eval/001` in the folder of a run, or the next free number: earlier results stay."""
-    place = run_dir / "eval"
+def new_eval_folder(run_dir: Path, kind: str = "eval") -> Path:
+    """`eval/001` in the folder of a run, or the next free number: earlier results stay. kind: another name for it."""
+    place = run_dir / kind
     place.mkdir(parents=True, exist_ok=True)
     taken = [int(entry.name) for entry in place.iterdir() if entry.name.isdecimal()]
     for number in itertools.count(max(taken, default=0) + 1):

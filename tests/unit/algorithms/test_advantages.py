@@ -27,15 +27,23 @@ GROUP_ESTIMATORS = [name for name, row in ESTIMATORS.items() if row.needs_groups
 
 
 def call(name: str, scores: list[float], ids: list[int], **options: object) -> torch.Tensor:
-    """Any group estimator with these scores (gdpo: as its single component)."""
+    """Any group estimator with these scores (gdpo: as its single component; of turns: as responses of one token)."""
+    rewards = torch.tensor(scores).unsqueeze(1)
+    turns = torch.zeros(len(scores), 1, dtype=torch.int64)
     tensors = {
+        "token_rewards_BT": rewards,
+        "mask_BT": torch.ones_like(rewards, dtype=torch.bool),
+        "turn_index_BT": turns,
+        "observation_ids_BT": turns,
+        "history_ids_BT": turns,
         "scores_B": torch.tensor(scores),
         "group_ids_B": torch.tensor(ids),
         "lengths_B": torch.arange(1, len(scores) + 1),
         "parts_BC": torch.tensor(scores).unsqueeze(1),
         "weights_C": torch.ones(1),
     }
-    return ESTIMATORS[name](tensors, options)
+    found = ESTIMATORS[name](tensors, options)
+    return found[0][:, 0] if ESTIMATORS[name].token_level else found
 
 
 def test_groups_are_found_by_any_ids_in_any_order():
@@ -176,7 +184,8 @@ def test_half_precision_scores_are_computed_in_float32():
 
 
 def test_what_estimators_need_is_read_from_their_signatures():
-    assert ESTIMATORS["gae"].inputs == ("token_rewards_BT", "values_BT", "mask_BT")
+    assert ESTIMATORS["gae"].inputs == ("token_rewards_BT", "values_BT", "mask_BT", "turn_index_BT")
+    assert ESTIMATORS["gae"].optional_inputs == {"turn_index_BT"}
     assert ESTIMATORS["gae"].needs_values
     assert ESTIMATORS["gae"].token_level
     assert ESTIMATORS["gae"].options == {"gamma": 1.0, "lam": 0.95}

@@ -17,10 +17,21 @@ MASK = torch.tensor([[True, True, True], [True, False, False], [False, False, Fa
         ("sequence_mean_token_mean", (2 + 10) / 2),
         ("sequence_mean_token_sum", 16 / 2),
         ("sequence_mean_token_sum_norm", 16 / 2 / 8),
+        ("turn_mean_token_mean", (2 + 10) / 2),
     ],
 )
 def test_each_mode_counts_trained_tokens_and_the_sequences_that_have_any(mode, expected):
     assert aggregate(LOSS, MASK, mode, length=8).item() == pytest.approx(expected)
+
+
+def test_each_turn_has_the_same_weight():
+    turns = torch.tensor([[0, 0, 1], [0, -1, -1], [-1, -1, -1]])
+    # 1.5, 3 and 10
+    assert aggregate(LOSS, MASK, "turn_mean_token_mean", turn_index_BT=turns).item() == pytest.approx(14.5 / 3)
+    part = aggregate(LOSS[:1], MASK[:1], "turn_mean_token_mean", turn_index_BT=turns[:1], num_turns=3)
+    assert part.item() == pytest.approx(4.5 / 3)
+    without_the_first = MASK & (turns != 0)  # a turn that is not trained on is none
+    assert aggregate(LOSS, without_the_first, "turn_mean_token_mean", turn_index_BT=turns).item() == 3.0
 
 
 def test_counts():
@@ -31,7 +42,7 @@ def test_counts():
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_denominators_of_the_step_replace_those_of_the_tensor(mode):
     whole = aggregate(LOSS, MASK, mode, length=8)
-    half = aggregate(LOSS, MASK, mode, num_tokens=8, num_sequences=4, length=8)
+    half = aggregate(LOSS, MASK, mode, num_tokens=8, num_sequences=4, num_turns=4, length=8)
     assert half.item() == pytest.approx(whole.item() / 2)
 
 

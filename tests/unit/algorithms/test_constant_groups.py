@@ -15,6 +15,7 @@ from burnish.algorithms import shaping
 from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.masking import whiten
 from burnish.algorithms.policy_losses import covariance_selection
+from burnish.algorithms.turns import as_single_turn
 from burnish.config.names import GROUP_ESTIMATORS
 from burnish.errors import ModelError
 
@@ -42,6 +43,9 @@ def advantages(name: str, scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tens
         "weights_C": torch.tensor([1.0, 0.7]),
         "token_rewards_BT": shaping.token_rewards(scores_B, mask_BT),
         "mask_BT": mask_BT,
+        "turn_index_BT": as_single_turn(mask_BT),
+        "observation_ids_BT": torch.zeros_like(mask_BT, dtype=torch.int64),
+        "history_ids_BT": torch.zeros_like(mask_BT, dtype=torch.int64),
     }
     found = ESTIMATORS[name](tensors, {})
     return found[0] if ESTIMATORS[name].token_level else found
@@ -93,7 +97,9 @@ def test_equal_advantages_have_no_covariance_with_anything(score, size, seed):
     assert not covariance_selection(logprobs, torch.full((size, 8), score), mask, fraction=0.5).any()
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "grpo_batch_std"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "grpo_batch_std", "turn_grpo"]
+)
 def test_a_small_difference_of_large_scores_keeps_its_size(name):
     """In a group of 64 that score 1e5 but for one that scores 1 more, a float32 mean is off by half a hundredth."""
     scores, group_ids = torch.full((64,), 1e5), torch.zeros(64, dtype=torch.int64)

@@ -19,6 +19,7 @@ from burnish.algorithms.kl import KL_ESTIMATORS
 from burnish.algorithms.masking import masked_mean, masked_var, whiten
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.algorithms.preference_losses import best_of, bradley_terry
+from burnish.algorithms.turns import count_turns
 from burnish.algorithms.value_losses import clipped_value
 from burnish.types import Metric
 
@@ -52,6 +53,9 @@ class Step:
     parts_BC: Tensor
     weights_C: Tensor
     group_ids_B: Tensor
+    turn_index_BT: Tensor
+    observation_ids_BT: Tensor
+    history_ids_BT: Tensor
 
     @property
     def lengths_B(self) -> Tensor:
@@ -90,6 +94,10 @@ def make_step(seed: int, *, num_groups: int = 3, T: int = 6, dtype: torch.dtype 
     lengths[0] = T
     mask = (torch.arange(T) < lengths) & (torch.rand(B, T, generator=g) < 0.8)
     mask[0, 0] = True
+    # A turn ends where a token is masked, and sometimes without one.
+    begins = mask & (~mask.roll(1, dims=1) | (torch.rand(B, T, generator=g) < 0.2))
+    begins[:, 0] = mask[:, 0]
+    turns = torch.where(mask, begins.cumsum(dim=1) - 1, -1)
     logprobs = -normal(B, T).abs() - 0.1
     return Step(
         mask_BT=mask,
@@ -104,12 +112,16 @@ def make_step(seed: int, *, num_groups: int = 3, T: int = 6, dtype: torch.dtype 
         parts_BC=normal(B, 2),
         weights_C=torch.tensor([1.0, 0.5], dtype=dtype),
         group_ids_B=group_ids,
+        turn_index_BT=turns,
+        observation_ids_BT=torch.where(mask, turns % 2, -1),
+        history_ids_BT=torch.where(mask, turns % 3, -1),
     )
 
 
 def run_loss(name: str, step: Step, **options: object):
     inputs = (step.logprobs_BT, step.old_logprobs_BT, step.advantages_BT, step.mask_BT)
-    return POLICY_LOSSES[name].function(*inputs, **{**SELECTION.get(name, {}), **options})
+    turns = {"turn_index_BT": step.turn_index_BT} if POLICY_LOSSES[name].needs_turns else {}
+    return POLICY_LOSSES[name].function(*inputs, **{**SELECTION.get(name, {}), **turns, **options})
 
 
 def loss_and_gradient(name: str, step: Step, mode: str = "token_mean", counts: Step | None = None, **options: object):
@@ -117,8 +129,12 @@ def loss_and_gradient(name: str, step: Step, mode: str = "token_mean", counts: S
     counted = step if counts is None else counts
     logprobs = step.logprobs_BT.clone().requires_grad_()
     result = run_loss(name, replace(step, logprobs_BT=logprobs), **options)
-    numbers = {"num_tokens": count_tokens(counted.mask_BT), "num_sequences": count_sequences(counted.mask_BT)}
-    total = aggregate(result.per_token_BT, step.mask_BT, mode, length=7, **numbers)
+    numbers = {
+        "num_tokens": count_tokens(counted.mask_BT),
+        "num_sequences": count_sequences(counted.mask_BT),
+        "num_turns": count_turns(counted.turn_index_BT, counted.mask_BT),
+    }
+    total = aggregate(result.per_token_BT, step.mask_BT, mode, length=7, turn_index_BT=step.turn_index_BT, **numbers)
     (gradient,) = torch.autograd.grad(total, logprobs)
     return total.detach(), gradient, result.metrics
 
@@ -167,7 +183,10 @@ def test_nan_in_masked_slots_moves_no_estimator(name, seed):
 
 
 ELEMENTWISE: dict[str, Callable[[Tensor, Step], Tensor]] = {
-    **{f"aggregate {mode}": (lambda x, s, m=mode: aggregate(x, s.mask_BT, m, length=3)) for mode in AGGREGATIONS},
+    **{
+        f"aggregate {mode}": (lambda x, s, m=mode: aggregate(x, s.mask_BT, m, length=3, turn_index_BT=s.turn_index_BT))
+        for mode in AGGREGATIONS
+    },
     **{
         f"kl {name}": (lambda x, s, f=row.function: f(x, s.ref_logprobs_BT, mask=s.mask_BT))
         for name, row in KL_ESTIMATORS.items()
@@ -204,7 +223,9 @@ def test_nan_in_masked_slots_moves_no_value_and_no_gradient(name, seed):
 def test_mismatch_weights_ignore_masked_slots_and_stay_in_bounds(seed, level, mode):
     step = make_step(seed)
     weights, dirty = (
-        mismatch.correction_weights(s.old_logprobs_BT, s.ref_logprobs_BT, s.mask_BT, level=level, mode=mode)
+        mismatch.correction_weights(
+            s.old_logprobs_BT, s.ref_logprobs_BT, s.mask_BT, level=level, mode=mode, turn_index_BT=s.turn_index_BT
+        )
         for s in (step, step.poisoned())
     )
     assert torch.equal(weights, dirty)
@@ -244,7 +265,8 @@ def test_micro_batches_add_up_to_the_step(name, mode, seed, pieces):
 
 
 def pad(step: Step, width: int) -> Step:
-    return step.change(lambda t: torch.nn.functional.pad(t, (0, width), value=0 if t.dtype == torch.bool else NAN))
+    fills = {torch.bool: 0, torch.int64: -1}
+    return step.change(lambda t: torch.nn.functional.pad(t, (0, width), value=fills.get(t.dtype, NAN)))
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
@@ -322,11 +344,20 @@ def test_constant_groups_and_groups_left_with_one_get_exactly_zero(name, seed, c
         step,
         scores_B=step.scores_B.masked_fill(first, constant),
         parts_BC=step.parts_BC.masked_fill(first.unsqueeze(1), constant),
+        # each turn of the group has the same return: the constant at the end of the row, and nothing before it
+        token_rewards_BT=torch.where(
+            first.unsqueeze(1), shaping.last_trained_BT(step.mask_BT) * constant, step.token_rewards_BT
+        ),
     )
-    assert advantages_of(name, flat)[first].abs().sum() == 0
+    advantages = ESTIMATORS[name](flat.tensors, {})
+    of_rows = advantages[0] if ESTIMATORS[name].token_level else advantages
+    assert of_rows[first].abs().sum() == 0
     kept = torch.cat([first.nonzero().flatten()[:1], (~first).nonzero().flatten()])
+    if name == "gigpo":  # turns of one row are compared with each other where they are in one state
+        step = replace(step, observation_ids_BT=step.turn_index_BT)
     shrunk = ESTIMATORS[name](step.rows(kept).tensors, {"allow_single": True})
-    assert shrunk[0].item() == 0.0
+    shrunk = shrunk[0] if ESTIMATORS[name].token_level else shrunk
+    assert shrunk[0].abs().sum() == 0.0
     assert shrunk.isfinite().all()
 
 
@@ -359,11 +390,12 @@ def test_rows_without_trained_tokens_change_no_loss(name, seed):
 
 # Gradients against finite differences in float64
 
+SHARED = ("gspo", "turn_gspo")  # the token form: tested with one advantage per sequence or turn
 OWN_GRADIENT = ("cispo", "tis", "topr")  # a weight without gradient: compared with its frozen form below
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in OWN_GRADIENT and name != "gspo"])
+@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in (*OWN_GRADIENT, *SHARED)])
 @examples(3)
 @given(seed=SEEDS)
 def test_loss_gradients_are_those_of_finite_differences(name, mode, seed):
@@ -375,7 +407,7 @@ def test_loss_gradients_are_those_of_finite_differences(name, mode, seed):
 
     def total(logprobs_BT: Tensor) -> Tensor:
         loss_BT = run_loss(name, replace(step, logprobs_BT=logprobs_BT), **options).per_token_BT
-        return aggregate(loss_BT, step.mask_BT, mode, length=5)
+        return aggregate(loss_BT, step.mask_BT, mode, length=5, turn_index_BT=step.turn_index_BT)
 
     assert torch.autograd.gradcheck(total, step.logprobs_BT.clone().requires_grad_(), eps=1e-7, atol=1e-6)
 
@@ -389,6 +421,20 @@ def test_gspo_has_the_gradient_of_the_sequence_ratio(seed):
     def total(logprobs_BT: Tensor) -> Tensor:
         result = run_loss("gspo", replace(step, logprobs_BT=logprobs_BT), clip_low=0.1, clip_high=0.1)
         return aggregate(result.per_token_BT, step.mask_BT, "sequence_mean_token_mean")
+
+    assert torch.autograd.gradcheck(total, step.logprobs_BT.clone().requires_grad_(), eps=1e-7, atol=1e-6)
+
+
+@EXAMPLES
+@given(seed=SEEDS)
+def test_turn_gspo_has_the_gradient_of_the_ratio_of_the_turn(seed):
+    step = make_step(seed, num_groups=2, T=4)
+    of_turns = step.turn_index_BT.double().sin() + step.scores_B.unsqueeze(1)  # one advantage per turn
+    step = replace(step, advantages_BT=of_turns)
+
+    def total(logprobs_BT: Tensor) -> Tensor:
+        result = run_loss("turn_gspo", replace(step, logprobs_BT=logprobs_BT), clip_low=0.1, clip_high=0.1)
+        return aggregate(result.per_token_BT, step.mask_BT, "turn_mean_token_mean", turn_index_BT=step.turn_index_BT)
 
     assert torch.autograd.gradcheck(total, step.logprobs_BT.clone().requires_grad_(), eps=1e-7, atol=1e-6)
 

@@ -6,15 +6,19 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from burnish.api.conversing import Conversed
 from burnish.api.policy import Policy, Response
 from burnish.cli import main
-from burnish.cli.chat import tinted_text
+from burnish.cli.chat import plain_text, tinted_text
+from burnish.cli.speakers import conversing_config
 from burnish.models.characters import character_tokenizer
-from burnish.types import FinishReason
+from burnish.types import FinishReason, Message, Rollout, Turn
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}={% endfor %}"
 
@@ -73,6 +77,57 @@ def test_log_probabilities_are_listed(piped: Callable[..., str], model: str) -> 
 def test_unlikely_tokens_have_more_colour() -> None:
     text = tinted_text(Response("ab", ("a", "b"), (1, 2), (0.0, -6.0), FinishReason.STOP))
     assert [str(span.style) for span in text.spans[:2]] == ["on rgb(40,40,40)", "on rgb(200,40,40)"]
+
+
+CALL = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2*3"}}}
+TURNS = (
+    Turn("policy", 0, 1, (Message("assistant", "hm", tool_calls=(CALL,)),), reward=0.25),
+    Turn("tool", 1, 2, (Message("tool", "6", extra={"name": "calculator"}),), reward=0.0),
+    Turn("policy", 2, 3, (Message("assistant", "six"),)),
+    Turn("environment", 3, 4, (Message("user", "[b]higher"),)),
+    Turn("policy", 4, 5, (Message("assistant", "seven"),)),
+)
+
+
+def conversed(**fields: Any) -> Conversed:
+    rollout = Rollout(
+        "p", 0, 0, (1,), (1, 2, 3, 4, 5), (-6.0, 0.0, -6.0, 0.0, -6.0), FinishReason.TURNS, 0, turns=TURNS
+    )
+    return Conversed(replace(rollout, environment_reward=0.5), ("A", "B", "C", "D", "E"), **fields)
+
+
+def test_turns_are_told_apart() -> None:
+    text = plain_text(conversed(opening="<Guess.>"))
+    assert text.plain.splitlines() == [
+        "<Guess.>", "hm", "  calculator(expression='2*3')", "  (reward of the turn 0.25)", "  calculator: 6", "six",
+        "  environment: [b]higher", "seven", "  (out of turns)", "  (the environment pays 0.5)",
+    ]  # fmt: skip
+    dim = "".join(text.plain[span.start : span.end] for span in text.spans if span.style == "dim")
+    assert not {"hm", "six", "seven"} & set(dim.split("\n"))
+    assert "  calculator: 6" in dim.split("\n")
+
+
+def test_only_the_policys_tokens_are_tinted() -> None:
+    text = tinted_text(conversed())
+    tinted = [text.plain[span.start : span.end] for span in text.spans if "on rgb(200" in str(span.style)]
+    assert tinted == ["A", "C", "E"]
+
+
+def test_who_has_typed_the_turns_has_seen_them() -> None:
+    assert plain_text(conversed(typed=True)).plain.splitlines() == ["  (out of turns)", "  (the environment pays 0.5)"]
+
+
+def test_tools_for_a_model(model: str) -> None:
+    assert conversing_config(model, None) is None
+    config = conversing_config(model, "calculator, my.py:search,")
+    assert config is not None
+    assert config.conversation is not None
+    assert [tool.name for tool in config.conversation.tools] == ["calculator", "my.py:search"]
+
+
+def test_playing_needs_an_environment(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", model, "--play"]) == 2
+    assert "--play needs a run that was trained with an environment" in capsys.readouterr().err
 
 
 def test_a_line_at_a_terminal_begins_anew_on_request(

@@ -163,3 +163,31 @@ def test_sandboxes_that_cannot_be(words: list[str], reason: str) -> None:
 @pytest.mark.parametrize("kind", ["sft", "rm"])
 def test_other_runs_have_no_sandbox(kind: Kind) -> None:
     assert "sandbox is not a known key" in refusal(kind, "sandbox.tier=process")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("algorithm=grpo", "algorithm.discount=turn"), "the estimator 'grpo' has no choice of discount"),
+        (("algorithm=turn_grpo", "algorithm.discount=turn"), "the estimator 'turn_grpo' has no choice of discount"),
+        (("algorithm=turn_grpo", "algorithm.whiten_rewards=true"), "longer responses would score higher"),
+        (("algorithm=gigpo", "algorithm.whiten_rewards=true"), "longer responses would score higher"),
+        (("algorithm.loss=turn_gspo",), "the preset 'turn_gspo' uses 0.0003"),
+        (("algorithm=grpo", "algorithm.gamma=0.9"), "the estimator 'grpo' has no discount"),
+    ],
+)
+def test_settings_of_turns_that_cannot_work(words: tuple[str, ...], reason: str) -> None:
+    assert reason in refusal("rl", *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algorithm=ppo", "algorithm.discount=turn", "algorithm.gamma=0.9"),
+        ("algorithm=turn_grpo", "algorithm.gamma=0.9", "algorithm.estimator_options.normalise=false"),
+        ("algorithm=gigpo", "algorithm.estimator_options.whole_history=true"),
+        ("algorithm=turn_gspo", "algorithm.mismatch_correction=turn_mask"),
+    ],
+)
+def test_settings_of_turns(words: tuple[str, ...]) -> None:
+    load_run_data(RUNS["rl"], words, "rl")

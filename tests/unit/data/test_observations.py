@@ -195,3 +195,31 @@ def test_decoding_and_encoding_again_gives_other_tokens(shared_dir: Any) -> None
     sampled = [[chance.randrange(40, len(tokenizer)) for _ in range(20)] for _ in range(200)]
     again = [list(encode_bare(tokenizer.decode(tokens), tokenizer)) for tokens in sampled]
     assert sum(a != b for a, b in zip(again, sampled, strict=True)) > 100
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA, CHATML])
+@given(contents=st.lists(st.one_of(WORDS, st.sampled_from(["", " a ", "burnish answer", "burnish observation", '"\n'])),
+                         min_size=1, max_size=3))  # fmt: skip
+def test_what_is_remembered_of_a_template_changes_no_token(template: str, contents: list[str]) -> None:
+    """Each answer is still rendered once; the frame around it is not rendered again."""
+    form, slow = (format_of(template, () if template is CHATML else (CALCULATOR,)) for _ in range(2))
+    role, calls = ("user", []) if template is CHATML else ("tool", [call("a")])
+    messages = [Message(role, content) for content in contents]
+    object.__setattr__(slow, "_frame", lambda messages, calls: None)
+    last = form.template.tokenizer.eos_token_id
+    for _ in range(2):
+        assert form.tokens(messages, calls, last, where="x") == slow.tokens(messages, calls, last, where="x")
+
+
+def test_a_template_that_looks_at_contents_is_not_trusted_with_a_frame() -> None:
+    form = format_of(CHATML.replace("m.content +", "(m.content if m.content != 'odd' else 'even') +"))
+    last = form.template.tokenizer.eos_token_id
+    form.tokens([Message("user", "fine")], [], last, where="x")
+    with pytest.raises(DataError, match="changes what tools or environments answer"):
+        form.tokens([Message("user", "odd")], [], last, where="x")
+
+
+def test_an_answer_may_say_what_stands_in_for_the_turn() -> None:
+    form = format_of(CHATML)
+    tokens = form.tokens([Message("user", "burnish answer")], [], form.template.tokenizer.eos_token_id, where="x")
+    assert "user\nburnish answer<|im_end|>" in form.template.tokenizer.decode(tokens)

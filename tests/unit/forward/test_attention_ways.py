@@ -30,7 +30,13 @@ def packing_of(prompts: list[int], prompt_lengths: list[int], response_lengths: 
     lengths = np.array([prompt_lengths[prompt] for prompt in prompts])
     width = max(response_lengths)
     return Packing.of(
-        HostRows(lengths, np.array(response_lengths), np.array(prompts), np.ones((len(prompts), width), bool))
+        HostRows(
+            lengths,
+            np.array(response_lengths),
+            np.array(prompts),
+            np.ones((len(prompts), width), bool),
+            np.ones(len(prompts), np.int64),
+        )
     )
 
 

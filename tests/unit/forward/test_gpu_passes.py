@@ -19,7 +19,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective
 from burnish.models.value_head import ValueHead, ValueScorer
-from burnish.trainers.rl.objective import LikelihoodObjective, PolicyObjective
+from burnish.trainers.rl.objective import Correction, LikelihoodObjective, PolicyObjective
 from burnish.trainers.rl.value_objective import ClippedValueObjective
 
 META = torch.device("meta")
@@ -58,7 +58,9 @@ def shared_prompts(batch: Batch) -> Batch:
     """Seven rows on four prompts, with everything that an objective may ask for."""
     rows = torch.tensor([0, 0, 0, 3, 3, 5, 6])
     numbers = torch.linspace(-2.0, -0.1, batch.loss_mask.numel()).view(batch.loss_mask.shape)
+    halves = (torch.arange(batch.loss_mask.shape[1]) >= batch.loss_mask.shape[1] // 2).long()
     return batch.replace(
+        turn_index=torch.where(batch.loss_mask, halves, -1),
         prompt_tokens=batch.prompt_tokens[rows],
         prompt_lengths=batch.prompt_lengths[rows],
         advantages=numbers + 1.0,
@@ -87,13 +89,21 @@ def policy_objective(name: str) -> Objective:
         kl_coef=0.1,
         entropy_coef=0.01,
         takes_selection=row.needs_selection,
+        takes_turns=row.needs_turns,
     )
+
+
+def turn_objective() -> Objective:
+    """Everything that goes by turns."""
+    correction = Correction("turn", "truncate", 0.5, 2.0)
+    loss = POLICY_LOSSES["turn_gspo"].function
+    return PolicyObjective(loss, {}, "turn_mean_token_mean", 9, correction=correction, takes_turns=True)
 
 
 def micro_batch(scorer: ResponseScorer, batch: Batch, objective: Objective) -> torch.Tensor:
     """As in an update: scores of the trained tokens, the loss, its gradient."""
     scores = scorer.score(batch, only_trained=True, entropy=objective.needs_entropy)
-    loss = objective(scores, batch, Denominators(30, 7)).loss
+    loss = objective(scores, batch, Denominators(30, 7, 9)).loss
     loss.backward()
     return loss
 
@@ -103,12 +113,13 @@ def value_micro_batch(scorer: ResponseScorer, batch: Batch) -> None:
     head = ValueHead(16, device=META)
     values_BT = ValueScorer(scorer.model.base_model, head).score(batch, only_trained=True)
     batch = batch.replace(values=batch.old_logprobs, returns=batch.advantages)
-    ClippedValueObjective(0.2, "token_mean", 9)(values_BT, batch, Denominators(30, 7)).loss.backward()
+    ClippedValueObjective(0.2, "token_mean", 9)(values_BT, batch, Denominators(30, 7, 9)).loss.backward()
 
 
 PASSES: dict[str, Callable[[ResponseScorer, Batch], object]] = {
     "supervised": lambda scorer, batch: micro_batch(scorer, batch, LikelihoodObjective()),
     "policy": lambda scorer, batch: micro_batch(scorer, batch, policy_objective("ppo_clip")),
+    "turns": lambda scorer, batch: micro_batch(scorer, batch, turn_objective()),
     "values alone": lambda scorer, batch: value_micro_batch(scorer, batch),
 }
 """What is done with one micro-batch. Whatever else goes over micro-batches belongs in here."""

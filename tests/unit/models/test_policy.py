@@ -124,7 +124,7 @@ def test_update_learns_and_reports(load, batch):
 def test_denominators_are_of_the_whole_batch(load, batch):
     objective = LikelihoodObjective()
     _policy(load(), budget=1).update(batch, objective)
-    whole = Denominators(int(batch.loss_mask.sum()), 7)
+    whole = Denominators(int(batch.loss_mask.sum()), 7, 7)
     assert objective.denominators == [whole] * 7
     masked = dataclasses.replace(batch, loss_mask=batch.loss_mask & (torch.arange(7) != 2)[:, None])
     assert count_denominators(masked).num_sequences == 6

@@ -13,7 +13,8 @@ HEALTHY = {
     "policy/first_ratio_deviation": 1e-6, "policy/entropy": 1.0, "kl/reference_per_token": 0.02, "kl/reference": 12.0,
     "kl/clamped_fraction": 0.0, "policy/ratio_clamped_fraction": 0.0,
     "reward/failed_fraction": 0.0, "policy/grad_norm": 0.3, "policy/optimizer_steps": 4, "critic/value_mean": 0.5,
-    "critic/explained_variance": 0.3, "critic/return_mean": 0.6, "critic/return_std": 0.4,
+    "environment/failed_fraction": 0.0, "tool/malformed_fraction": 0.1, "tool/invalid_fraction": 0.2,
+    "conversation/restarts": 0.0, "critic/explained_variance": 0.3, "critic/return_mean": 0.6, "critic/return_std": 0.4,
 }  # fmt: skip
 
 
@@ -46,6 +47,10 @@ def test_a_healthy_run_is_quiet() -> None:
         ("gradient zero", "policy/grad_norm", 0.0, 12),
         ("critic worse than a constant", "critic/explained_variance", -0.01, 20),
         ("critic far from the returns", "critic/value_mean", 0.15, 30),
+        ("environments fail", "environment/failed_fraction", 0.11, 13),
+        ("calls that cannot be made", "tool/malformed_fraction", 0.31, 20),
+        ("calls that cannot be made", "tool/invalid_fraction", 0.41, 20),
+        ("tools restarted", "conversation/restarts", 1.0, 11),
     ],
 )
 def test_each_fires_once_after_its_patience(name: str, metric: str, value: float, step: int) -> None:
@@ -57,7 +62,7 @@ def test_each_fires_once_after_its_patience(name: str, metric: str, value: float
     ("metric", "value"),
     [("groups/constant_fraction", 0.9), ("policy/first_ratio_deviation", 1e-3), ("policy/entropy", 0.06),
      ("kl/reference_per_token", 0.49), ("rollout/truncated_fraction", 0.99), ("critic/explained_variance", 0.0),
-     ("critic/value_mean", 0.25)],
+     ("critic/value_mean", 0.25), ("environment/failed_fraction", 0.1), ("tool/malformed_fraction", 0.3)],
 )  # fmt: skip
 def test_values_at_the_edge_stay_quiet(metric: str, value: float) -> None:
     assert fired([*steps(10), *[HEALTHY | {metric: value}] * 25]) == []
@@ -111,7 +116,7 @@ def test_replay_is_the_same_as_live() -> None:
     (alarm,) = replay(rows)
     assert (alarm.name, alarm.step) == ("reward failures", 4)
     assert "50.0%" in alarm.message
-    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 15
+    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 18
 
 
 @pytest.mark.parametrize(

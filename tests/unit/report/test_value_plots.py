@@ -17,7 +17,8 @@ def record(folder: Path, step: int, *lines: dict[str, Any]) -> None:
 
 
 def line(values: list[Any], returns: list[Any], kept: bool = True) -> dict[str, Any]:
-    return {"kept": kept, "token_values": values, "token_returns": returns}
+    tokens = [0] * len(values)
+    return {"kept": kept, "response_tokens": tokens, "token_values": values, "token_returns": returns}
 
 
 def test_first_tokens_stand_apart_and_what_was_not_trained_on_is_left_out(tmp_path: Path) -> None:

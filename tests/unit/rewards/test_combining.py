@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burnish.errors import RewardError
 from burnish.rewards.combining import Weighted, combine, not_for_prompt
 from burnish.rewards.outcome import Outcome, failure
 from burnish.trainers.rl.batching import build_rewards
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Score
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Score, Turn
 
 LABELS = ("a", "b", "c")
 ANSWERS = {
@@ -74,3 +77,25 @@ def test_a_failure_explains_more_than_a_missing_score() -> None:
     assert (alone.status, alone.status_detail) == (RewardStatus.ERROR, "broken")
     both = combined([("none", "error", "score"), ("score", "score", "score")])
     assert [(one.status, one.status_detail) for one in both] == [(RewardStatus.ERROR, "broken"), (RewardStatus.OK, "")]
+
+
+def conversation() -> Rollout:
+    """One token of the policy, two of a tool, two of the policy."""
+    turns = (Turn("policy", 0, 1), Turn("tool", 1, 3), Turn("policy", 3, 5))
+    return replace(rollout(0), response_tokens=(2,) * 5, rollout_logprobs=(0.0,) * 5, turns=turns)
+
+
+def test_rewards_of_turns_and_of_the_whole_are_on_sampled_tokens() -> None:
+    dense = Score(3.0, token_rewards=(1.0, 0.0, 0.0, 0.0, 2.0))
+    results = [
+        Weighted(label, 2.0, Outcome(RewardStatus.OK, score)) for label, score in (("a", dense), ("b", Score(5.0)))
+    ]
+    assert combine(conversation(), results, None).token_rewards == (2.0, 0.0, 0.0, 0.0, 14.0)
+
+
+def test_a_reward_on_a_token_that_nobody_sampled_is_refused() -> None:
+    lost = Score(3.0, token_rewards=(1.0, 0.0, 2.0, 0.0, 0.0))
+    with pytest.raises(
+        RewardError, match=r"(?s)'a' returned 2 as token_rewards\[2\].*did not sample.*author is policy"
+    ):
+        combine(conversation(), [Weighted("a", 1.0, Outcome(RewardStatus.OK, lost))], None)

@@ -12,8 +12,8 @@ import pytest
 from burnish.errors import ConfigError
 from burnish.models.characters import character_tokenizer
 from burnish.rewards import ProcessRewardScorer
-from burnish.rewards.endings import end_of, single_token_id
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
+from burnish.rewards.endings import Ending, end_of, single_token_id
+from burnish.types import FinishReason, Message, Prompt, RewardStatus, Rollout, Turn
 
 TOKENIZER = character_tokenizer("abcdefgh .", eos="$", pad="_")
 Item = tuple[Prompt, Rollout]
@@ -131,3 +131,18 @@ def test_an_uncut_response_is_handed_on_as_it_is(score: Any) -> None:
     given = item("ab.")
     (rollout,), _ = score([given], "length", truncate_token=".")
     assert dataclasses.replace(rollout, reward=None, reward_parts={}, status=RewardStatus.PENDING) == given[1]
+
+
+def test_only_the_last_turn_of_a_conversation_is_cut() -> None:
+    _, whole = item("a.b.c.d", FinishReason.STOP)
+    turns = (Turn("policy", 0, 2), Turn("tool", 2, 4), Turn("policy", 4, 7, (Message("assistant", "c.d"),)))
+    talk = dataclasses.replace(whole, response="c.d", turns=turns)
+    ending = Ending(TOKENIZER, single_token_id(".", TOKENIZER), 0, None)
+    seen = ending.seen(talk)
+    assert (seen.response, len(seen.response_tokens), len(seen.sampled_mask())) == ("c.", 6, 6)
+    assert seen.turns == (*turns[:2], Turn("policy", 4, 6, (Message("assistant", "c."),)))
+    judged = ending.judged(talk, dataclasses.replace(seen, reward=1.0, token_rewards=(0.0,) * 5 + (1.0,)))
+    assert (judged.turns, judged.token_rewards) == (turns, (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0))
+    later = dataclasses.replace(ending, first_position=2)
+    assert later.seen(talk) is talk  # there is none after the second token of the turn
+    assert not later.is_complete(talk)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.inputs import check_options, read_signature
-from burnish.types import FinishReason, Message, Prompt, Rollout
+from burnish.types import FinishReason, Message, Prompt, Rollout, Turn
 
 
 def _rollout(response: str, finish: FinishReason = FinishReason.STOP) -> Rollout:
@@ -42,6 +43,33 @@ def test_conversations() -> None:
     assert given["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (given["finish_reason"], given["truncated"], given["response_tokens"]) == ("length", True, [4, 5, 6])
     assert signature.arguments(TEXT)["messages"] == [{"role": "user", "content": "1+1?"}]
+
+
+def test_conversations_of_several_turns() -> None:
+    call = Message("assistant", "", tool_calls=({"type": "function", "function": {"name": "add", "arguments": {}}},))
+    turns = (
+        Turn("policy", 0, 1, (call,), reward=0.5),
+        Turn("tool", 1, 2, (Message("tool", "4"),)),
+        Turn("policy", 2, 3, (Message("assistant", "It is 4."),)),
+    )
+    prompt, rollout = TEXT[0], replace(_rollout("It is 4."), turns=turns, environment_reward=2.0)
+
+    def reward(turns: list, transcript: list, environment_reward: float, num_tokens: int, messages: list) -> float:
+        return 0.0
+
+    given = read_signature(reward, "reward", ()).arguments((prompt, rollout))
+    assert given["turns"] == [turn.to_dict() for turn in turns]
+    assert [message["role"] for message in given["transcript"]] == ["user", "assistant", "tool", "assistant"]
+    assert given["transcript"][1]["tool_calls"] == [dict(call.tool_calls[0])]
+    assert given["messages"] == given["transcript"][:1]
+    assert (given["environment_reward"], given["num_tokens"]) == (2.0, 2)
+
+    def batched(responses: list, transcripts: list, turns: list, environment_rewards: list) -> list:
+        return []
+
+    single = read_signature(batched, "reward", ()).batch_arguments([TEXT, (prompt, rollout)])
+    assert single["transcripts"][0] == [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    assert (single["turns"][0], single["environment_rewards"]) == ([], [None, 2.0])
 
 
 def test_all_columns_never_repeat_what_was_asked_for_or_set() -> None:

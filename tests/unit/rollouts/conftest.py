@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from burnish.rollouts.local.engine import LocalEngine
+from burnish.rollouts.local.kept import KEEP_BYTES
 
 LETTERS = [chr(code) for code in range(ord("!"), ord("!") + 62)]
 PAD, EOS = 0, 1
@@ -85,7 +86,12 @@ def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[...,
     """Every test runs on each way to decode."""
 
     def make(
-        model: Any, *, max_batch_rows: int = 64, eos: Sequence[int] = (EOS,), context_length: int = 128
+        model: Any,
+        *,
+        max_batch_rows: int = 64,
+        eos: Sequence[int] = (EOS,),
+        context_length: int = 128,
+        keep_bytes: int = KEEP_BYTES,
     ) -> LocalEngine:
         return LocalEngine(
             model,
@@ -96,6 +102,7 @@ def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[...,
             max_batch_rows=max_batch_rows,
             plain=request.param == "plain",
             kernels="auto" if request.param == "kernels" else "off",
+            keep_bytes=keep_bytes,
         )
 
     return make

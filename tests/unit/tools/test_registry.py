@@ -147,7 +147,7 @@ def test_a_parser_of_the_users(place: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hermez", r"tools.parser is 'hermez', which is not a parser of tool calls\n  -> did you mean 'hermes'\?"),
+        ("hermez", r"parser is 'hermez', which is not a parser of tool calls\n  -> did you mean 'hermes'\?"),
         ("PLACE:Deaf", "has no method parse"),
         ("PLACE:Main", "has no Main"),
         ("PLACE:", "is not a parser of tool calls"),

@@ -16,6 +16,7 @@ from burnish.algorithms.advantages.outcome import (
 )
 from burnish.algorithms.advantages.returns import discounted_returns, gae, reinforce_plus_plus, remax_per_token
 from burnish.algorithms.advantages.table import ESTIMATOR_INPUTS, ESTIMATORS, Estimator, resolve_estimator
+from burnish.algorithms.advantages.turns import gigpo, turn_grpo
 
 __all__ = [
     "ESTIMATORS",
@@ -26,6 +27,7 @@ __all__ = [
     "dr_grpo",
     "gae",
     "gdpo",
+    "gigpo",
     "gpg",
     "grpo",
     "grpo_batch_std",
@@ -38,4 +40,5 @@ __all__ = [
     "remax_per_token",
     "resolve_estimator",
     "rloo",
+    "turn_grpo",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from burnish.algorithms.advantages import outcome, returns
+from burnish.algorithms.advantages import outcome, returns, turns
 from burnish.algorithms.registry import Row, find_row, first_line, load_function
 from burnish.errors import ConfigError
 from burnish.words import suggestion
@@ -22,6 +22,9 @@ ESTIMATOR_INPUTS = (
     "token_rewards_BT",
     "values_BT",
     "mask_BT",
+    "turn_index_BT",
+    "observation_ids_BT",
+    "history_ids_BT",
 )
 
 
@@ -46,17 +49,33 @@ class Estimator(Row):
         return "parts_BC" in self.inputs
 
     @property
+    def needs_states(self) -> bool:
+        """Whether it compares turns in the same state."""
+        return not {"observation_ids_BT", "history_ids_BT"}.isdisjoint(self.inputs)
+
+    @property
+    def compares_turns(self) -> bool:
+        """Whether it is about turns: it asks for `turn_index_BT`, which others only take to discount by turn."""
+        return "turn_index_BT" in self.inputs and not self.may_discount_by_turn
+
+    @property
+    def may_discount_by_turn(self) -> bool:
+        """Whether it can do without `turn_index_BT`, and then discounts by token."""
+        return "turn_index_BT" in self.optional_inputs
+
+    @property
     def token_level(self) -> bool:
         """True: works on token rewards and returns `(advantages_BT, returns_BT)`. False: returns `advantages_B`."""
         return "token_rewards_BT" in self.inputs
 
     def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> object:
-        """Calls the function with the `tensors` that its parameters name, and with `options`."""
-        missing = [name for name in self.inputs if name not in tensors]
+        """Calls the function with the `tensors` that its parameters name, and with `options`. A parameter with a
+        default is None if there is no such tensor."""
+        missing = [name for name in self.inputs if name not in tensors and name not in self.optional_inputs]
         if missing:
             raise ConfigError(f"estimator {self.name!r} needs {missing[0]}", remedy="pass it, or choose another one")
         self.check_options(options)
-        return self.function(*(tensors[name] for name in self.inputs), **options)
+        return self.function(*(tensors.get(name) for name in self.inputs), **options)
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -150,6 +169,20 @@ ESTIMATORS: dict[str, Estimator] = {
         "plain REINFORCE with a constant baseline",
         "https://doi.org/10.1007/BF00992696",
         "r - baseline",
+    ),
+    "turn_grpo": Estimator(
+        "turn_grpo",
+        turns.turn_grpo,
+        "each turn standardised among the turns of the same number in its group",
+        "https://arxiv.org/abs/2505.11821",
+        "(R_t - mean) / (std + eps) over turns t of G, R_t = r_t + gamma R_{t+1}",
+    ),
+    "gigpo": Estimator(
+        "gigpo",
+        turns.gigpo,
+        "grpo of the whole conversation, plus grpo among turns in the same state",
+        "https://arxiv.org/abs/2505.10978",
+        "(R - mean_G R) / (std_G R + eps) + omega (R_t - mean_S) / (std_S + eps), R_t = r_t + gamma R_{t+1}",
     ),
 }
 

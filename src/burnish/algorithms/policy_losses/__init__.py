@@ -3,7 +3,7 @@
 from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov, unclipped_selection
 from burnish.algorithms.policy_losses.result import PolicyLoss
-from burnish.algorithms.policy_losses.sequence import gmpo, gspo
+from burnish.algorithms.policy_losses.sequence import gmpo, gspo, turn_gspo
 from burnish.algorithms.policy_losses.smooth import kimi, sapo, sapo_gate
 from burnish.algorithms.policy_losses.table import LOSS_INPUTS, POLICY_LOSSES, PolicyLossSpec, resolve_policy_loss
 from burnish.algorithms.policy_losses.weighted import cispo, reinforce, tis, topr
@@ -27,5 +27,6 @@ __all__ = [
     "sapo_gate",
     "tis",
     "topr",
+    "turn_gspo",
     "unclipped_selection",
 ]

@@ -29,8 +29,14 @@ class PolicyLossSpec(Row):
         return self.selection is not None
 
     @property
+    def needs_turns(self) -> bool:
+        """Whether it takes `turn_index_BT`, by name."""
+        return "turn_index_BT" in super().options
+
+    @property
     def options(self) -> dict[str, object]:
-        return {name: default for name, default in super().options.items() if name != "selection_BT"}
+        tensors = ("selection_BT", "turn_index_BT")
+        return {name: default for name, default in super().options.items() if name not in tensors}
 
     def select(
         self,
@@ -75,6 +81,14 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "clip of the sequence ratio",
         "https://arxiv.org/abs/2507.18071",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_t d)",
+        zero_at_zero_advantage=True,
+    ),
+    "turn_gspo": PolicyLossSpec(
+        "turn_gspo",
+        sequence.turn_gspo,
+        "clip of the ratio of each turn of a conversation",
+        "https://arxiv.org/abs/2511.20718",
+        "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_turn d)",
         zero_at_zero_advantage=True,
     ),
     "gmpo": PolicyLossSpec(
@@ -146,8 +160,8 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
 def resolve_policy_loss(name: str) -> PolicyLossSpec:
     """The loss called `name`: a key of `POLICY_LOSSES`, `package.module:function` or `path/to/file.py:function`.
 
-    A plugin takes the four tensors of `LOSS_INPUTS` and numbers after a bare `*`, and returns a `PolicyLoss`.
-    ConfigError otherwise.
+    A plugin takes the four tensors of `LOSS_INPUTS` and numbers after a bare `*`, and returns a `PolicyLoss`. If one of
+    the numbers is `turn_index_BT=None`, it is the tensor of that name. ConfigError otherwise.
     """
     if ":" not in name:
         return find_row(name, POLICY_LOSSES, "policy loss")

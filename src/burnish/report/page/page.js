@@ -284,20 +284,85 @@ function tokenSpan(response, index, scale) {
   return span;
 }
 
+const chip = (text, kind = "") => make("span", { class: `chip ${kind}` }, text);
+const ENDS = { length: "cut at", turns: "out of turns after", failed: "failed after" };
+
 function chips(response) {
-  const chip = (text, kind = "") => make("span", { class: `chip ${kind}` }, text);
   const list = [chip(response.greedy ? "greedy" : `#${response.sample}`)];
   if (response.status === "ok") list.push(chip(`reward ${number(response.reward)}`, "reward"));
   else list.push(chip(`reward ${response.status}`, "bad"));
   for (const [name, part] of Object.entries(response.parts)) list.push(chip(`${name} ${number(part)}`));
   if (response.advantage !== null) list.push(chip(`A ${number(response.advantage)}`));
-  list.push(chip(`${response.finish === "length" ? "cut at" : "stop after"} ${response.count}`, response.finish === "length" ? "warn" : ""));
+  if (response.environment !== undefined && response.environment !== response.parts.environment) list.push(chip(`environment paid ${number(response.environment)}`));
+  const end = ENDS[response.finish];
+  list.push(chip(`${end || "stop after"} ${response.count}`, response.finish === "failed" ? "bad" : end ? "warn" : ""));
+  if (response.turns) {
+    const turns = response.turns.filter((turn) => turn.author === "policy").length;
+    list.push(chip(`${turns} ${turns === 1 ? "turn" : "turns"}${response.given ? `, ${response.given} more tokens read` : ""}`));
+  }
   if (response.kept === false) list.push(chip(response.why || "not in the update", "warn"));
   return list;
 }
 
+// ---- turns of a conversation
+
+const LONG = { characters: 400, lines: 8 };  // a longer text is folded
+
+function folded(text) {
+  const lines = text.split("\n");
+  if (text.length <= LONG.characters && lines.length <= LONG.lines) return make("div", { class: "body" }, text);
+  const size = `${text.length.toLocaleString("en")} characters, ${lines.length} ${lines.length === 1 ? "line" : "lines"}`;
+  return make("details", { class: "fold" }, make("summary", {}, lines[0].slice(0, 80), make("small", {}, size)), make("div", { class: "body" }, text));
+}
+
+function callNode(call) {
+  // Short arguments on one line, as in a program; those with several lines below it, such as a program itself.
+  const short = call.arguments.every(([, text]) => text.length <= 60 && !text.includes("\n"));
+  const line = short ? `(${call.arguments.map(([name, text]) => `${name}: ${text}`).join(", ")})` : "";
+  return make("div", { class: "call" }, make("p", {}, make("b", {}, call.name), line),
+    ...(short ? [] : call.arguments.flatMap(([name, text]) => [make("p", { class: "role" }, name), folded(text)])));
+}
+
+function givenSpan(response, index) {
+  const span = make("span", { class: "token given" }, ...tokenNodes(response.tokens[index]));
+  span.addEventListener("pointerenter", (event) => showTooltip(event,
+    make("span", {}, `token ${index + 1}  ${JSON.stringify(response.tokens[index])}`), make("span", {}, "not sampled by the policy")));
+  span.addEventListener("pointerleave", () => { tooltip.hidden = true; });
+  return span;
+}
+
+function turnNode(response, turn, ordinal, scale) {
+  const own = turn.author === "policy", indices = [];
+  for (let i = turn.start; i < Math.min(turn.stop, response.tokens.length); i++) indices.push(i);
+  const named = turn.messages.length && turn.messages.every((message) => message.name);
+  const header = make("header", {}, named ? null : make("span", { class: "role" }, own ? `turn ${ordinal}` : turn.author),
+    turn.reward === undefined ? null : chip(`reward of the turn ${number(turn.reward)}`, "reward"));
+  if (own) {
+    return make("section", { class: "turn own" }, header, make("div", { class: "body" }, ...indices.map((i) => tokenSpan(response, i, scale))),
+      ...turn.calls.map(callNode));
+  }
+  const said = turn.messages.flatMap((message) => [message.name ? make("p", { class: "role" }, `${turn.author}: ${message.name}`) : null, folded(message.text)]);
+  const exact = make("details", { class: "fold" }, make("summary", {}, make("small", {}, `as the policy read it: ${indices.length} tokens`)));
+  exact.addEventListener("toggle", () => {  // made when it is asked for: most readers never do, and there may be many
+    if (exact.open && exact.children.length === 1) exact.append(make("div", { class: "body" }, ...indices.map((i) => givenSpan(response, i))));
+  });
+  return make("section", { class: "turn given" }, header, ...said, exact);
+}
+
+function turnNodes(response, scale) {
+  let ordinal = 0;
+  return response.turns.map((turn) => turnNode(response, turn, turn.author === "policy" ? ++ordinal : 0, scale));
+}
+
+function seenNode(text) {
+  // The prompt of a conversation as the policy saw it: with the template's marks and what the environment added.
+  return make("details", { class: "fold" }, make("summary", {}, make("small", {}, "as the policy read it")), make("div", { class: "body" }, text));
+}
+
 function responseCard(response, scale) {
-  const body = make("div", { class: "body" }, ...response.tokens.map((_, i) => tokenSpan(response, i, scale)));
+  const body = response.turns
+    ? make("div", { class: "turns" }, response.seen ? seenNode(response.seen) : null, ...turnNodes(response, scale))
+    : make("div", { class: "body" }, ...response.tokens.map((_, i) => tokenSpan(response, i, scale)));
   const detail = response.detail ? make("p", { class: "meta" }, response.detail) : null;
   return make("article", { class: `response ${response.kept === false ? "dropped" : ""}` }, make("header", {}, ...chips(response)), body, detail);
 }
@@ -323,6 +388,7 @@ function promptCard(group) {
   }
   const facts = [group.id, group.domain === "default" ? "" : `domain ${group.domain}`, group.answer === null ? "" : `answer ${group.answer}`,
     group.left_out ? `${group.left_out} more responses in the file` : ""];
+  if (group.seen) card.append(seenNode(group.seen));
   card.append(make("p", { class: "meta" }, facts.filter(Boolean).join("  ·  ")));
   return card;
 }

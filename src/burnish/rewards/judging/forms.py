@@ -136,12 +136,13 @@ class Judge:
         value = sum(scores) / len(scores)
         if self.tokenizer is None:
             return Score(value)
-        tokens = item[1].response_tokens
+        start = item[1].last_start  # of the turn whose text was judged
+        tokens = item[1].response_tokens[start:]
         if not tokens:
             raise NoVerdictError("the response has no token that a step's score could be placed on")
-        rewards = [0.0] * len(tokens)
+        rewards = [0.0] * (start + len(tokens))
         for position, score in zip(last_tokens(tokens, [end for _, end in spans], self.tokenizer), scores, strict=True):
-            rewards[position] += score / len(scores)
+            rewards[start + position] += score / len(scores)
         return Score(sum(rewards), token_rewards=tuple(rewards))
 
 

@@ -17,6 +17,25 @@ from transformers import Cache
 _FIRST_COLUMNS = 64
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Keys and values of consecutive tokens of one row: (heads, tokens, head size) of each layer."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @property
+    def width(self) -> int:
+        return self.keys[0].shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def copy(self) -> Columns:
+        return Columns([tensor.clone() for tensor in self.keys], [tensor.clone() for tensor in self.values])
+
+
 @dataclass(frozen=True, slots=True)
 class PrefilledPrompts:
     """Keys and values of a few prompts, per layer, right-padded to the longest (padding is finite)."""
@@ -27,6 +46,14 @@ class PrefilledPrompts:
     @property
     def width(self) -> int:
         return self.keys[0].shape[2]
+
+    @staticmethod
+    def of(rows: Sequence[Columns]) -> PrefilledPrompts:
+        """Several prompts, in this order."""
+        return PrefilledPrompts(
+            [_padded(layers) for layers in zip(*(row.keys for row in rows), strict=True)],
+            [_padded(layers) for layers in zip(*(row.values for row in rows), strict=True)],
+        )
 
     def prompt(self, index: int, width: int) -> PrefilledPrompts:
         """A copy of one prompt, so that the others can be freed."""
@@ -39,49 +66,69 @@ class PrefilledPrompts:
 class RowCache(Cache):
     """Keys and values of the rows being decoded. Rows 0 .. `num_rows` - 1 are in use.
 
-    `begin` sets where each row's next token goes. The model's layers then call `update` with one token per row.
+    `begin` sets where each row's next tokens go. The model's layers then call `update` with as many tokens per row.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, *, columns: int = _FIRST_COLUMNS) -> None:
+        """columns: those that there is room for at first."""
         super().__init__(layers=[])
         self.num_rows = 0
         self._max_rows = max_rows
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._columns = _FIRST_COLUMNS
-        self._row_index = torch.empty(0, dtype=torch.int64)
-        self._positions = torch.empty(0, dtype=torch.int64)
+        self._columns = columns
+        self._row_index = torch.empty(0, 1, dtype=torch.int64)
+        self._positions = torch.empty(0, 1, dtype=torch.int64)
         self._width = 0
 
-    def begin(self, positions: Tensor, width: int) -> None:
-        """Make room for one token per row. positions: (num_rows,) int64, the columns to write, all below `width`."""
+    def begin(self, positions_RT: Tensor, width: int) -> None:
+        """Make room for T tokens per row. positions: int64, the columns to write, all below `width`."""
         self._reserve(width)
-        self._positions = positions
-        self._row_index = torch.arange(self.num_rows, device=positions.device)
+        self._positions = positions_RT
+        self._row_index = torch.arange(self.num_rows, device=positions_RT.device)[:, None]
         self._width = width
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple:
-        """Write (rows, heads, 1, head size) of one layer and return all columns in use."""
+        """Write (rows, heads, T, head size) of one layer and return all columns in use."""
         self._ensure_layer(layer_idx, key_states, value_states)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys[self._row_index, :, self._positions] = key_states[:, :, 0]
-        values[self._row_index, :, self._positions] = value_states[:, :, 0]
+        keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
+        values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
         return keys[: self.num_rows, :, : self._width], values[: self.num_rows, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._width - 1 if self._width else 0
+        return self._width - self._positions.shape[1] if self._width else 0
 
-    def append(self, count: int, prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Add `count` rows. Row i starts with the cache of prompt `sources[i]` (empty if prompts is None)."""
-        first, self.num_rows = self.num_rows, self.num_rows + count
-        if prompts is None:
-            return
-        self._reserve(prompts.width)
-        index = torch.tensor(sources, device=prompts.keys[0].device)
-        for layer, (keys, values) in enumerate(zip(prompts.keys, prompts.values, strict=True)):
-            self._ensure_layer(layer, keys, values)
-            self._keys[layer][first : self.num_rows, :, : prompts.width] = keys[index]
-            self._values[layer][first : self.num_rows, :, : prompts.width] = values[index]
+    def append(
+        self,
+        lengths: Sequence[int],
+        prompts: PrefilledPrompts | None,
+        sources: Sequence[int],
+        own: Sequence[Columns] | None = None,
+    ) -> None:
+        """Add rows. Row i starts with the cache of prompt `sources[i]` (empty if prompts is None). What it has of its
+        own follows, and ends before the last of its `lengths[i]` tokens."""
+        first, self.num_rows = self.num_rows, self.num_rows + len(lengths)
+        self._reserve(max(max(lengths), prompts.width if prompts else 0))
+        if prompts is not None:
+            index = torch.tensor(sources, device=prompts.keys[0].device)
+            for layer, (keys, values) in enumerate(zip(prompts.keys, prompts.values, strict=True)):
+                self._ensure_layer(layer, keys, values)
+                self._keys[layer][first : self.num_rows, :, : prompts.width] = keys[index]
+                self._values[layer][first : self.num_rows, :, : prompts.width] = values[index]
+        for row, (length, columns) in enumerate(zip(lengths, own or (), strict=False), start=first):
+            place = slice(length - 1 - columns.width, length - 1)
+            for layer, (keys, values) in enumerate(zip(columns.keys, columns.values, strict=True)):
+                self._ensure_layer(layer, keys[None], values[None])
+                self._keys[layer][row, :, place] = keys
+                self._values[layer][row, :, place] = values
+
+    def columns(self, row: int, start: int, stop: int) -> Columns:
+        """What a row has in these columns. Not a copy: valid until the next call of any method."""
+        return Columns(
+            [tensor[row, :, start:stop] for tensor in self._keys],
+            [tensor[row, :, start:stop] for tensor in self._values],
+        )
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         """Copy rows `sources` over rows `targets`, and keep only the first `num_rows`."""
@@ -108,3 +155,13 @@ class RowCache(Cache):
 
     def _widened(self, tensor: Tensor) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, 0, 0, self._columns - tensor.shape[2]))
+
+
+def _padded(prompts: Sequence[Tensor]) -> Tensor:
+    """(prompts, heads, tokens of the longest, head size)."""
+    width = max(tensor.shape[1] for tensor in prompts)
+    first = prompts[0]
+    together = first.new_zeros(len(prompts), first.shape[0], width, first.shape[2])
+    for number, tensor in enumerate(prompts):
+        together[number, :, : tensor.shape[1]] = tensor
+    return together

@@ -135,6 +135,33 @@ def join(decoder: Decoder | TextDecoder, prompts: Sequence[Tokens], prefiller: P
     return order
 
 
+@torch.no_grad()
+def goes_on_alike(model: PreTrainedModel, make: MakeAnyDecoder) -> bool:
+    """Whether two rows of one prompt that leave a decoder, and go on with what was said since, have the model's own
+    logits. The model is in evaluation mode. False for decoders that read texts, and if weights are not finite."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    random = torch.randint(0, vocabulary, (2, 16), generator=torch.Generator().manual_seed(0))
+    random[1, :5] = random[0, :5]
+    texts = [tuple(random[0].tolist()), tuple(random[1, :11].tolist())]
+    device = next(model.parameters()).device
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    decoder = make(model, len(texts))
+    if isinstance(decoder, TextDecoder):
+        return False
+    try:
+        join(decoder, [text[:5] for text in texts], Prefiller(model, pad_token_id=0))
+        for position in range(4, 7):
+            decoder.logits(random[:, position].to(device), torch.tensor([position] * 2, device=device))
+        kept = [decoder.kept(row, text[:7]) for row, text in enumerate(texts)]
+        decoder.move(none, none, 0)
+        ordered = [texts[row] for row in decoder.go_on(kept, texts)]
+        last = torch.tensor([[text[-1], len(text) - 1] for text in ordered], device=device)
+        found_RV = decoder.logits(last[:, 0], last[:, 1])
+    except Exception:  # noqa: BLE001 boundary to a foreign model: if it cannot do this, everything is read again
+        return False
+    return all(is_near(found, _own_logits(model, text, 1)[0]) for found, text in zip(found_RV, ordered, strict=True))
+
+
 def _own_logits(model: PreTrainedModel, text: Tokens, continued: int) -> Tensor:
     inputs = plain_inputs(model, torch.tensor([text], device=next(model.parameters()).device))
     if takes(model, "logits_to_keep"):

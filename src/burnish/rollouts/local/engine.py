@@ -4,11 +4,13 @@ How a call runs: rows (one per sample) wait in a queue, longest prompts first. E
 model once, except its last token, and its keys and values are then copied to the rows of its samples. Decoding feeds
 every row its newest token (at first the last token of its prompt). A finished row leaves at once, the last row takes
 its place in memory, and waiting rows join when enough places are free.
+
+While it is `keeping`, keys and values of finished rows stay (`burnish.rollouts.local.kept`). A row whose text begins
+with that of a kept one gets them, and only what follows goes through the model.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,47 +21,30 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from burnish.errors import RolloutError
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
 from burnish.models.weights import Weights, take_tensors
-from burnish.rollouts.engine import OnFinished, Sampling, StoppableEngine
+from burnish.rollouts.engine import KeepingEngine, OnFinished, Sampling, StoppableEngine
 from burnish.rollouts.limits import check_rotation, response_limit
-from burnish.rollouts.local.cache import PrefilledPrompts
-from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way
+from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way, goes_on_alike
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
 from burnish.rollouts.local.decoding_ways import choose_decoder, no_kernels
+from burnish.rollouts.local.kept import KEEP_BYTES, KeptRows
 from burnish.rollouts.local.own_ways import TextDecoder
 from burnish.rollouts.local.prefill import Prefiller, attention_kind
-from burnish.rollouts.noise import sample_key, uniforms
-from burnish.rollouts.sampling import check_sampling, sample
+from burnish.rollouts.local.rows import Row, RowsInProgress
+from burnish.rollouts.noise import sample_key
+from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
-from burnish.types import Begun, FinishReason, Metric, Reduction, Rollout, RolloutRequest, UseKernels, Versions
+from burnish.types import Begun, Metric, Reduction, Rollout, RolloutRequest, UseKernels, Versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _ADMISSION_FRACTION = 0.125
 """Waiting rows join when this fraction of the places is free, so that prompts are prefilled several at a time."""
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One sample in progress."""
-
-    order: int
-    request: RolloutRequest
-    sample_index: int
-    key: int
-    limit: int
-    text: tuple[int, ...]
-    """What is read before the first token is sampled: the prompt, and what there is of the response."""
-    tokens: list[int]
-    logprobs: list[float]
-    versions: Versions
-    finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)
@@ -69,11 +54,23 @@ class _Seconds:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     prefilled_tokens: int = 0
+    reused_tokens: int = 0
     decoded_tokens: int = 0
 
 
-class LocalEngine(StoppableEngine):
-    """A StoppableEngine for any `transformers` causal language model (or peft wrapper), which it never changes.
+@dataclass(slots=True)
+class _Session:
+    """What stays from call to call while the engine is keeping. decoder: with the present weights, for that many
+    places."""
+
+    rows: KeptRows
+    decoder: Decoder | None = None
+    places: int = 0
+
+
+class LocalEngine(StoppableEngine, KeepingEngine):
+    """A StoppableEngine for any `transformers` causal language model (or peft wrapper), which it never changes. It is a
+    KeepingEngine, too: within `keeping`, the weights may change only by `sync`.
 
     The model is used as it is (dtype, device, adapters). It is in evaluation mode only during `generate`.
     eos_token_ids: every id that ends a response. context_length: tokens of prompt and response together.
@@ -81,6 +78,8 @@ class LocalEngine(StoppableEngine):
     plain: always decode with the model's own forward pass, even if `burnish.rollouts.local.fused` could.
     kernels: whether fused decoding uses C code (`burnish.kernels`).
     paths: chooses among equivalent ways to decode, and remembers the choice.
+    keep_bytes: most that is kept of finished rows while `keeping`, 0 for nothing. Nothing is kept of models with a
+    window or boundary that this run can exceed, or that cannot share a cache.
     `version` is that of the weights of the last `sync`. `notes` are sentences for the user.
 
     Raises RolloutError for models that it cannot sample from with the log-probabilities of training
@@ -99,6 +98,7 @@ class LocalEngine(StoppableEngine):
         plain: bool = False,
         kernels: UseKernels = "auto",
         paths: FastPaths | None = None,
+        keep_bytes: int = KEEP_BYTES,
     ) -> None:
         if max_batch_rows < 1:
             raise RolloutError(f"max_batch_rows is {max_batch_rows}", remedy="max_batch_rows must be at least 1")
@@ -123,7 +123,27 @@ class LocalEngine(StoppableEngine):
                 self._make_decoder = choose_decoder(model, own, kernels, paths or FastPaths())
             elif kernels == "required":
                 raise no_kernels()
+        self._keep_bytes = keep_bytes if sees_all and way.note is None else 0
+        self._goes_on: bool | None = None  # whether kept rows can; not tried yet
+        self._session: _Session | None = None
         self._spent = _Seconds()
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """See `KeepingEngine`. Raises RolloutError if it is called inside itself."""
+        if self._session is not None:
+            raise RolloutError("the local engine is keeping rows already", remedy="leave the first `keeping` before")
+        if self._goes_on is None and self._keep_bytes:
+            with _evaluation_mode(self._model):
+                self._goes_on = goes_on_alike(self._model, self._make_decoder)
+        if not self._goes_on:
+            yield
+            return
+        self._session = _Session(KeptRows(self._keep_bytes))
+        try:
+            yield
+        finally:
+            self._session = None
 
     def sync(self, weights: Weights) -> None:
         """Use these weights and their version. If they are the engine's own module, nothing is copied. An engine in
@@ -131,11 +151,14 @@ class LocalEngine(StoppableEngine):
         if weights.module is not self._model:
             take_tensors(self._model, weights.tensors())
         self.version = weights.version
+        if self._session is not None:
+            self._session = _Session(KeptRows(self._keep_bytes))
 
     def take_metrics(self) -> dict[str, Metric]:
-        """Seconds and tokens of prefill and decoding since the last call."""
+        """Seconds and tokens of prefill and decoding since the last call, and of reuse if there was any."""
         spent, self._spent = self._spent, _Seconds()
-        return {
+        reused = {"rollout/reused_tokens": Metric(Reduction.SUM, spent.reused_tokens)} if spent.reused_tokens else {}
+        return reused | {
             "time/prefill_seconds": Metric(Reduction.SUM, spent.prefill_seconds),
             "time/decode_seconds": Metric(Reduction.SUM, spent.decode_seconds),
             "rollout/prefilled_tokens": Metric(Reduction.SUM, spent.prefilled_tokens),
@@ -187,10 +210,10 @@ class LocalEngine(StoppableEngine):
         open_rows = [row for row in rows if row.finish_reason is None]
         return [finished[row.order] for row in rows if row.order in finished], self._rest(open_rows)
 
-    def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[_Row]:
+    def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[Row]:
         samples = [(request, *sample) for request in requests for sample in request.samples()]
         return [
-            _Row(
+            Row(
                 order,
                 request,
                 index,
@@ -204,7 +227,7 @@ class LocalEngine(StoppableEngine):
             for order, (request, index, begun) in enumerate(samples)
         ]
 
-    def _rest(self, rows: Sequence[_Row]) -> list[RolloutRequest]:
+    def _rest(self, rows: Sequence[Row]) -> list[RolloutRequest]:
         """Requests for what these rows lack."""
         return [
             replace(
@@ -216,15 +239,16 @@ class LocalEngine(StoppableEngine):
         ]
 
     def _run(
-        self, rows: list[_Row], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
-    ) -> Iterator[list[_Row]]:
+        self, rows: list[Row], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
+    ) -> Iterator[list[Row]]:
         """Yields after each token the rows that it finished."""
         begun = sum(len(row.tokens) for row in rows)
         # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
         queue = deque(sorted(rows, key=lambda row: (-len(row.text), row.text)))
         places = min(self._max_batch_rows, len(rows))
         prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
-        decoding = _Decoding(self._make_decoder(self._model, places), self._device)
+        decoder = self._taken_decoder(places)
+        decoding = RowsInProgress(decoder, self._device, self._session.rows if self._session else None)
         while (queue or decoding.rows) and not stopped():
             free = places - len(decoding.rows)
             if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):
@@ -235,23 +259,44 @@ class LocalEngine(StoppableEngine):
             self._spent.decode_seconds += time.perf_counter() - started
             yield done
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows) - begun
+        if self._session is not None and not isinstance(decoder, TextDecoder) and not decoding.rows:
+            self._session.decoder, self._session.places = decoder, places
 
-    def _admit(self, joining: list[_Row], waiting: _Row | None, prefiller: Prefiller, decoding: _Decoding) -> None:
+    def _taken_decoder(self, places: int) -> Decoder | TextDecoder:
+        """That of the last call, if it stayed and has the places. It stays again if this call leaves it empty."""
+        session = self._session
+        if session is not None and session.decoder is not None and places <= session.places:
+            decoder, session.decoder = session.decoder, None
+            return decoder
+        return self._make_decoder(self._model, places)
+
+    def _admit(self, joining: list[Row], waiting: Row | None, prefiller: Prefiller, decoding: RowsInProgress) -> None:
         """Give the rows their prompts' caches and let them join. `waiting` is the next row in the queue."""
         if decoding.reads_texts:  # with the first token, so that their time counts as decoding
             decoding.join_texts(joining)
             self._spent.prefilled_tokens += sum(len(row.text) - 1 for row in joining)
             return
         started = time.perf_counter()
+        new = self._go_on(joining, decoding) if self._session else joining
         # Samples of one prompt may be admitted in two calls: its cache is then kept for the second.
         later = waiting.text if waiting else None
-        prompts = [row.text for row in joining]
-        for chunk in prefiller.prefill(prompts, keep=later):
-            decoding.join([joining[i] for i in chunk.rows], chunk.prompts, chunk.sources)
+        for chunk in prefiller.prefill([row.text for row in new], keep=later):
+            decoding.join([new[i] for i in chunk.rows], chunk.prompts, chunk.sources)
         self._spent.prefill_seconds += time.perf_counter() - started
         self._spent.prefilled_tokens += prefiller.take_token_count()
 
-    def _rollout(self, row: _Row, stop: StopConditions) -> Rollout:
+    def _go_on(self, joining: list[Row], decoding: RowsInProgress) -> list[Row]:
+        """Let those join that go on from a kept row. Returns the others."""
+        assert self._session is not None
+        found = self._session.rows.take([row.text for row in joining])
+        going_on = [(row, kept) for row, kept in zip(joining, found, strict=True) if kept is not None]
+        if going_on:
+            decoding.go_on([row for row, _ in going_on], [kept for _, kept in going_on])
+        self._spent.prefilled_tokens += sum(len(row.text) - 1 - len(kept.text) for row, kept in going_on)
+        self._spent.reused_tokens += sum(len(kept.text) for _, kept in going_on)
+        return [row for row, kept in zip(joining, found, strict=True) if kept is None]
+
+    def _rollout(self, row: Row, stop: StopConditions) -> Rollout:
         assert row.finish_reason is not None
         versions = self._versions_of(row)
         return Rollout(
@@ -267,100 +312,11 @@ class LocalEngine(StoppableEngine):
             versions=versions if len(versions) > 1 else (),
         )
 
-    def _versions_of(self, row: _Row) -> Versions:
+    def _versions_of(self, row: Row) -> Versions:
         """Those that sampled what the row began with, and the engine's if it has sampled more of it."""
         first = len(row.text) - len(row.request.prompt_tokens)
         goes_on = row.versions and row.versions[-1][1] == self.version
         return row.versions if goes_on or first == len(row.tokens) else (*row.versions, (first, self.version))
-
-
-class _Decoding:
-    """The rows being decoded and their state on the device: newest token, its position, noise key, token count."""
-
-    def __init__(self, decoder: Decoder | TextDecoder, device: torch.device) -> None:
-        self.rows: list[_Row] = []
-        self._decoder = decoder
-        self._device = device
-        self._tokens = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._positions = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._keys = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._counts = torch.empty(0, dtype=torch.int64, device=self._device)
-
-    @property
-    def reads_texts(self) -> bool:
-        """Whether rows enter with `join_texts`."""
-        return isinstance(self._decoder, TextDecoder)
-
-    def join(self, rows: list[_Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Add rows, whose next input is the last token of their text."""
-        assert not isinstance(self._decoder, TextDecoder)
-        self._decoder.join([len(row.text) for row in rows], prompts, sources)
-        self._enter(rows)
-
-    def join_texts(self, rows: list[_Row]) -> None:
-        """Like `join`, for decoders that read prompts themselves."""
-        assert isinstance(self._decoder, TextDecoder)
-        self._decoder.join_texts([row.text for row in rows])
-        self._enter(rows)
-
-    def _enter(self, rows: list[_Row]) -> None:
-        self.rows += rows
-        newest = [row.text[-1] for row in rows]
-        self._tokens = self._extended(self._tokens, newest)
-        self._positions = self._extended(self._positions, [len(row.text) - 1 for row in rows])
-        self._keys = self._extended(self._keys, [row.key for row in rows])
-        self._counts = self._extended(self._counts, [len(row.tokens) for row in rows])
-
-    def advance(self, sampling: Sampling, stop: StopConditions) -> list[_Row]:
-        """Decode one token for every row. Finished rows leave and are returned."""
-        logits_RV = self._decoder.logits(self._tokens, self._positions)
-        # Noise depends on the row's key and token count only, so a sample does not depend on the rows next to it.
-        uniforms_R = uniforms(self._keys, self._counts)
-        self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)
-        self._positions = self._positions + 1
-        self._counts = self._counts + 1
-        self._record(self._tokens.tolist(), logprobs_R.tolist(), stop)
-        done = [row for row in self.rows if row.finish_reason is not None]
-        if done:
-            self._leave()
-        return done
-
-    def _record(self, tokens: list[int], logprobs: list[float], stop: StopConditions) -> None:
-        for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
-            if not math.isfinite(logprob):
-                raise RolloutError(
-                    f"the model gives log-probability {logprob} at response token {len(row.tokens)} of prompt "
-                    f"{row.request.prompt_id!r}, sample {row.sample_index}",
-                    remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
-                )
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.finish_reason = stop.finish_reason(row.tokens, row.limit)
-
-    def _leave(self) -> None:
-        """Drop finished rows. Rows from the end move into their places, and the others stay where they are."""
-        count = sum(row.finish_reason is None for row in self.rows)
-        holes = [i for i in range(count) if self.rows[i].finish_reason is not None]
-        movers = [i for i in range(count, len(self.rows)) if self.rows[i].finish_reason is None]
-        for hole, mover in zip(holes, movers, strict=True):
-            self.rows[hole] = self.rows[mover]
-        del self.rows[count:]
-        targets = torch.tensor(holes, dtype=torch.int64, device=self._device)
-        sources = torch.tensor(movers, dtype=torch.int64, device=self._device)
-        self._decoder.move(sources, targets, count)
-        self._tokens = _moved(self._tokens, sources, targets, count)
-        self._positions = _moved(self._positions, sources, targets, count)
-        self._keys = _moved(self._keys, sources, targets, count)
-        self._counts = _moved(self._counts, sources, targets, count)
-
-    def _extended(self, tensor: Tensor, values: list[int]) -> Tensor:
-        return torch.cat([tensor, torch.tensor(values, dtype=torch.int64, device=self._device)])
-
-
-def _moved(tensor: Tensor, sources: Tensor, targets: Tensor, count: int) -> Tensor:
-    tensor = tensor.clone()
-    tensor[targets] = tensor[sources]
-    return tensor[:count]
 
 
 @contextmanager

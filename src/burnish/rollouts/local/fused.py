@@ -8,7 +8,6 @@ samples (`shared_cache`). Everything else is the model's own. `decodes_alike` te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from burnish.forward.kernel_layers import FAMILIES
-from burnish.rollouts.local.cache import PrefilledPrompts
-from burnish.rollouts.local.decoders import MakeDecoder
+from burnish.rollouts.local.decoders import CopyingDecoder, MakeDecoder
 from burnish.rollouts.local.llama_layers import Layer, LlamaLayers
 from burnish.rollouts.local.prefill import Prefiller
 from burnish.rollouts.local.shared_cache import SharedCache
@@ -29,15 +27,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Relative distance of the logits that rounding explains. A layer computed differently is off by more."""
 
 
-class FusedDecoder:
+class FusedDecoder(CopyingDecoder):
     """A `Decoder` with the model's current weights. Make a new one when they change."""
+
+    _cache: SharedCache
 
     def __init__(self, model: PreTrainedModel, places: int, *, packed: bool | None = None) -> None:
         self._parts = LlamaLayers.of(model, packed=packed)
-        self._cache = SharedCache(self._parts.shape, places, self._parts.embedding.weight.dtype)
-
-    def join(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        self._cache.append(prompt_lengths, prompts, sources)
+        super().__init__(model, SharedCache(self._parts.shape, places, self._parts.embedding.weight.dtype))
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         self._cache.begin(positions_R)
@@ -48,9 +45,6 @@ class FusedDecoder:
             gate_RI, up_RI = layer.gate_up(layer.output_norm(states_RX)).chunk(2, dim=-1)
             states_RX = states_RX + layer.down(layer.activation(gate_RI).mul_(up_RI))
         return self._parts.head(self._parts.norm(states_RX))
-
-    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
-        self._cache.move(sources, targets, num_rows)
 
     def _attended(self, number: int, layer: Layer, states_RX: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         shape = self._parts.shape

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -30,14 +31,27 @@ class _Prompt:
     store: Tensor
     length: int
 
+    @property
+    def num_bytes(self) -> int:
+        return self.store.nbytes
+
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class CachedRow:
     """One sample. `store` has the layout of a prompt's; `first` is the position of its first token."""
 
     prompt: _Prompt
     first: int
     store: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Without the prompt's."""
+        return self.store.nbytes
+
+    def copy(self) -> CachedRow:
+        """A row of its own with the same prompt."""
+        return CachedRow(self.prompt, self.first, self.store.clone())
 
 
 class KernelCache:
@@ -46,7 +60,7 @@ class KernelCache:
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
         self._width = rounded_up(shape.head_size)
-        self._rows: list[_Row] = []
+        self._rows: list[CachedRow] = []
         self._step = Step(
             heads=shape.heads,
             key_heads=shape.key_heads,
@@ -59,6 +73,7 @@ class KernelCache:
         self._capacity_R = torch.empty(0, dtype=torch.int64)
         self._first_R = torch.empty(0, dtype=torch.int64)
         self._longest_prompt = 0
+        self._queries = 0
 
     @property
     def num_rows(self) -> int:
@@ -71,8 +86,30 @@ class KernelCache:
         for length, source in zip(prompt_lengths, sources, strict=True):
             if source not in stored:
                 stored[source] = self._stored(prompts, source, length - 1)
-            self._rows.append(_Row(stored[source], length - 1, self._empty(_FIRST_COLUMNS)))
+            self._rows.append(CachedRow(stored[source], length - 1, self._empty(_FIRST_COLUMNS)))
         self._regroup()
+
+    def row(self, number: int) -> CachedRow:
+        """Once it has left, it may come back with `add`, here or in another cache."""
+        return self._rows[number]
+
+    def add(self, rows: Sequence[CachedRow]) -> None:
+        """Add rows as they were when they left."""
+        self._rows += rows
+        self._regroup()
+
+    def reading(self, rows: Sequence[CachedRow], counts: Sequence[int]) -> KernelCache:
+        """A cache for one step in which each of these rows has `counts[i]` new tokens, in the order of their positions.
+
+        To the kernels they are rows with one store. They are one tile, which writes all its keys before it reads any,
+        and so every token sees those before it.
+        """
+        cache = KernelCache(self._shape)
+        for row, count in zip(rows, counts, strict=True):
+            cache._rows += [row] * count
+        starts = [0, *accumulate(counts)]
+        cache._arrange([(start, count) for start, count in zip(starts, counts, strict=False)])
+        return cache
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         """Move rows `sources` to the places of rows `targets`, and keep only the first `num_rows`."""
@@ -102,20 +139,29 @@ class KernelCache:
         rows_of: dict[int, list[int]] = {}
         for row, entry in enumerate(self._rows):
             rows_of.setdefault(id(entry.prompt), []).append(row)
-        prompts = [self._rows[rows[0]].prompt for rows in rows_of.values()]
         # Rows per tile: each brings all query heads that share a key head, and a tile holds about _QUERIES queries.
         size = max(1, _QUERIES * self._shape.key_heads // self._shape.heads)
         order: list[int] = []
-        tiles: list[tuple[int, int, int]] = []
-        for number, rows in enumerate(rows_of.values()):
-            tiles += [(len(order) + i, min(size, len(rows) - i), number) for i in range(0, len(rows), size)]
+        tiles: list[tuple[int, int]] = []
+        for rows in rows_of.values():
+            tiles += [(len(order) + i, min(size, len(rows) - i)) for i in range(0, len(rows), size)]
             order += rows
+        self._arrange(tiles, order)
+
+    def _arrange(self, tiles: Sequence[tuple[int, int]], order: Sequence[int] | None = None) -> None:
+        """Take these tiles: the first place in `order`, and the number of rows, which have one prompt."""
+        order = list(range(len(self._rows))) if order is None else order
+        prompts = list({id(row.prompt): row.prompt for row in self._rows}.values())
+        number = {id(prompt): i for i, prompt in enumerate(prompts)}
+        tiles_T3 = [(first, count, number[id(self._rows[order[first]].prompt)]) for first, count in tiles]
+        shared = self._shape.heads // self._shape.key_heads
+        self._queries = max((count * shared for _, count in tiles), default=0)
         self._first_R = _numbers([row.first for row in self._rows])
         self._longest_prompt = max((prompt.length for prompt in prompts), default=0)
         self._step.rows, self._step.tiles = len(self._rows), len(tiles)
         self._point(
             order=_numbers(order),
-            tiles_T3=_numbers(tiles),
+            tiles_T3=_numbers(tiles_T3),
             prompt_P=_numbers([prompt.store.data_ptr() for prompt in prompts]),
             prompt_capacity_P=_numbers([self._capacity(prompt.store) for prompt in prompts]),
             prompt_length_P=_numbers([prompt.length for prompt in prompts]),
@@ -137,9 +183,8 @@ class KernelCache:
 
     def _reserve_scratch(self, longest: int) -> None:
         """Scratch memory of each thread: queries, outputs and scores of one tile."""
-        shared = self._shape.heads // self._shape.key_heads
         seen = rounded_up(self._longest_prompt) + rounded_up(longest + 1)
-        wanted = max(_QUERIES, shared) * (2 * self._width + seen)
+        wanted = max(_QUERIES, self._queries) * (2 * self._width + seen)
         threads = torch.get_num_threads()
         if wanted > self._step.scratch_size or threads != self._step.threads:
             self._step.scratch_size, self._step.threads = wanted * 3 // 2 // BLOCK * BLOCK, threads

@@ -24,6 +24,11 @@ _TOKENS_PER_FORWARD_ELSEWHERE = 16_384
 Tokens = tuple[int, ...]
 
 
+def tokens_per_forward(device: torch.device) -> int:
+    """Tokens (with padding) that one pass reads on this device."""
+    return _TOKENS_PER_FORWARD.get(device.type, _TOKENS_PER_FORWARD_ELSEWHERE)
+
+
 def attention_kind(config: PreTrainedConfig) -> str:
     """`sdpa` or `eager`. RolloutError for models whose attention implementation does not accept our masks."""
     kind = "sdpa" if packing_way(config) is not None else str(config._attn_implementation)
@@ -77,7 +82,7 @@ class Prefiller:
             if keep == kept[0]:
                 self._kept = kept
         done = kept[0] if kept is not None else None
-        budget = _TOKENS_PER_FORWARD.get(self._device.type, _TOKENS_PER_FORWARD_ELSEWHERE)
+        budget = tokens_per_forward(self._device)
         for chunk in _chunks([prompt for prompt in rows_of if len(prompt) > 1 and prompt != done], budget):
             computed = self._forward(chunk)
             if keep in chunk:

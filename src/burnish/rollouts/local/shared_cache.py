@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from burnish.forward.float32 import usual_float32
-from burnish.rollouts.local.cache import PrefilledPrompts
+from burnish.rollouts.local.cache import Columns, PrefilledPrompts
 
 _FIRST_COLUMNS = 64
 
@@ -71,17 +71,25 @@ class SharedCache:
         self._width = 0
         self._mask_R11T: Tensor | None = None
 
-    def append(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
-        """Add rows. Row i has a prompt of `prompt_lengths[i]` tokens, of which all but the last are cached in prompt
-        `sources[i]` (`prompts` is None for prompts of one token)."""
+    def append(
+        self,
+        lengths: Sequence[int],
+        prompts: PrefilledPrompts | None,
+        sources: Sequence[int],
+        own: Sequence[Columns] | None = None,
+    ) -> None:
+        """Add rows. Row i has a text of `lengths[i]` tokens, of which all but the last are cached: in prompt
+        `sources[i]` (`prompts` is None if nothing is), and then in `own[i]`."""
         groups = sorted(set(sources))
         first = len(self._prompt_lengths)
         number = {source: first + i for i, source in enumerate(groups)}
-        cached = {source: length - 1 for source, length in zip(sources, prompt_lengths, strict=True)}
+        widths = [columns.width for columns in own] if own else [0] * len(lengths)
+        shared = [length - 1 - width for length, width in zip(lengths, widths, strict=True)]
+        cached = dict(zip(sources, shared, strict=True))
         self._prompt_lengths += [cached[source] for source in groups]
         self._group_of_row += [number[source] for source in sources]
-        positions = torch.tensor([length - 1 for length in prompt_lengths], dtype=torch.int64)
-        self._first_position_R = torch.cat([self._first_position_R, positions])
+        self._first_position_R = torch.cat([self._first_position_R, torch.tensor(shared, dtype=torch.int64)])
+        self._reserve(max(widths))
         joining = slice(self.num_rows, self.num_rows + len(sources))
         self.num_rows += len(sources)
         index = torch.tensor(groups)
@@ -93,7 +101,20 @@ class SharedCache:
             # A masked column has weight 0, but 0 times a stray NaN would still be NaN.
             self._keys[layer][joining] = 0
             self._values[layer][joining] = 0
+            for row, columns in enumerate(own or (), start=joining.start):
+                self._keys[layer][row, :, : columns.width] = columns.keys[layer]
+                self._values[layer][row, :, : columns.width] = columns.values[layer]
         self._membership = None
+
+    def columns(self, row: int, start: int, stop: int) -> Columns:
+        """What is cached at positions `start` to `stop` - 1 of a row: in its prompt, or its own from the first on. Not
+        a copy if it has the model's dtype: valid until the next call of any method."""
+        if stop <= int(self._first_position_R[row]):
+            keys, values, number, place = self._prompt_keys, self._prompt_values, self._group_of_row[row], start
+        else:
+            keys, values, number, place = self._keys, self._values, row, start - int(self._first_position_R[row])
+        part = slice(place, place + stop - start)
+        return Columns(*([tensor[number, :, part].to(self._dtype) for tensor in both] for both in (keys, values)))
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         """Copy rows `sources` over rows `targets`, and keep only the first `num_rows`. Prompts that no row continues
@@ -133,8 +154,8 @@ class SharedCache:
             values[: self.num_rows, :, self._column] = value_RKD
         else:
             rows = torch.arange(self.num_rows)
-            keys[rows, :, self._columns_R] = key_RKD
-            values[rows, :, self._columns_R] = value_RKD
+            keys[rows, :, self._columns_R] = key_RKD.float()
+            values[rows, :, self._columns_R] = value_RKD.float()
         seen = slice(0, self.num_rows), slice(None), slice(0, self._width)
         own_RH1D, own_RH1 = _attention(
             query_RHD[:, :, None].float(), keys[seen], values[seen], self._mask_R11T, self._shape.scaling

@@ -7,6 +7,8 @@ import re
 from decimal import Context
 from fractions import Fraction
 
+from burnish.tools.plain import parse_expression
+
 MAX_CHARACTERS = 300
 """Of an expression."""
 MAX_BITS = 4000
@@ -47,7 +49,7 @@ def _parsed(expression: str) -> ast.expr:
         odd = next(character for character in expression if not _ALLOWED.match(character))
         raise _NoResultError(f"use {_INSTEAD.get(odd, 'only numbers and + - * / // % ** ( )')} instead of {odd!r}")
     try:
-        return ast.parse(" ".join(expression.split()), mode="eval").body
+        return parse_expression(" ".join(expression.split()))
     except SyntaxError as error:
         raise _NoResultError(f"the expression cannot be read ({error.msg})") from None
     except MemoryError:  # the parser's own limit on nesting

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
 from burnish.tools.parsers.protocol import Schemas
 from burnish.tools.parsers.whole_turn import parse_whole_turn
-from burnish.tools.plain import UnreadableError, check_plain, shown
+from burnish.tools.plain import UnreadableError, check_plain, parse_expression, shown
 from burnish.types import Json
 
 MAX_CHARACTERS = 100_000
@@ -58,7 +58,7 @@ def _listed(text: str) -> list[ast.expr]:
     if wrong is not None:
         raise UnreadableError(rf"\{wrong} has no meaning; write \\ for a backslash")
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = parse_expression(text)
     except SyntaxError as error:
         raise UnreadableError(f"it is not valid Python ({error.msg})") from None
     except ValueError:

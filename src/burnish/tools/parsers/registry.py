@@ -25,7 +25,7 @@ BUILT_INS: Mapping[str, WritingParser] = {
 """Parsers by the name that a run file gives them."""
 AUTO = "auto"
 """In a run file: the built-in parser that `recognise` finds."""
-FIELD = "tools.parser"
+FIELD = "conversation.parser"
 
 Render = Callable[[Sequence[Mapping[str, Json]], Schemas], str]
 """Renders a conversation, with the schemas of the offered tools, by a chat template."""
@@ -54,7 +54,7 @@ _END_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</s>)\s*\Z")
 
 
 def find_parser(name: str) -> ToolParser:
-    """The parser that `tools.parser` names: a built-in, or `path/to/file.py:Class` or `package.module:Class`.
+    """The parser that `conversation.parser` names: a built-in, or `path/to/file.py:Class` or `package.module:Class`.
 
     Raises ConfigError if there is none, and for `auto`, which `recognise` turns into a name.
     """

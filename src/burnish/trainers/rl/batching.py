@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from burnish.forward.batch import Batch
+from burnish.trainers.rl.turn_states import turn_states
 from burnish.types import FinishReason, Rollout, RolloutGroup
 
 
@@ -19,6 +20,7 @@ class BatchRewards:
 
     scores_B: weighted sum of the rewards (with penalties). dense_rewards_BT: rewards per token, if any reward gave
     them. greedy_scores_B: score of the greedy response to the same prompt. parts_BC: each reward before its weight.
+    observation_ids_BT, history_ids_BT: in which state each turn is, for estimators that compare turns in one state.
     """
 
     scores_B: Tensor
@@ -26,6 +28,8 @@ class BatchRewards:
     greedy_scores_B: Tensor | None = None
     parts_BC: Tensor | None = None
     weights_C: Tensor | None = None
+    observation_ids_BT: Tensor | None = None
+    history_ids_BT: Tensor | None = None
 
 
 def scored(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:
@@ -51,8 +55,31 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
         response_lengths=lengths,
         loss_mask=_padded(masks, False, torch.bool),
         group_ids=torch.tensor([r.group_id for r in rollouts]),
+        turn_index=_turn_index(rollouts) if any(rollout.turns for rollout in rollouts) else None,
         rollout_logprobs=_padded([r.rollout_logprobs for r in rollouts], 0.0, torch.float32),
     )
+
+
+def _turn_index(rollouts: Sequence[Rollout]) -> Tensor:
+    """The number of the policy's turn of each token, -1 elsewhere. A row without turns is one."""
+    rows = [labelled(rollout, range(len(rollout.policy_turns()))) for rollout in rollouts]
+    return _padded(rows, -1, torch.int64)
+
+
+def labelled(rollout: Rollout, labels: Iterable[int]) -> list[int]:
+    """At each token of the response the label of its turn of the policy, -1 elsewhere. `labels`: one for each turn."""
+    row = [-1] * len(rollout.response_tokens)
+    for turn, label in zip(rollout.policy_turns(), labels, strict=True):
+        row[turn.start : turn.stop] = [label] * (turn.stop - turn.start)
+    return row
+
+
+def with_states(rewards: BatchRewards, rollouts: Sequence[Rollout]) -> BatchRewards:
+    """The rewards with the states of the turns of these rows."""
+    observations, histories = turn_states(rollouts)
+    rows = [[labelled(r, ids) for r, ids in zip(rollouts, found, strict=True)] for found in (observations, histories)]
+    observation_ids_BT, history_ids_BT = (_padded(each, -1, torch.int64) for each in rows)
+    return replace(rewards, observation_ids_BT=observation_ids_BT, history_ids_BT=history_ids_BT)
 
 
 def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> BatchRewards:
@@ -95,7 +122,10 @@ def _dense_row(rollout: Rollout) -> tuple[float, ...]:
     """The row's token rewards. Next to rows with token rewards, a row with only a score has it on its last token."""
     if rollout.token_rewards is not None:
         return rollout.token_rewards
-    return (0.0,) * (len(rollout.response_tokens) - 1) + (float(rollout.reward or 0.0),)
+    last = rollout.last_sampled
+    return tuple(
+        float(rollout.reward or 0.0) if index == last else 0.0 for index in range(len(rollout.response_tokens))
+    )
 
 
 def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:

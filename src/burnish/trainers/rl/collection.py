@@ -142,23 +142,33 @@ class Collector:
         return self.generate(one_each, dataclasses.replace(sampling, greedy=True), step, begin)
 
     def why_left_out(self, group: RolloutGroup, step: int) -> str:
-        """Why a group is not trained on; empty if it is."""
-        if all(r.reward is None for r in group.rollouts):
-            return "no response has a score"
-        if self.needs_greedy and (group.greedy is None or group.greedy.reward is None):
-            return "greedy response without a score"
-        return self.domains.why_left_out(group, step)
+        """See the function of this name."""
+        return why_left_out(group, step, domains=self.domains, needs_greedy=self.needs_greedy)
 
     def penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
-        """The group with a soft over-long penalty over the last `fraction` of the length limit. It also applies to the
-        greedy response, because that is the baseline of the penalised ones."""
-        limit = self.domains.of(group.prompt).sampling.max_response_tokens
-        buffer_tokens = max(1, round(fraction * limit))
-        return dataclasses.replace(
-            group,
-            rollouts=tuple(_with_penalty(r, limit, buffer_tokens) for r in group.rollouts),
-            greedy=None if group.greedy is None else _with_penalty(group.greedy, limit, buffer_tokens),
-        )
+        """See the function of this name."""
+        return penalised(group, fraction, self.domains)
+
+
+def why_left_out(group: RolloutGroup, step: int, *, domains: Domains, needs_greedy: bool) -> str:
+    """Why a group is not trained on; empty if it is."""
+    if all(r.reward is None for r in group.rollouts):
+        return "no response has a score"
+    if needs_greedy and (group.greedy is None or group.greedy.reward is None):
+        return "greedy response without a score"
+    return domains.why_left_out(group, step)
+
+
+def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> RolloutGroup:
+    """The group with a soft over-long penalty over the last `fraction` of the length limit. It also applies to the
+    greedy response, because that is the baseline of the penalised ones."""
+    limit = domains.of(group.prompt).sampling.max_response_tokens
+    buffer_tokens = max(1, round(fraction * limit))
+    return dataclasses.replace(
+        group,
+        rollouts=tuple(_with_penalty(r, limit, buffer_tokens) for r in group.rollouts),
+        greedy=None if group.greedy is None else _with_penalty(group.greedy, limit, buffer_tokens),
+    )
 
 
 def _with_penalty(rollout: Rollout, limit: int, buffer_tokens: int) -> Rollout:

@@ -13,6 +13,7 @@ from burnish.algorithms import shaping
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import resolve_kl
 from burnish.algorithms.masking import masked_var
+from burnish.algorithms.turns import as_single_turn
 from burnish.config.schema import AlgorithmConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch, present
@@ -64,7 +65,7 @@ def assign_advantages(
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
     # Outcome estimators read scores_B and the others rewards_BT. Both have been through the same steps.
     rewards = dataclasses.replace(rewards, scores_B=scores_B)
-    raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, estimator_numbers(estimator, algorithm))
+    raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, algorithm)
     batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)
     if not whiten:
         return batch, metrics
@@ -84,7 +85,12 @@ def whiten_minibatch(
     metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards:
         rewards_BT, metrics = _whiten_tokens(present(minibatch.token_rewards, "token_rewards"), minibatch.loss_mask)
-        tensors = {"token_rewards_BT": rewards_BT, "values_BT": minibatch.values, "mask_BT": minibatch.loss_mask}
+        tensors = {
+            "token_rewards_BT": rewards_BT,
+            "values_BT": minibatch.values,
+            "mask_BT": minibatch.loss_mask,
+            "turn_index_BT": _turns(minibatch, algorithm.discount, estimator),
+        }
         advantages_BT, returns_BT = _asked(estimator, tensors, estimator_numbers(estimator, algorithm))
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
     minibatch, advantage_metrics = _shape(minibatch, algorithm)
@@ -93,7 +99,8 @@ def whiten_minibatch(
 
 def reads_responses_alone(estimator: Estimator) -> bool:
     """Whether the advantages of a response depend only on its own token rewards and values."""
-    return estimator.token_level and set(estimator.inputs) <= {"token_rewards_BT", "values_BT", "mask_BT"}
+    own = {"token_rewards_BT", "values_BT", "mask_BT", "turn_index_BT"}
+    return estimator.token_level and set(estimator.inputs) <= own
 
 
 def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:
@@ -145,11 +152,24 @@ def _whiten_tokens(rewards_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[st
 
 
 def _rewarded(batch: Batch, estimator: Estimator) -> Tensor:
-    """Tokens that carry rewards, (B, T): the trained ones. For an estimator of whole responses also those of a response
-    that is left out of the loss: it still counts in its group, with the KL and scale of its siblings."""
-    if estimator.token_level:
+    """Tokens that carry rewards, (B, T): the trained ones. For an estimator of whole responses or of turns also those
+    of a response that is left out of the loss: it still counts in its group, with the KL and scale of its siblings."""
+    if estimator.token_level and not estimator.compares_turns:
         return batch.loss_mask
-    return torch.where(batch.loss_mask.any(dim=1, keepdim=True), batch.loss_mask, response_mask(batch))
+    return torch.where(batch.loss_mask.any(dim=1, keepdim=True), batch.loss_mask, _sampled(batch))
+
+
+def _sampled(batch: Batch) -> Tensor:
+    """Tokens that the policy sampled, (B, T)."""
+    return response_mask(batch) if batch.turn_index is None else batch.turn_index >= 0
+
+
+def _turns(batch: Batch, discount: str, estimator: Estimator) -> Tensor | None:
+    """The turn of each token, for an estimator that compares turns or is to discount by turn. Rows without turns are
+    one each."""
+    if discount == "token" and not estimator.compares_turns:
+        return None
+    return as_single_turn(_sampled(batch)) if batch.turn_index is None else batch.turn_index
 
 
 def _estimate(
@@ -157,7 +177,7 @@ def _estimate(
     rewards: BatchRewards,
     rewards_BT: Tensor,
     estimator: Estimator,
-    numbers: Mapping[str, object],
+    algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, Tensor | None]:
     """Give the estimator what its parameter names ask for; an advantage per response is spread over trained tokens."""
     available = {
@@ -170,8 +190,11 @@ def _estimate(
         "token_rewards_BT": rewards_BT,
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
+        "turn_index_BT": _turns(batch, algorithm.discount, estimator),
+        "observation_ids_BT": rewards.observation_ids_BT,
+        "history_ids_BT": rewards.history_ids_BT,
     }
-    advantages, returns_BT = _asked(estimator, available, numbers)
+    advantages, returns_BT = _asked(estimator, available, estimator_numbers(estimator, algorithm))
     return advantages if estimator.token_level else shaping.spread(advantages, batch.loss_mask), returns_BT
 
 

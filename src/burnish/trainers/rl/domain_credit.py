@@ -137,7 +137,7 @@ def _weights(domain: Domain, rows: Sequence[Row]) -> list[float]:
         return []
     own = domain.settings.own
     difficulty = [_hardness(domain.filter.solved(group)) ** own.difficulty_weight for group, _ in rows]
-    length = [max(len(rollout.response_tokens), 1) ** -own.length_weight for _, rollout in rows]
+    length = [max(rollout.num_sampled(), 1) ** -own.length_weight for _, rollout in rows]
     product = [own.loss_weight] * len(rows)
     for factors in (difficulty, length):
         mean = sum(factors) / len(factors)

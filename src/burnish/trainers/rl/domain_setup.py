@@ -10,12 +10,14 @@ from burnish.data.feeds import DomainFeeds, SampledPrompts
 from burnish.data.overlap import Asked
 from burnish.data.prompts import PromptSet
 from burnish.data.shares import Shares
+from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of_domain, why_not_measured
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.conversations import Conversations
 from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_files_of, recorded_outcomes
 from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.rl.feeds import load_prompt_set
@@ -23,12 +25,20 @@ from burnish.types import Prompt
 
 
 def load_domains(
-    config: RlConfig, settings: Sequence[DomainSettings], loaded: LoadedModel, split: Split
+    config: RlConfig,
+    settings: Sequence[DomainSettings],
+    loaded: LoadedModel,
+    split: Split,
+    conversations: Conversations,
 ) -> dict[str, PromptSet]:
-    """The prompts of the domains that are trained or evaluated, by name."""
+    """The prompts of the domains that are trained or evaluated, by name. They are added to the conversations."""
     tokenizer, context = loaded.tokenizer, loaded.context_length
     used = used_domains(config, settings, split)
-    found = {one.name: load_prompt_set(config, one, tokenizer, context, split) for one in used}
+    found = {}
+    for one in used:
+        prompts = load_prompt_set(config, one, tokenizer, context, split, conversations.offered(one.name))
+        conversations.add(one.name, prompts, ChatFormat(one.chat, one.template_options))
+        found[one.name] = prompts
     return {name: prompts for name, prompts in found.items() if prompts}
 
 

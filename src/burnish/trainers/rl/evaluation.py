@@ -15,6 +15,7 @@ from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.trainers.rl.collection import GREEDY_SAMPLE
+from burnish.trainers.telemetry.conversations import describe_conversations
 from burnish.trainers.telemetry.groups import mean_parts
 from burnish.types import FinishReason, Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
 
@@ -71,7 +72,8 @@ class Evaluator:
 
     def describe(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         metrics = self._summary(groups, "eval")
-        metrics |= mean_parts([g.greedy for g in groups if g.greedy is not None], "eval/part")
+        greedy = [group.greedy for group in groups if group.greedy is not None]
+        metrics |= mean_parts(greedy, "eval/part") | describe_conversations(greedy, "eval/")
         domains = sorted({group.prompt.domain for group in groups})
         if len(domains) > 1 or ALL not in self.parts:
             for domain in domains:
@@ -110,7 +112,7 @@ class Evaluator:
         metrics = {
             "reward_mean": mean_of(rewards),
             **self._accuracy(groups),
-            "response_tokens_mean": mean_of([len(r.response_tokens) for r in greedy]),
+            "response_tokens_mean": mean_of([r.num_sampled() for r in greedy]),
             "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in greedy]),
             "failed_fraction": mean_of([r.reward is None for r in greedy]),
             **self._of_samples(groups),

@@ -16,6 +16,7 @@ from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of_domain, why_not_measured
 from burnish.rollouts.engine import RolloutEngine
+from burnish.trainers.rl.conversations import Conversations
 from burnish.trainers.rl.domain_setup import asked_by, build_sampling, load_domains, prompts_of
 from burnish.trainers.rl.evaluation import Evaluator, HeldOut
 from burnish.types import Rollout
@@ -27,12 +28,13 @@ def build_evaluator(
     engine: RolloutEngine,
     scorer: ProcessRewardScorer,
     console: Console,
+    conversations: Conversations,
     *,
     train: Mapping[str, PromptSet] | None = None,
 ) -> Evaluator | None:
     """None without held-out data. Reports which of its prompts are also in `train`."""
     settings = domain_settings(config)
-    held_out = load_domains(config, settings, loaded, "eval")
+    held_out = load_domains(config, settings, loaded, "eval", conversations)
     if not held_out:
         return None
     for prompts in held_out.values():

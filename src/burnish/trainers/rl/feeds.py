@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split, sources_of
@@ -12,6 +13,7 @@ from burnish.data.prompts import ELSEWHERE, DomainRows, PromptSet, load_prompts
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.tokenizers import chat_template_text
+from burnish.types import Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,22 +25,24 @@ def load_prompt_set(
     tokenizer: PreTrainedTokenizerBase,
     context_tokens: int | None,
     split: Split,
+    offered: tuple[Mapping[str, Json], ...] = (),
 ) -> PromptSet:
-    """The prompts of a domain, encoded and cut as the run file says. ConfigError if it has none to train on, or none at
-    all."""
+    """The prompts of a domain, encoded and cut as the run file says. They offer these tools, by their schemas.
+    ConfigError if the domain has none to train on, or none at all."""
     sources = sources_of(config, domain, split)
     if not sources:
         field = domain.title("data", split)
         raise ConfigError(f"{field} is empty", remedy=f"name at least one data set in {field}")
     found = load_prompts(
         sources,
-        tokenizer=_with_template(tokenizer, domain.chat_template),
+        tokenizer=with_template(tokenizer, domain.chat_template),
         max_prompt_tokens=domain.max_prompt_tokens,
         over_long=config.data.over_long,
         chat=ChatFormat(domain.chat, domain.template_options),
         context_tokens=context_tokens,
         query=config.data.query,
         rows=DomainRows.of(config, domain, split),
+        offered=offered,
     )
     if not found and (split == "train" or not domain.is_trained):
         purpose = "trained" if split == "train" else "evaluated"
@@ -58,7 +62,8 @@ def _left_out(prompts: PromptSet) -> str:
     return f" (left out: {reasons})" if reasons else ""
 
 
-def _with_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> PreTrainedTokenizerBase:
+def with_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer with a chat template of its own, if there is one."""
     if template is None:
         return tokenizer
     other = copy.copy(tokenizer)

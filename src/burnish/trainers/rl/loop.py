@@ -24,10 +24,11 @@ from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
 from burnish.trainers.outer_loop import Controller, Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
-from burnish.trainers.rl.batching import build_batch, build_rewards, scored
+from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.beside import ALONE, Beside
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
+from burnish.trainers.rl.credit import whiten_minibatch
+from burnish.trainers.rl.crediting import credit_rows
 from burnish.trainers.rl.domain_credit import DomainCredit
 from burnish.trainers.rl.evaluation import Evaluator
 from burnish.trainers.rl.held_out_values import held_out_values
@@ -130,21 +131,17 @@ class RlRun(Training):
         if values is not None:
             with stopwatch.phase("values"):
                 batch = batch.replace(values=values())
-        rewards = build_rewards(rows, self.reward_weights)
-        if self.domain_credit is not None:
-            rewards = self.domain_credit.normalized(rewards, batch, rows)
-        batch, credit_metrics = assign_advantages(
+        batch, credit_metrics = credit_rows(
             batch,
-            rewards,
-            algorithm=config.algorithm,
+            rows,
+            config=config,
             estimator=self.estimator,
+            reward_weights=self.reward_weights,
             kl_coef=self.kl.coef,
-            whiten=not config.whitens_minibatches,
+            domain_credit=self.domain_credit,
         )
         metrics.merge(credit_metrics)
-        if not config.whitens_minibatches:
-            metrics.merge(describe_values(batch))
-        return batch if self.domain_credit is None else self.domain_credit.weighted(batch, rows)
+        return batch
 
     def add_logprobs(self, batch: Batch) -> Batch:
         """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference."""

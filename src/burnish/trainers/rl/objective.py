@@ -48,6 +48,7 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     correction: Correction | None = None
     takes_selection: bool = False
+    takes_turns: bool = False
     old_logprobs_of_sampler: bool = False
     needs_entropy: bool = True  # for a chart and an alarm; it costs no pass of its own
 
@@ -61,7 +62,7 @@ class PolicyObjective:
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         result = self.policy_loss(logprobs, old, batch.advantages, mask, **self._numbers(batch))
         per_token = self._weighted(result.per_token_BT, old, batch)
-        policy_term = self._aggregate(per_token, mask, denominators)
+        policy_term = self._aggregate(per_token, batch, denominators)
         loss, metrics = policy_term, dict(result.metrics)
         if self.kl_coef > 0:
             penalty = kl_loss(
@@ -71,13 +72,13 @@ class PolicyObjective:
                 estimator=self.kl_estimator,
                 old_logprobs_BT=old if self.kl_times_ratio else None,
             )
-            kl_term = self._aggregate(penalty, mask, denominators)
+            kl_term = self._aggregate(penalty, batch, denominators)
             loss = loss + self.kl_coef * kl_term
             metrics["kl_loss"] = share(kl_term, mask, denominators)
         if scores.entropy_BT is not None:
             metrics["entropy"] = _mean(scores.entropy_BT, mask)
             if self.entropy_coef > 0:
-                loss = loss - self.entropy_coef * self._aggregate(scores.entropy_BT, mask, denominators)
+                loss = loss - self.entropy_coef * self._aggregate(scores.entropy_BT, batch, denominators)
         metrics["loss"] = share(loss, mask, denominators)
         # Relative to the policy when the step began the ratio should begin at 1; to a sampler of earlier weights, not.
         begins_at_1 = batch.old_logprobs is not None and not self.old_logprobs_of_sampler
@@ -94,7 +95,10 @@ class PolicyObjective:
         return ObjectiveValue(loss, named, signals)
 
     def _numbers(self, batch: Batch) -> dict[str, object]:
-        return {**self.numbers, "selection_BT": batch.selection} if self.takes_selection else dict(self.numbers)
+        tensors = {"selection_BT": batch.selection} if self.takes_selection else {}
+        if self.takes_turns:
+            tensors["turn_index_BT"] = batch.turn_index
+        return {**self.numbers, **tensors}
 
     def _weighted(self, per_token: Tensor, old: Tensor, batch: Batch) -> Tensor:
         if self.correction is not None:
@@ -107,23 +111,27 @@ class PolicyObjective:
                 mode=c.mode,
                 low=c.low,
                 high=c.high,
+                turn_index_BT=batch.turn_index,
             )
             per_token = per_token * weights
         return per_token if batch.weights is None else per_token * batch.weights
 
-    def _aggregate(self, per_token: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-        return aggregate_step(per_token, mask, self.aggregation, self.length, denominators)
+    def _aggregate(self, per_token: Tensor, batch: Batch, denominators: Denominators) -> Tensor:
+        return aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
 
 
-def aggregate_step(per_token_BT: Tensor, mask_BT: Tensor, mode: str, length: int, denominators: Denominators) -> Tensor:
+def aggregate_step(per_token_BT: Tensor, batch: Batch, mode: str, length: int, denominators: Denominators) -> Tensor:
     """A micro-batch's share of the loss of its optimizer step. Only the mode that needs `length` gets it."""
+    turns = denominators.num_sequences if denominators.num_turns is None else denominators.num_turns
     return aggregate(
         per_token_BT,
-        mask_BT,
+        batch.loss_mask,
         mode,
         num_tokens=denominators.num_tokens,
         num_sequences=denominators.num_sequences,
+        num_turns=turns,
         length=length if mode == "sequence_mean_token_sum_norm" else None,
+        turn_index_BT=batch.turn_index,
     )
 
 

@@ -43,6 +43,7 @@ def build_objective(
         entropy_coef=algorithm.entropy_coef,
         correction=_correction(algorithm),
         takes_selection=loss.needs_selection,
+        takes_turns=loss.needs_turns,
         old_logprobs_of_sampler=config.old_logprobs_of_sampler,
     )
     needs_values = resolve_estimator(algorithm.estimator).needs_values

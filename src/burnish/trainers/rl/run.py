@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from burnish.checkpointing.output import check_place
+from burnish.config.domains import domain_settings
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.observability.console import say
@@ -19,8 +20,9 @@ from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.cast import Cast
+from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.evaluation_setup import build_evaluator
-from burnish.trainers.rl.opening import open_model, open_rl_engine
+from burnish.trainers.rl.opening import longest_text, open_model, open_rl_engine
 from burnish.trainers.rl.setup import INLINE, open_rl_run, open_scorer
 from burnish.trainers.telemetry.journal import token_texts
 
@@ -51,9 +53,11 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         paths = recorded_paths(Path(config.output))
         loaded = stack.enter_context(open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
+        conversations = stack.enter_context(open_conversations(config, domain_settings(config), loaded, console))
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
+        engine = conversations.around(engine, longest_text(config, loaded))
         say(console, paths.lines())
-        evaluator = build_evaluator(config, loaded, engine, scorer, console)
+        evaluator = build_evaluator(config, loaded, engine, scorer, console, conversations)
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
         measured, groups = evaluator.evaluate()

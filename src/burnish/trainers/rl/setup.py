@@ -27,6 +27,7 @@ from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.cast import Cast, Inline
 from burnish.trainers.rl.collection import Collector, Overlaps
+from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.critic_setup import build_value_objective
 from burnish.trainers.rl.domain_credit import DomainCredit
 from burnish.trainers.rl.domain_setup import asked_by, build_domains, check_difficulty, load_domains, prompts_of
@@ -68,14 +69,15 @@ def open_rl_run(
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)
         check_rotation(loaded.model.config, longest_text(config, loaded))
-        train = load_domains(config, settings, loaded, "train")
+        conversations = stack.enter_context(open_conversations(config, settings, loaded, console))
+        train = load_domains(config, settings, loaded, "train", conversations)
         for prompts in train.values():
             say(console, prompts.lines())
         scorer.check_prompts(prompts_of(train))
         check_bound_rewards(config, prompts_of(train))
         progress = Progress()
         players = stack.enter_context(cast.open_players(config, loaded, paths, console))
-        roles, engine = players.roles, players.engine
+        roles, engine = players.roles, conversations.around(players.engine, longest_text(config, loaded))
         if players.reward_models is not None:
             scorer.ask_models(players.reward_models)
         # On a CPU, workers that score would slow down sampling by more than they save (see `Collector`).
@@ -91,7 +93,7 @@ def open_rl_run(
         )
         evaluator = None
         if config.evaluation.happens:
-            evaluator = build_evaluator(config, loaded, engine, scorer, console, train=train)
+            evaluator = build_evaluator(config, loaded, engine, scorer, console, conversations, train=train)
         if evaluator is None:
             say(console, find_overlap(asked_by(train)).lines())
         journal = stack.enter_context(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.collection import Collected, Collector, penalised
 from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutGroup
 
 
@@ -43,7 +43,7 @@ def from_text(text: str, collector: Collector) -> Collected:
     )
     kept, overlong = [sampled[group_id] for group_id in stored["kept"]], collector.config.algorithm.overlong_buffer
     if overlong is not None:
-        kept = [collector.penalised(group, overlong) for group in kept]
+        kept = [penalised(group, overlong, collector.domains) for group in kept]
     metrics = {
         name: Metric(Reduction(rule), value, weight) for name, (rule, value, weight) in stored["metrics"].items()
     }

@@ -30,7 +30,7 @@ from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.collection import Collected, Collector
+from burnish.trainers.rl.collection import Collected, Collector, penalised
 from burnish.trainers.rl.domains import Domain
 from burnish.trainers.rl.open_places import OpenPlaces, Place
 from burnish.trainers.rl.stored_batches import group_from_text
@@ -299,7 +299,7 @@ class SupplyWindow(Supply):
         metrics = describe_groups(sampled, missing=missing, fixed_length=self._domain.sampling.ignore_eos)
         metrics |= describe_audits(sampled, [reward.log_label for reward in config.all_rewards if reward.audit])
         if config.algorithm.overlong_buffer is not None:
-            kept = [collector.penalised(group, config.algorithm.overlong_buffer) for group in kept]
+            kept = [penalised(group, config.algorithm.overlong_buffer, collector.domains) for group in kept]
             metrics |= describe_penalties(kept)
         metrics |= describe_staleness(sampled, self._steps, step)
         metrics |= {"rollout/overtaking_fraction": overtook}

@@ -27,7 +27,7 @@ class ClippedValueObjective:
             raise ValueError("the batch lacks the values or returns that the value loss needs")
         mask = batch.loss_mask
         per_token = clipped_value(values_BT, batch.values, batch.returns, clip=self.clip, mask_BT=mask)
-        loss = aggregate_step(per_token, mask, self.aggregation, self.length, denominators)
+        loss = aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
         metrics = value_metrics(values_BT, batch.values, batch.returns, mask, clip=self.clip)
         metrics["loss"] = share(loss, mask, denominators)
         return ObjectiveValue(loss, {f"critic/{name}": metric for name, metric in metrics.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from burnish.observability.metrics import mean_of
+from burnish.trainers.telemetry.conversations import describe_conversations
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
 
 
@@ -19,12 +20,13 @@ def describe_groups(
 ) -> dict[str, Metric]:
     """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
 
-    missing: groups that the step lacks. fixed_length: no response ended by itself, so none counts as cut.
+    Lengths count what the policy sampled, not what tools and environments said. missing: groups that the step lacks.
+    fixed_length: no response ended by itself, so none counts as cut.
     """
     rollouts = [r for group in groups for r in group.rollouts]
     rewards = [r.reward for r in rollouts if r.reward is not None]
     comparable = [group for group in groups if sum(r.reward is not None for r in group.rollouts) > 1]
-    lengths = [len(r.response_tokens) for r in rollouts]
+    lengths = [r.num_sampled() for r in rollouts]
     metrics = {
         "reward/mean": mean_of(rewards),
         "reward/square_mean": mean_of([reward * reward for reward in rewards]),
@@ -46,7 +48,7 @@ def describe_groups(
     }
     domains = sorted({group.prompt.domain for group in groups})
     by_domain = _rewards_of(groups, domains) if len(domains) > 1 else {}  # those of the rows, where there are several
-    return metrics | mean_parts(rollouts, "reward/part") | by_domain
+    return metrics | mean_parts(rollouts, "reward/part") | by_domain | describe_conversations(rollouts)
 
 
 def describe_domains(
@@ -71,7 +73,7 @@ def describe_domains(
             "left_out_fraction": Metric(Reduction.MEAN, len(ours) - trained, len(ours)),
             "constant_fraction": mean_of([is_constant(group) for group in comparable]),
             "solved_fraction": mean_of([one for group in ours for one in solved[group.group_id]]),
-            "response_tokens_mean": mean_of([len(r.response_tokens) for r in rollouts]),
+            "response_tokens_mean": mean_of([r.num_sampled() for r in rollouts]),
             "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
         }
         metrics |= {f"domain/{name}/{metric}": value for metric, value in found.items()}

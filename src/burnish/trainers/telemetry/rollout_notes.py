@@ -28,12 +28,13 @@ def rollout_notes(
     }
     if batch is not None:
         rows = [rollout for _, rollout in scored(collected.groups)]
-        notes |= {(r.group_id, r.sample_index): note for r, note in zip(rows, _notes(batch.to("cpu")), strict=True)}
+        notes |= {(r.group_id, r.sample_index): note for r, note in zip(rows, notes_of(batch.to("cpu")), strict=True)}
     return notes
 
 
-def _notes(batch: Batch) -> Iterator[RolloutNote]:
-    """One note per row. Whole tensors become lists at once: row by row takes longer than a small model's update."""
+def notes_of(batch: Batch) -> Iterator[RolloutNote]:
+    """One note per row of a batch in the host's memory. Whole tensors become lists at once: row by row takes longer
+    than a small model's update."""
     lengths = batch.response_lengths.tolist()
     trained_B = batch.loss_mask.sum(dim=1)
     advantages = _rows(batch.advantages, lengths)

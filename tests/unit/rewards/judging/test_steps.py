@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from burnish.rewards.judging.forms import last_tokens, split_steps
-from burnish.types import RewardStatus
+from burnish.types import RewardStatus, Turn
 
 
 class Pieces:
@@ -79,6 +79,17 @@ def test_token_rewards_sum_to_the_mean_of_the_steps(judge: Any, make_scorer: Any
     assert scored.reward == pytest.approx(2 / 3)
     assert scored.token_rewards == pytest.approx((1 / 3, 0, 0, 0, 1 / 3, 0))
     assert sum(scored.token_rewards) == scored.reward
+
+
+def test_steps_of_a_conversation_are_those_of_its_last_turn(judge: Any, make_scorer: Any, make_items: Any) -> None:
+    texts = ["call 2", "it is 3", "one 1", "\n\n", "two"]
+    scorer = make_scorer(judge)
+    scorer.attach_policy(Pieces(*[text.encode() for text in texts]))
+    prompt, rollout = make_items(["".join(texts[2:])])[0]
+    turns = (Turn("policy", 0, 1), Turn("tool", 1, 2), Turn("policy", 2, 5))
+    rollout = dataclasses.replace(rollout, response_tokens=tuple(range(5)), rollout_logprobs=(0.0,) * 5, turns=turns)
+    (scored,) = scorer.score([(prompt, rollout)])
+    assert scored.token_rewards == pytest.approx((0, 0, 0.5, 0, 0))
 
 
 def test_without_a_tokenizer_there_is_a_value_only(judge: Any, make_scorer: Any, make_items: Any) -> None:

@@ -250,6 +250,13 @@ def test_bf16_model_is_not_cast(llama: Any, make_engine: Make) -> None:
         assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=0.2)
 
 
+def test_bf16_rows_may_be_at_different_lengths(llama: Any, make_engine: Make) -> None:
+    """Rows join when others have begun: a decoder with its own dtype still takes the model's keys."""
+    engine = make_engine(llama.to(torch.bfloat16), max_batch_rows=2, eos=tuple(range(1, 9)))
+    rollouts = engine.generate(requests_for(random_prompts([4, 9, 2]), samples=3), Sampling(12), seed=0, step=0)
+    assert len({len(rollout.response_tokens) for rollout in rollouts}) > 2
+
+
 def test_a_peft_model_samples_with_its_adapter(llama: Any, make_engine: Make) -> None:
     from peft import LoraConfig, get_peft_model
 

@@ -142,3 +142,44 @@ def test_what_a_row_gets_depends_on_no_other_row_and_no_thread(threads: int) -> 
             assert torch.equal(found[0][6], found[1][0])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.heads}-{shape.key_heads}-{shape.head_size}")
+def test_several_tokens_of_a_row_are_read_as_one_after_the_other(shape: CacheShape, dtype: torch.dtype) -> None:
+    """Bit for bit: 70 tokens of a row, more than it has room for, 3 of another with the same prompt, and 17 of a row
+    without a prompt. Then all three go on for a step, in another cache than the one that they have left."""
+    torch.manual_seed(0)
+    kernels, counts, starts = decode_kernels(dtype), [70, 3, 17], [32, 32, 0]
+    size, width = (1, shape.key_heads, 32, shape.head_size), (shape.heads + 2 * shape.key_heads) * shape.head_size
+    prompts = PrefilledPrompts(*([torch.randn(size).to(dtype) for _ in range(shape.layers)] for _ in range(2)))
+
+    def filled() -> KernelCache:
+        cache = KernelCache(shape)
+        cache.append([33, 33], prompts, [0, 0])
+        cache.append([1], None, [0])
+        return cache
+
+    def attended(cache: KernelCache, inputs_LRX: torch.Tensor, positions: list[int]) -> torch.Tensor:
+        angles = torch.tensor(positions)[:, None] * torch.logspace(0, -2, shape.head_size)
+        step = cache.begin(torch.tensor(positions), angles.cos(), angles.sin(), 0.0)
+        return torch.stack([kernels.attend(step, i, one.contiguous(), None) for i, one in enumerate(inputs_LRX)])
+
+    inputs = [torch.randn(shape.layers, count + 1, width).to(dtype) for count in counts]
+    left, one_by_one = filled(), []
+    for row, count in enumerate(counts):
+        cache = KernelCache(shape)
+        cache.add([filled().row(row)])
+        steps = range(count + 1)
+        one_by_one.append([attended(cache, inputs[row][:, [t]], [starts[row] + t])[:, 0] for t in steps])
+    reading = left.reading([left.row(i) for i in range(3)], counts)
+    tokens = torch.cat([numbers[:, :-1] for numbers in inputs], dim=1)
+    found = attended(
+        reading, tokens, [start + t for start, count in zip(starts, counts, strict=True) for t in range(count)]
+    )
+    assert torch.equal(found, torch.stack([out for outs in one_by_one for out in outs[:-1]], dim=1))
+    other = KernelCache(shape)
+    other.add([left.row(i) for i in range(3)])
+    last = torch.stack([numbers[:, -1] for numbers in inputs], dim=1)
+    ends = [start + count for start, count in zip(starts, counts, strict=True)]
+    assert torch.equal(attended(other, last, ends), torch.stack([outs[-1] for outs in one_by_one], dim=1))

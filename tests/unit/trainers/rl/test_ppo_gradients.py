@@ -27,7 +27,7 @@ from burnish.trainers.telemetry.derived import derive_values
 from burnish.trainers.telemetry.moments import describe_values
 
 SETTINGS = OptimizerSettings(1e-2, 10)
-AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm")
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm", "turn_mean_token_mean")
 
 
 def build(kind: str, budget: int) -> tuple[LocalPolicy, SeparateCritic | SharedCritic]:
@@ -58,6 +58,7 @@ def ppo_batch(policy: LocalPolicy, critic: SeparateCritic | SharedCritic) -> Bat
         response_lengths=lengths,
         loss_mask=mask,
         group_ids=torch.arange(7),
+        turn_index=torch.where(mask, (torch.arange(9) > 2).long(), -1),
     )
 
     def near(tensor: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ def part(seed: int) -> Batch:
         values=numbers(),
         returns=numbers(),
         selection=numbers() < -0.5,
+        turn_index=torch.arange(3).div(2, rounding_mode="floor").expand(4, 3),
     )
 
 
@@ -62,19 +63,21 @@ def step(objective: Callable[..., Any]) -> MetricStore:
     return store
 
 
+@pytest.mark.parametrize("by", ["sequence", "turn"])
 @pytest.mark.parametrize("loss", sorted(POLICY_LOSSES))
-def test_policy_and_value_losses_wait_for_nothing(loss: str, waits: Waits) -> None:
+def test_policy_and_value_losses_wait_for_nothing(loss: str, by: str, waits: Waits) -> None:
     row = POLICY_LOSSES[loss]
     policy = PolicyObjective(
         policy_loss=row.function,
         numbers={},
-        aggregation="sequence_mean_token_mean",
+        aggregation=f"{by}_mean_token_mean",
         length=4,
         kl_coef=0.1,
         kl_times_ratio=True,
         entropy_coef=0.01,
-        correction=Correction("sequence", "mask", 0.5, 2.0),
+        correction=Correction(by, "mask", 0.5, 2.0),
         takes_selection=row.needs_selection,
+        takes_turns=row.needs_turns,
     )
     objective = ActorCriticObjective(policy, ClippedValueObjective(0.2, "token_mean", 4), coef=0.5)
     counted: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Forwards what a reward prints to standard error, with a limit on the rate."""
+"""Forwards what code from outside prints to standard error, with a limit on the rate."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def forward(source: int, target: int = 2) -> None:
 def _omission(left_out: int) -> bytes:
     if not left_out:
         return b""
-    return f"\n[burnish: {left_out:,} bytes that a reward printed are left out here]\n".encode()
+    return f"\n[burnish: {left_out:,} bytes that were printed are left out here]\n".encode()
 
 
 def _write(target: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads the output any more, which must not affect the reward
+    with contextlib.suppress(OSError):  # nobody reads the output any more, which must not affect who prints
         while data:
             data = data[os.write(target, data) :]

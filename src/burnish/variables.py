@@ -1,4 +1,5 @@
-"""Which environment variables a reward's worker gets: the ones listed here, and those that the run file names.
+"""Which environment variables processes get that run code from outside: the ones listed here, and those that the run
+file names.
 
 Keys and passwords in the environment of the training process are not passed on.
 """
@@ -6,8 +7,6 @@ Keys and passwords in the environment of the training process are not passed on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-
-from burnish.errors import ConfigError
 
 _NAMES = """
 PATH HOME USER LOGNAME SHELL TERM TZ TMPDIR TEMP TMP LANG LANGUAGE
@@ -22,24 +21,14 @@ TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TORCH_HOME NLTK_DATA
 SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 """
 PASSED = frozenset(_NAMES.split())
-"""Variables that every worker gets if they are set, as well as those that begin with `LC_`. Keys, tokens and proxies
-(whose addresses often contain a password) are deliberately missing."""
+"""Variables that every such process gets if they are set, as well as those that begin with `LC_`. Keys, tokens and
+proxies (whose addresses often contain a password) are deliberately missing."""
 
-_UNLESS_SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # workers share the machine with training
+_UNLESS_SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # they share the machine with training
 
 
 def worker_environment(named: Iterable[str], ours: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker: the variables of `ours` that are in `PASSED` or named."""
+    """The environment of such a process: the variables of `ours` that are in `PASSED` or named."""
     wanted = PASSED.union(named)
     found = {name: value for name, value in ours.items() if name in wanted or name.startswith("LC_")}
     return {**_UNLESS_SET, **found}
-
-
-def check_environment(named: Iterable[str], label: str, ours: Mapping[str, str]) -> None:
-    """ConfigError if the run file names a variable for this reward that is not set."""
-    missing = [name for name in named if name not in ours]
-    if missing:
-        raise ConfigError(
-            f"reward {label!r} needs the environment variable {missing[0]}, which is not set",
-            remedy=f"set it where the run is started, or remove {missing[0]} from the reward's `environment`",
-        )

@@ -1,0 +1,131 @@
+"""`burnish replay RUN`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from burnish.cli.arguments import Overrides
+from burnish.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from burnish.trainers.rl.replay import Replayed
+    from burnish.trainers.rl.replay_result import ReplaySummary
+
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
+Steps = Annotated[list[int] | None, typer.Option("--step", help="Recorded step; may be repeated (default: the last).")]
+KeepScores = Annotated[bool, typer.Option("--keep-scores", help="Credit the recorded scores; ask no reward.")]
+Show = Annotated[int, typer.Option(help="Responses to show, those that change most.", min=0)]
+
+
+def replay(
+    run: RunFolder,
+    overrides: Overrides = None,
+    steps: Steps = None,
+    keep_scores: KeepScores = False,
+    show: Show = 10,
+) -> None:
+    """Score and credit recorded responses again, with other rewards or another algorithm. Nothing is sampled.
+
+    Overrides say what is different. The result, response by response, is
+    written to a new folder RUN/replay/NNN; nothing else of the run changes.
+
+    [bold]Examples[/bold]
+    burnish replay runs/first rewards=new_rewards.py:strict
+    burnish replay runs/first --step 100 --step 200 rewards.0.weight=2
+    burnish replay runs/first --keep-scores algorithm.preset=rloo
+    """
+    from rich.console import Console
+
+    from burnish.api.run import run_config
+    from burnish.cli.silence import silence_transformers
+    from burnish.config.schema import RlConfig
+    from burnish.observability.console import say
+    from burnish.trainers.rl.replay import open_replay
+    from burnish.trainers.rl.replay_result import most_changed, summary_of, write_replay
+
+    console, folder = Console(), Path(run)
+    config = run_config(folder, overrides or []).config
+    if not isinstance(config, RlConfig):
+        raise ConfigError(f"{run} samples no responses", remedy="give a run of `burnish rl`")
+    files = recorded_steps(folder, steps or [])
+    silence_transformers()
+    with open_replay(config, console, keep_scores=keep_scores) as replayer:
+        say(console, replayer.notes)
+        rows = [row for file in files for row in replayer.replay(file)]
+    console.print(summary_table(summary_of(rows)))
+    changed = most_changed(rows, show)
+    if changed:
+        console.print(changes_table(changed))
+    console.print(f"replay  {write_replay(config, rows)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def recorded_steps(folder: Path, steps: Sequence[int]) -> list[Path]:
+    """The files of these training steps, or of the last one. DataError, with the steps that there are, if one is
+    missing."""
+    from burnish.observability.recorder import recorded_files, step_of
+
+    files = {step_of(path): path for path in recorded_files(folder / "rollouts") if path.name.startswith("step-")}
+    missing = [step for step in steps if step not in files]
+    if missing or not files:
+        known = f"{len(files):,}, from {min(files):,} to {max(files):,}" if files else "none"
+        raise DataError(
+            f"{folder} has no recorded rollouts" + (f" of step {missing[0]}" if missing else ""),
+            remedy=f"steps with rollouts: {known} (logging.record_rollouts writes them)",
+        )
+    return [files[step] for step in dict.fromkeys(steps)] if steps else [files[max(files)]]
+
+
+def summary_table(found: ReplaySummary) -> Table:
+    """Before and after, and what has changed."""
+    from rich.table import Table
+
+    table = Table("", "recorded", "replayed", title=f"{found.responses:,} responses")
+    before, after = found.before, found.after
+    table.add_row("with a score", f"{before.scored:,}", f"{after.scored:,}")
+    table.add_row("mean score", _number(before.score_mean), _number(after.score_mean))
+    table.add_row("trained on", f"{before.trained:,}", f"{after.trained:,}")
+    table.add_row("mean size of advantages", _number(before.advantage_size), _number(after.advantage_size))
+    table.add_section()
+    table.add_row("scores that change", "", f"{found.scores_changed:,}")
+    table.add_row("pairs of siblings in another order", "", _share(found.orders_changed))
+    table.add_row("correlation of scores", "", _number(found.score_correlation))
+    table.add_row("advantages that change", "", f"{found.advantages_changed:,}")
+    table.add_row("advantages of another sign", "", f"{found.signs_changed:,}")
+    table.add_row("correlation of advantages", "", _number(found.advantage_correlation))
+    return table
+
+
+def changes_table(rows: Sequence[Replayed]) -> Table:
+    """A row for each response: its score and its advantage, before and after."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("step", "prompt", "sample", "score", "advantage", "response", title="what changes most")
+    for row in rows:
+        before, after = row.before, row.after
+        advantage = f"{_number(before.advantage)} → {_number(after.advantage)}"
+        if after.why:
+            advantage += f" ({after.why})"
+        table.add_row(
+            str(row.step),
+            Text(row.prompt_id),
+            str(row.sample_index),
+            f"{_number(before.reward)} → {_number(after.reward)}",
+            Text(advantage),
+            Text(" ".join(row.response.split())[:80]),
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

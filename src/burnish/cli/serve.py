@@ -1,0 +1,108 @@
+"""`burnish serve MODEL|RUN`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from burnish.cli.arguments import secret_in
+from burnish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
+    ),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
+KeyVariable = Annotated[
+    str | None, typer.Option(help="Environment variable that holds the API key, of 16 characters or more.")
+]
+Name = Annotated[str, typer.Option(help="What clients call the model.")]
+Record = Annotated[str | None, typer.Option(help="File to which trajectories are appended, one row a line of JSON.")]
+Settings = Annotated[
+    Literal["follow", "refuse", "ignore"],
+    typer.Option(help="Follow, refuse or ignore requests for other sampling settings than those below."),
+]
+Context = Annotated[int | None, typer.Option(help="Most tokens of prompt and answer; by default the model's.", min=2)]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest turn, in tokens.", min=1)]
+Rows = Annotated[int, typer.Option(help="Turns that are sampled at the same time.", min=1)]
+Temperature = Annotated[float, typer.Option(help="Of requests that name none; 0 takes the likeliest token.", min=0.0)]
+Parser = Annotated[str, typer.Option(help="How the model writes calls of tools; see conversation.parser.")]
+Seed = Annotated[int, typer.Option(help="Another seed gives other answers.", min=0)]
+
+
+def serve(
+    target: Target,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    key_variable: KeyVariable = None,
+    name: Name = "policy",
+    record: Record = None,
+    settings: Settings = "follow",
+    context: Context = None,
+    max_tokens: MaxTokens = 2_048,
+    rows: Rows = 32,
+    temperature: Temperature = 1.0,
+    parser: Parser = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Serve a model or a checkpoint of a run to OpenAI's clients.
+
+    Chat completions, completions, and tokens in and out with their
+    log-probabilities. Under /t/NAME/v1, with any name, requests are recorded as
+    one trajectory; POST /t/NAME/reward ends it. Ctrl-C ends the server.
+
+    [bold]Examples[/bold]
+    burnish serve runs/first@best
+    burnish serve Qwen/Qwen2.5-0.5B-Instruct --record rollouts.jsonl
+    """
+    from rich.console import Console
+
+    from burnish.api.serving import Serving, standing
+    from burnish.cli.speakers import policy_named
+    from burnish.rollouts.endpoint.server import ServerThread, Service, check_address
+    from burnish.rollouts.endpoint.standing import StandingLoop
+    from burnish.rollouts.engine import Sampling
+
+    key = secret_in(key_variable)
+    check_address(host, key)  # before the model is loaded
+    sampling = Sampling(max_tokens, temperature=temperature or 1.0, greedy=temperature == 0)
+    serving = Serving(name, sampling, settings, context, rows=rows, parser=parser, seed=seed)
+    console = Console()
+    with ExitStack() as stack:
+        file = None if record is None else stack.enter_context(_appending(record))
+        loop = StandingLoop(standing(policy_named(target), serving), file)
+        server = ServerThread(loop.desk, Service(key=key), host=host, port=port)
+        stack.callback(server.close)
+        console.print(f"{server.url}/v1  (model {name})", highlight=False, markup=False)
+        signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C, so that what is open is recorded
+        with suppress(KeyboardInterrupt):
+            loop.run()
+
+
+@contextmanager
+def _appending(path: str) -> Iterator[Callable[[str], None]]:
+    """Writes lines to the end of a file, each at once. ConfigError if that is not possible."""
+    try:
+        file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path}: {error.strerror}", remedy="name another file") from error
+    with file:
+
+        def write(line: str) -> None:
+            file.write(line)
+
+        yield write
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

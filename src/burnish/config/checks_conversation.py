@@ -1,0 +1,93 @@
+"""Contradictions in the `conversation` sections of an RL run file; see `burnish.config.checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from burnish.config import names
+from burnish.config.domains import DomainSettings, domain_settings
+from burnish.config.problems import Problem
+from burnish.config.schema_conversation import ConversationConfig
+from burnish.config.schema_rl import RlFields
+
+
+def check_conversations(config: RlFields) -> Iterator[Problem]:
+    """All contradictions in what conversations are held with and how."""
+    found = domain_settings(config)
+    for domain in found:
+        if domain.conversation is not None:
+            yield from _partner(domain.conversation, domain.conversation_section)
+            yield from _limits(domain, domain.conversation)
+        yield from _paid_by_environment(domain)
+    if any(domain.conversation is not None for domain in found):
+        yield from _together(config)
+
+
+def _partner(conversation: ConversationConfig, section: str) -> Iterator[Problem]:
+    if conversation.agent is not None:
+        yield from _agent_alone(conversation, section)
+    elif not conversation.tools and conversation.environment is None:
+        yield Problem(
+            section, "has no tools, no environment and no agent", f"set {section}.tools or {section}.environment"
+        )
+    if conversation.agent is None and conversation.agent_options:
+        yield Problem(f"{section}.agent_options", f"is set, but {section}.agent is not", f"set {section}.agent")
+    if (conversation.environment or "").startswith("agent:"):
+        yield Problem(f"{section}.environment", "names an agent", f"set {section}.agent, without `agent:`")
+    if conversation.environment_options and conversation.environment is None:
+        field = f"{section}.environment_options"
+        yield Problem(field, f"is set, but {section}.environment is not", f"set {section}.environment")
+    seen = set[str]()
+    for index, tool in enumerate(conversation.tools):
+        if tool.options and not tool.is_served:
+            message = f"is set, but {tool.name} is a function, which has no options"
+            yield Problem(f"{section}.tools.{index}.options", message, "remove it")
+        if tool.name in seen and tool.name != names.MCP_TOOL:
+            yield Problem(f"{section}.tools.{index}", f"{tool.name!r} is there twice", "remove one of them")
+        seen.add(tool.name)
+
+
+def _agent_alone(conversation: ConversationConfig, section: str) -> Iterator[Problem]:
+    """An agent brings its own tools and plays its own environment."""
+    for name, is_set in (("tools", conversation.tools), ("environment", conversation.environment)):
+        if is_set:
+            message = f"is set, and so is {section}.agent, which holds the whole conversation"
+            yield Problem(f"{section}.{name}", message, f"leave it to the agent, or remove {section}.agent")
+
+
+def _limits(domain: DomainSettings, conversation: ConversationConfig) -> Iterator[Problem]:
+    section, most = domain.conversation_section, domain.max_response_tokens
+    if conversation.max_turn_tokens is not None and conversation.max_turn_tokens > most:
+        message = f"is {conversation.max_turn_tokens}, but all turns together may have {most}"
+        remedy = f"lower it, or raise {domain.title('rollout', 'max_response_tokens')}"
+        yield Problem(f"{section}.max_turn_tokens", message, remedy)
+    if domain.chat == "never":
+        field = domain.title("data", "chat")
+        yield Problem(field, f"is never, but {section} needs a chat template", "set it to always or auto")
+
+
+def _paid_by_environment(domain: DomainSettings) -> Iterator[Problem]:
+    """The reward `environment` where there is no environment."""
+    paid = any(reward.name == names.ENVIRONMENT_REWARD and reward.scores(domain.name) for reward in domain.rewards)
+    conversation = domain.conversation
+    if paid and (conversation is None or (conversation.environment is None and conversation.agent is None)):
+        of = f" of the domain {domain.name}" if domain.name else ""
+        message = f"has the reward environment, but no environment or agent pays for the prompts{of}"
+        yield Problem("rewards", message, f"set {domain.conversation_section}.environment or .agent")
+
+
+def _together(config: RlFields) -> Iterator[Problem]:
+    """What conversations do not go together with."""
+    if config.partial:
+        message = "is true, but a turn of a conversation has the weights that it began with"
+        yield Problem("partial", message, "set it to false, or remove conversation")
+    agents = any(domain.conversation is not None and domain.conversation.agent for domain in domain_settings(config))
+    if agents and config.cluster.window:
+        message = "counts responses, and a response of an agent may have several rows"
+        yield Problem("cluster.window", message, "remove it, or conversation.agent")
+    if config.rollout.ignore_eos:
+        message = "is true, so no turn of a conversation would end"
+        yield Problem("rollout.ignore_eos", message, "set it to false, or remove conversation")
+    if config.scoring.truncate_token is not None:
+        message = "cuts responses for scoring, which the turns of a conversation cannot be"
+        yield Problem("scoring.truncate_token", message, "remove it, or conversation")

@@ -1,0 +1,92 @@
+"""The `conversation` section of a run file of `burnish rl`; see `burnish.config.schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from burnish.config import names
+from burnish.config.schema_reward import VariableName
+from burnish.config.section import Count, PathText, PositiveInt, Seconds, Section, as_list
+
+
+class ToolConfig(Section):
+    """A tool that the policy may call."""
+
+    name: PathText
+    """`calculator`, `python`, `mcp` (all tools of a server), `path/to/file.py:function` or `package.module:function`
+    (docs/tools.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of `python` and `mcp`."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether something other than the process of a conversation runs it."""
+        return self.name in names.SERVED_TOOLS
+
+
+def _tool_shorthand(value: object) -> object:
+    """`calculator`, or `{python: {state: kept}}`."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, dict) and len(value) == 1 and not value.keys() & {"name", "options"}:
+        ((name, options),) = value.items()
+        return {"name": name, "options": {} if options is None else options}
+    return value
+
+
+Tool = Annotated[ToolConfig, BeforeValidator(_tool_shorthand)]
+
+
+class ConversationConfig(Section):
+    """Responses of several turns: the policy may call tools, or talk with an environment (docs/agents.md).
+
+    `max_response_tokens` limits all turns and answers together.
+    """
+
+    tools: Annotated[tuple[Tool, ...], BeforeValidator(as_list)] = ()
+    """Tools: a name, a section, or a list of them."""
+    environment: PathText | None = None
+    """Environment that answers: `path/to/file.py:Class`, `package.module:Class`, `gym:ID`, `gem:ID`, `textarena:ID` or
+    `openenv:URL` (docs/environments.md)."""
+    environment_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    agent: PathText | None = None
+    """Program that holds the conversation itself, through an OpenAI-compatible endpoint, and returns the reward:
+    `path/to/file.py:function`, `package.module:function`, or `command:` and the words of a command
+    (docs/serving.md)."""
+    agent_options: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the agent's function."""
+    agent_settings: Literal["refuse", "ignore"] = "refuse"
+    """What happens to an agent's request for other sampling settings than those of the run, such as a temperature."""
+    parser: PathText = names.AUTO_PARSER
+    """How the policy writes calls: `hermes`, `qwen_xml`, `llama_json`, `pythonic`, `path/to/file.py:Class`, or `auto`,
+    which is what its chat template writes."""
+    max_turns: Count = 8
+    """Most turns of the policy in a response."""
+    max_turn_tokens: PositiveInt | None = None
+    """Longest turn of the policy. `null`: only `max_response_tokens` limits it."""
+    max_result_characters: Annotated[int, Field(ge=64, le=10_000_000)] = 4_000
+    """Longest text that a tool or environment may say at a time. The rest is left out, and the policy is told so."""
+    max_open: Count = 256
+    """Most conversations that are held at the same time. An environment has a process for each of them."""
+    in_rounds: bool = False
+    """Sample the next turns only when all answers are there, so that a run has the same numbers however fast its tools
+    are. Otherwise whoever has an answer goes on."""
+    same_start: bool = True
+    """Give the environments of a group the same seed, so that its responses are compared on the same task."""
+    call_timeout_seconds: Seconds = 30.0
+    """Time limit for the calls of one turn, or for one step of an environment."""
+    open_timeout_seconds: Seconds = 60.0
+    """Time limit for an environment to start its task, and to say what it pays."""
+    start_timeout_seconds: Seconds = 60.0
+    """Time limit for tools and environment to be imported, once for the run."""
+    variables: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
+    """Environment variables that tools and environments can read, besides the harmless ones that all such processes can
+    (docs/rewards.md)."""
+
+    @property
+    def own_tools(self) -> tuple[str, ...]:
+        """The tools that run in the process of a conversation."""
+        return tuple(tool.name for tool in self.tools if not tool.is_served)

@@ -1,0 +1,101 @@
+"""Find the environment that a run file names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from burnish.environments import openenv, packages
+from burnish.environments.agents import find_agent
+from burnish.environments.games import GameSource, is_game, is_of_library, takes_extras
+from burnish.environments.instance import Instance, Maker
+from burnish.environments.protocol import EnvironmentSource
+from burnish.environments.tool_class import ToolClassSource
+from burnish.errors import ConfigError
+from burnish.plugins import calling_outside, import_place
+from burnish.types import Json
+from burnish.words import did_you_mean
+
+_KINDS: Mapping[str, Callable[[str, Mapping[str, Json], str], EnvironmentSource]] = {
+    "gym": packages.gymnasium_source,
+    "gem": packages.gem_source,
+    "textarena": packages.textarena_source,
+    "openenv": openenv.openenv_source,
+}
+
+
+def find_environment(
+    name: str, options: Mapping[str, Json], *, where: str = "conversation.environment"
+) -> EnvironmentSource:
+    """The environment that a run file names, ready to start.
+
+    name: `path/to/file.py:Class` or `package.module:Class` (or a function that makes the objects), `gym:ID`, `gem:ID`,
+    `textarena:ID`, or `openenv:URL`. What a class is, `burnish.environments.games.is_game` says. options: keyword
+    arguments of the class, the function or the package's `make`; of OpenEnv's, `timeout_seconds`. where: the field of
+    the run file, for messages.
+
+    Nothing is started, except that a function is called once, to know what it makes, and that an OpenEnv server is
+    asked for its schemas. Raises ConfigError for what cannot be used, EnvironmentFailedError if a server does not
+    answer.
+    """
+    kind, _, rest = name.partition(":")
+    wanted = f"{where} is {name!r}"
+    if kind == "agent":
+        return find_agent(rest, options, f"{where.removesuffix('.environment')}.agent is {rest!r}")
+    if kind in _KINDS and rest:
+        return _KINDS[kind](rest, options, wanted)
+    place, _, member = name.rpartition(":")
+    if not place or not member:
+        kinds = ", ".join(f"{kind}:NAME" for kind in _KINDS)
+        raise ConfigError(
+            f"{wanted}, which names no class", remedy=f"use path/to/file.py:Class, package.module:Class, or {kinds}"
+        )
+    found = _member(place, member, wanted)
+    _check_options(found, options, wanted)
+    return _source(found, Maker(name, found, options), wanted)
+
+
+def _member(place: str, member: str, wanted: str) -> Any:
+    members = vars(import_place(place, wanted))
+    if member not in members:
+        makers = [key for key, value in members.items() if callable(value) and not key.startswith("_")]
+        hint = did_you_mean(member, makers) or "check the spelling"
+        raise ConfigError(f"{wanted}, but {place} has no {member}", remedy=hint)
+    found = members[member]
+    if not callable(found):
+        raise ConfigError(
+            f"{wanted}, which is a {type(found).__name__}", remedy="name a class, or a function that makes its objects"
+        )
+    return found
+
+
+def _check_options(found: Any, options: Mapping[str, Json], wanted: str) -> None:
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # of some classes written in C; they say themselves what is wrong
+        return
+    offered = {"extras": {}, **options} if takes_extras(found) else options
+    try:
+        signature.bind(**offered)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "no options"
+        raise ConfigError(
+            f"{wanted}, which cannot be made with the options {dict(options)}: {error}", remedy=f"it takes {names}"
+        ) from error
+
+
+def _source(found: Any, maker: Maker, wanted: str) -> EnvironmentSource:
+    made_class = found if inspect.isclass(found) else _class_made(maker, wanted)
+    if not is_game(made_class):
+        return ToolClassSource(maker, made_class, wanted)
+    # `options` of Gymnasium's reset are its own; a column of this name (of a multiple choice, say) is something else.
+    return GameSource(maker, made_class, wanted, without=("options",) if is_of_library(made_class) else ())
+
+
+def _class_made(maker: Maker, wanted: str) -> type:
+    """The class of the objects that a function makes: it is called once."""
+    with calling_outside(f"{wanted}, but calling it", ConfigError):
+        trial = maker.call(**maker.options)
+    Instance(trial, maker.name).close()
+    return type(trial)

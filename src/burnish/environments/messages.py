@@ -1,0 +1,125 @@
+"""What training process and conversation processes say to each other: lines of JSON over a socket.
+
+To a process: `open`, `calls`, `step`, `reward` (see `session.py`). Its answers are plain values, which are checked here
+before anything uses them. `failed` in an answer means that the environment is of no use any more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from burnish.types import Json
+
+MAX_LINE_BYTES = 32 << 20
+"""Longest line. Texts for the model are cut before they are sent, so only what goes wrong is longer."""
+_ROLE = re.compile(r"\w{1,32}")
+_SHOWN = 60
+"""Characters of a wrong value in a message."""
+
+
+class GarbledError(Exception):
+    """A process sent something that is not an answer. The message says what."""
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line. Values that JSON does not have (dates and the like in a row of data) become texts."""
+    return json.dumps(message, default=str).encode() + b"\n"
+
+
+class LineReader:
+    """Collects bytes as they arrive, and yields whole messages."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take what has arrived. GarbledError for a line that is too long."""
+        first, *others = data.split(b"\n")
+        self._rest += first
+        for other in others:
+            self._lines.append(bytes(self._rest))
+            self._rest = bytearray(other)
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise GarbledError(f"a line of more than {MAX_LINE_BYTES:,} bytes")
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """The complete messages so far. GarbledError for anything else."""
+        lines, self._lines = self._lines, []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                raise GarbledError(f"{line[:_SHOWN]!r}, which is not JSON") from None
+            if not isinstance(message, dict):
+                raise GarbledError(f"{line[:_SHOWN]!r}, which is not an object")
+            yield message
+
+
+def number(message: Mapping[str, Any], name: str) -> float | None:
+    """A finite number or None. GarbledError for anything else."""
+    value = message.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e308 or math.isnan(value):
+        raise _wrong(name, value, "a finite number")
+    return float(value)
+
+
+def text(message: Mapping[str, Any], name: str) -> str:
+    """A text that can be written in UTF-8. GarbledError for anything else."""
+    value = message.get(name)
+    if not isinstance(value, str):
+        raise _wrong(name, value, "a text")
+    return _whole(value, name)
+
+
+def flag(message: Mapping[str, Any], name: str) -> bool:
+    """True or false. GarbledError for anything else."""
+    value = message.get(name)
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return value
+
+
+def count(message: Mapping[str, Any], name: str) -> int:
+    """A number of things. GarbledError for anything else."""
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(name, value, "a count")
+    return value
+
+
+def opening(message: Mapping[str, Any]) -> str | list[dict[str, Json]]:
+    """What an environment adds to a prompt: a text, which is empty if that is nothing, or messages. GarbledError for
+    anything else."""
+    value = message.get("opening")
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _whole(value, "opening")
+    if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
+        raise _wrong("opening", value, "a text or messages")
+    turns: list[dict[str, Json]] = [{"role": text(turn, "role"), "content": text(turn, "content")} for turn in value]
+    for turn in turns:
+        if not _ROLE.fullmatch(str(turn["role"])):  # a template writes it as it is
+            raise _wrong("role", turn["role"], "a word")
+    return turns
+
+
+def _whole(value: str, name: str) -> str:
+    """Halves of surrogate pairs, which no tokenizer takes and no file holds, are refused."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise GarbledError(f"{name}, which is not a text: it has half of a surrogate pair") from None
+    return value
+
+
+def _wrong(name: str, value: object, wanted: str) -> GarbledError:
+    shown = repr(value) if isinstance(value, (bool, float, str, type(None))) else type(value).__name__
+    return GarbledError(f"{name} as {shown:.{_SHOWN}}, not {wanted}")

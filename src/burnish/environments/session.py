@@ -1,0 +1,212 @@
+"""The process of a conversation: it holds the environment, and calls the tools.
+
+Nothing here trusts the code that it calls to return or to return something sensible: deadlines are kept by the training
+process, which ends this one, and every result becomes a text or a number before it is sent. An answer after which the
+process may serve other conversations says whether it can (`clean`): not if programs that it started still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from burnish.environments.awaiting import OwnLoop
+from burnish.environments.messages import LineReader, encode
+from burnish.environments.protocol import Environment, EnvironmentSource, Step
+from burnish.errors import BurnishError, EnvironmentFailedError
+from burnish.plugins import describe_failure
+from burnish.tools.loading import LoadedTool
+from burnish.tools.results import ToolResult, error_of, result_of
+from burnish.types import Json
+
+_RECEIVE_BYTES = 1 << 16
+_MOST_THREADS = 32
+"""For the calls of one turn; a turn may have hundreds."""
+_CLOSE_SECONDS = 2.0
+"""For an environment that has failed to let go of what it holds elsewhere."""
+
+
+@dataclass(slots=True)
+class Session:
+    """What a conversation is held with. `environment` is None until it is opened, and where there is none."""
+
+    tools: Mapping[str, LoadedTool]
+    source: EnvironmentSource | None
+    environment: Environment | None = None
+    _sending: threading.Lock = field(default_factory=threading.Lock)
+    _loop: OwnLoop = field(default_factory=OwnLoop)
+
+    def serve(self, channel: socket.socket) -> None:
+        """Answer requests until the other end is closed."""
+        reader = LineReader()
+        try:
+            while data := channel.recv(_RECEIVE_BYTES):
+                reader.feed(data)
+                for request in reader.messages():
+                    self._answer(request, lambda message: self._send(channel, message))
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        environment, self.environment = self.environment, None
+        if environment is not None:
+            environment.close()
+
+    def _send(self, channel: socket.socket, message: Mapping[str, Any]) -> None:
+        with self._sending:  # results come from several threads
+            channel.sendall(encode(message))
+
+    def _answer(self, request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+        """One request. Whatever the environment raises ends its conversation, also SystemExit and KeyboardInterrupt;
+        what a tool raises is for the model."""
+        try:
+            match request["do"]:
+                case "open":
+                    send({"opening": self._open(request["row"], request["seed"])})
+                case "calls":
+                    if self.source is None:  # whichever process serves the conversation, tools draw the same numbers
+                        _seed(request["seed"])
+                    self._call_all(request["calls"], request["limit"], send)
+                case "step":
+                    assert self.environment is not None
+                    step = _checked_step(self.environment.step(request["text"]))
+                    result = result_of(step.text, request["limit"])
+                    ended = bool(step.ended or self.environment.ended())
+                    send({"text": result.text, "cut": result.cut, "reward": step.reward, "ended": ended})
+                case "reward":  # the end of a conversation: another one may follow
+                    assert self.environment is not None
+                    reward = _checked_reward(self.environment.reward())
+                    self._close()
+                    send({"reward": reward, "clean": not _has_children()})
+        except BaseException as error:  # noqa: BLE001  boundary: an environment of the user's may raise anything
+            why = f"{request['do']}: {_described(error)}"
+            closing = threading.Thread(target=self._close_failed, daemon=True)
+            closing.start()
+            closing.join(_CLOSE_SECONDS)
+            send({"failed": _whole(why)})
+
+    def _close_failed(self) -> None:
+        with contextlib.suppress(BaseException):  # boundary: it is of no use any more, and why is known already
+            self._close()
+
+    def _open(self, row: Mapping[str, Json], seed: int) -> Json:
+        """Start the environment; what it adds to the prompt."""
+        _seed(seed)  # for environments that take no seed of their own
+        if self.source is None:
+            return None
+        self.environment = self.source.start(row, seed)
+        opening = self.environment.opening
+        if opening is None or isinstance(opening, str):
+            return opening and _whole(opening)
+        return [{"role": str(turn["role"]), "content": _whole(str(turn["content"]))} for turn in opening]
+
+    def _call_all(self, calls: Sequence[Any], limit: int, send: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call tools. Plain functions run at the same time; tools of the environment one after the other, in the order
+        of the turn, because they change its state. Each result is sent as soon as it is there."""
+        plain = [call for call in calls if call[1] in self.tools]
+        rewards: list[float] = []
+        ended = False
+        with ThreadPoolExecutor(min(max(len(plain), 1), _MOST_THREADS)) as threads:
+            begun = [
+                threads.submit(self._call_plain, index, self.tools[name], given, limit, send)
+                for index, name, given in plain
+            ]
+            for index, name, given in calls:
+                if name in self.tools:
+                    continue
+                step, result = self._call_environment(name, given, limit)
+                if step is not None:
+                    rewards += [] if step.reward is None else [step.reward]
+                    ended = ended or step.ended
+                send(_as_message(index, result))
+            for future in begun:
+                future.result()
+        over = ended or (self.environment is not None and self.environment.ended())
+        reward = _checked_reward(sum(rewards)) if rewards else None
+        clean = self.environment is None and not _has_children()  # an environment wants to hear how its programs end
+        send({"called": True, "ended": bool(over), "reward": reward, "clean": clean})
+
+    def _call_plain(
+        self,
+        index: int,
+        tool: LoadedTool,
+        arguments: Mapping[str, Json],
+        limit: int,
+        send: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        try:
+            result = result_of(self._loop.settle(tool.function(**arguments)), limit)
+        except BaseException as error:  # noqa: BLE001  boundary: a tool may raise anything, also SystemExit
+            result = error_of(error, limit)
+        send(_as_message(index, result))
+
+    def _call_environment(self, name: str, arguments: Mapping[str, Json], limit: int) -> tuple[Step | None, ToolResult]:
+        """Raises EnvironmentFailedError for an environment that is of no use any more."""
+        assert self.environment is not None
+        try:
+            value = self._loop.settle(self.environment.call(name, arguments))
+        except EnvironmentFailedError:
+            raise
+        except BaseException as error:  # noqa: BLE001  boundary: as above
+            return None, error_of(error, limit)
+        if isinstance(value, Step):
+            return _checked_step(value), result_of(value.text, limit)
+        return None, result_of(value, limit)
+
+
+def _whole(text: str) -> str:
+    """Halves of surrogate pairs, which no tokenizer takes, are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def _has_children() -> bool:
+    """Whether anything that was started here still runs. What has ended is collected first."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def _as_message(index: int, result: ToolResult) -> dict[str, Any]:
+    return {"result": index, "text": result.text, "failed_call": result.failed, "cut": result.cut}
+
+
+def _checked_step(step: object) -> Step:
+    if not isinstance(step, Step):
+        raise EnvironmentFailedError(f"step returned {repr(step)[:200]}, not a Step")
+    if not isinstance(step.text, str):
+        raise EnvironmentFailedError(f"step returned the text {repr(step.text)[:200]}")
+    return Step(step.text, _checked_reward(step.reward), bool(step.ended))
+
+
+def _checked_reward(value: object) -> float | None:
+    """A finite number, also one of numpy's."""
+    if value is None:
+        return None
+    try:
+        reward = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise EnvironmentFailedError(f"the reward is {repr(value)[:200]}, not a number") from None
+    if not math.isfinite(reward):
+        raise EnvironmentFailedError(f"the reward is {reward}, not a finite number")
+    return reward
+
+
+def _described(error: BaseException) -> str:
+    return error.message if isinstance(error, BurnishError) else describe_failure(error)

@@ -1,0 +1,113 @@
+"""The turns of a recorded response as the report page shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+from burnish.observability.recorder import RecordedLine
+
+MOST_CHARACTERS = 4_000
+"""Longest text of a message or argument on the page; what its tokens say is shown besides."""
+
+
+class ShownCall(TypedDict):
+    """A call of a tool: its name, and names and values of its arguments as text."""
+
+    name: str
+    arguments: list[tuple[str, str]]
+
+
+class ShownMessage(TypedDict):
+    """What somebody said. `name` is that of a tool."""
+
+    name: str
+    text: str
+
+
+class ShownTurn(TypedDict):
+    """The tokens from `start` up to `stop` of a response, by one author. `calls` are those of a turn of the policy;
+    `messages` what a tool or an environment said."""
+
+    author: str
+    start: int
+    stop: int
+    calls: list[ShownCall]
+    messages: list[ShownMessage]
+    reward: NotRequired[float | str]
+
+
+def shown_turns(line: RecordedLine) -> list[ShownTurn]:
+    """The turns of a recorded response; empty if it is a single one."""
+    return [_shown(turn) for turn in line.get("turns", ())]
+
+
+def spoken(line: RecordedLine) -> list[str]:
+    """The text of each turn, for a response whose tokens were recorded without their texts."""
+    return ["\n".join(message["content"] for message in turn["messages"]) for turn in line["turns"]]
+
+
+def by_text(turns: Sequence[ShownTurn]) -> list[ShownTurn]:
+    """The turns with the texts of `spoken` for tokens."""
+    return [{**turn, "start": index, "stop": index + 1} for index, turn in enumerate(turns)]
+
+
+def cut_turns(turns: Sequence[ShownTurn], tokens: int, share: float) -> list[ShownTurn]:
+    """The turns of a response that is cut after so many tokens, with that share of each text. The token that follows
+    them says that they are cut."""
+    return [
+        {
+            **turn,
+            "stop": tokens + 1 if turn["stop"] >= tokens else turn["stop"],
+            "calls": [
+                {
+                    **call,
+                    "arguments": [(name, shortened(text, int(len(text) * share))) for name, text in call["arguments"]],
+                }
+                for call in turn["calls"]
+            ],
+            "messages": [
+                {**message, "text": shortened(message["text"], int(len(message["text"]) * share))}
+                for message in turn["messages"]
+            ],
+        }
+        for turn in turns
+        if turn["start"] < tokens
+    ]
+
+
+def _shown(turn: Mapping[str, Any]) -> ShownTurn:
+    own = turn["author"] == "policy"
+    messages = turn["messages"]
+    shown: ShownTurn = {
+        "author": turn["author"],
+        "start": turn["start"],
+        "stop": turn["stop"],
+        "calls": [_call(call) for message in messages for call in message.get("tool_calls", ())],
+        # What the policy said is shown by its tokens.
+        "messages": []
+        if own
+        else [{"name": str(m.get("name", "")), "text": shortened(m["content"])} for m in messages],
+    }
+    if "reward" in turn:
+        reward = turn["reward"]
+        shown["reward"] = float(f"{reward:.4g}") if isinstance(reward, float) else reward
+    return shown
+
+
+def _call(call: Mapping[str, Any]) -> ShownCall:
+    function = call["function"]
+    arguments = [(str(name), shortened(_value(value))) for name, value in function["arguments"].items()]
+    return {"name": str(function["name"]), "arguments": arguments}
+
+
+def _value(value: object) -> str:
+    """Text as it is, because programs have lines; other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
+    """The text, cut for the page where it is longer."""
+    left_out = len(text) - most
+    return text if left_out <= 0 else f"{text[:most]} […{left_out:,} more characters]"

@@ -1,0 +1,382 @@
+"""Agents in a training run: programs that hold their conversations with the policy through the endpoint.
+
+Each runs in a process of its own (`burnish.environments.host`), with a URL of its own. The thread that calls `generate`
+starts them, samples the turns that they ask for, and collects what they return: the reward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import select
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from burnish.data.chat import turns_of
+from burnish.environments.host import ConversationHost, ConversationProcess
+from burnish.environments.messages import GarbledError, number, text
+from burnish.models.weights import Weights
+from burnish.observability.metrics import MetricStore
+from burnish.rollouts.endpoint.desk import Desk, Order
+from burnish.rollouts.endpoint.requests import Others, RefusedError, RewardCall, Terms
+from burnish.rollouts.endpoint.server import ServerThread, Service
+from burnish.rollouts.endpoint.speech import Speech
+from burnish.rollouts.endpoint.trajectory import Room, Trajectory
+from burnish.rollouts.endpoint.turns import TurnSampler
+from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
+from burnish.rollouts.partner import MAX_SEED
+from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutRequest
+
+MODEL_NAME = "policy"
+"""What agents call the policy."""
+GIVEN = ("base_url", "api_key", "model", "messages")
+"""What an agent is given besides the columns of its row; `messages` is the prompt as a conversation."""
+Sample = tuple[int, int]
+"""Group and sample index."""
+_GATHER_SECONDS = 0.005
+"""Once somebody wants a turn: how long nothing may happen until it is sampled."""
+_MAX_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTalk:
+    """How the agents of a domain are run.
+
+    turns: of the policy, at most, in all branches of a trajectory. turn_tokens: of one of them. call_seconds: for what
+    an agent does between two requests. open_seconds: until its first one. open: how many at a time. in_rounds: turns
+    are sampled when every agent wants one.
+    """
+
+    host: ConversationHost
+    speech: Speech
+    sampling: Sampling
+    turns: int
+    turn_tokens: int | None = None
+    others: Others = "refuse"
+    call_seconds: float = 30.0
+    open_seconds: float = 60.0
+    open: int = 256
+    in_rounds: bool = False
+    same_start: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Agent:
+    """An agent that runs. asks: its requests that wait. deadline: None while any does."""
+
+    trajectory: Trajectory
+    process: ConversationProcess
+    deadline: float | None
+    asks: list[Order] = field(default_factory=list)
+    over: bool = False
+    failed: str = ""
+
+
+class AgentServer:
+    """The server that agents talk to, at `base_url(name)` for each trajectory that is open."""
+
+    def __init__(self) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self._terms: dict[str, Terms] = {}
+        self.desk = Desk(self._terms.get)
+        self._server = ServerThread(self.desk, Service(key=self.key))
+
+    def open(self, terms: Terms) -> str:
+        """Let a trajectory begin. Returns its name, which nobody can guess."""
+        name = secrets.token_hex(16)
+        self._terms[name] = terms
+        return name
+
+    def base_url(self, name: str) -> str:
+        return f"{self._server.url}/t/{name}/v1"
+
+    def end(self, name: str) -> None:
+        """Let nobody ask for this trajectory any more."""
+        self._terms.pop(name, None)
+
+    def close(self) -> None:
+        """Refuse what waits, and end. Idempotent."""
+        self._server.close()
+
+
+class AgentEngine(RestingEngine):
+    """An engine whose responses are what agents and the policy have said, for the prompts that have agents; others go
+    to `others`.
+
+    A sample has a row for each branch of its trajectory, and so several, except for greedy responses and in
+    evaluations (steps below 0), which have the one that was continued last.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        others: RolloutEngine,
+        talks: Mapping[str, tuple[AgentTalk, Prompt]],
+        server: AgentServer,
+        *,
+        context_length: int,
+    ) -> None:
+        """`engine` samples turns. `talks`: by the id of the prompt."""
+        self._engine = engine
+        self._others = others
+        self._talks = talks
+        self._server = server
+        self._context_length = context_length
+        self._version = 0
+        self._one_call = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
+    ) -> list[Rollout]:
+        """See `RolloutEngine`, but for the number of rows. Raises what the engine raises."""
+        single = [request for request in requests if request.prompt_id not in self._talks]
+        rows: dict[Sample, list[Rollout]] = {}
+        if single:
+            found = self._others.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
+            rows = {(rollout.group_id, rollout.sample_index): [rollout] for rollout in found}
+        by_talk: dict[int, list[RolloutRequest]] = {}
+        for request in requests:
+            if request.prompt_id in self._talks:
+                by_talk.setdefault(id(self._talks[request.prompt_id][0]), []).append(request)
+        with self._one_call, keeping(self._engine):  # there is one desk
+            for some in by_talk.values():
+                talk, _ = self._talks[some[0].prompt_id]
+                most = sampling.max_response_tokens
+                hall = _Hall(
+                    talk,
+                    self._server,
+                    self._engine,
+                    _Call(sampling, seed, step, self._version, on_finished or _nothing),
+                    Room(talk.turns, min(talk.turn_tokens or most, most), most, self._context_length),
+                    self._counts,
+                )
+                rows |= hall.hold([(request, self._talks[request.prompt_id][1]) for request in some])
+        samples = [(request.group_id, index) for request in requests for index in request.sample_indices]
+        return [rollout for sample in samples for rollout in rows[sample]]
+
+    def sync(self, weights: Weights) -> None:
+        """See `RolloutEngine`."""
+        self._others.sync(weights)
+        self._version = weights.version
+
+    def take_metrics(self) -> Mapping[str, Metric]:
+        """See `RolloutEngine`."""
+        counts = dict(self._counts)
+        self._counts.clear()
+        ended = counts.get("ended", 0)
+        own = {
+            "agent/started": Metric(Reduction.SUM, counts.get("started", 0)),
+            "agent/failed_fraction": Metric(Reduction.MEAN, counts.get("failed", 0), ended),
+            "agent/timed_out_fraction": Metric(Reduction.MEAN, counts.get("timed_out", 0), ended),
+            "agent/turns": Metric(Reduction.SUM, counts.get("turns", 0)),
+            "agent/refused": Metric(Reduction.SUM, counts.get("refused", 0)),
+            "agent/branches_mean": Metric(Reduction.MEAN, counts.get("branches", 0), ended),
+        }
+        return MetricStore.of([self._others.take_metrics(), own if counts else {}]).merged()
+
+    def rest(self) -> None:
+        """See `RestingEngine`."""
+        let_rest(self._others)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What `generate` was called with. version: of the weights."""
+
+    sampling: Sampling
+    seed: int
+    step: int
+    version: int
+    on_finished: OnFinished
+
+
+class _Hall:
+    """The agents of one call with one talk."""
+
+    def __init__(
+        self,
+        talk: AgentTalk,
+        server: AgentServer,
+        engine: RolloutEngine,
+        call: _Call,
+        room: Room,
+        counts: Counter[str],
+    ) -> None:
+        self._talk = talk
+        self._server = server
+        self._engine = engine
+        self._call = call
+        self._room = room
+        self._counts = counts
+        self._terms = Terms(talk.sampling, MODEL_NAME, room.context, talk.others)
+        self._turns = TurnSampler(self._draw, MODEL_NAME, call.seed)
+        self._open: dict[str, _Agent] = {}
+
+    def hold(self, requests: Sequence[tuple[RolloutRequest, Prompt]]) -> Mapping[Sample, list[Rollout]]:
+        """Until all agents have ended: the rows of each sample."""
+        waiting = deque((request, prompt, i) for request, prompt in requests for i in request.sample_indices)
+        rows: dict[Sample, list[Rollout]] = {}
+        quiet = False
+        try:
+            while waiting or self._open:
+                while waiting and len(self._open) < self._talk.open:
+                    self._start(*waiting.popleft())
+                asking = any(agent.asks for agent in self._open.values())
+                working = any(not agent.asks for agent in self._open.values())
+                if asking and (not working or (quiet and not self._talk.in_rounds)):
+                    self._speak()
+                    quiet = False
+                else:
+                    quiet = not self._listen(patient=self._talk.in_rounds or not asking)
+                rows |= self._collect()
+        finally:
+            for name in list(self._open):  # after an error
+                self._forget(name).process.close()
+        self._counts["refused"] += self._turns.refused
+        return rows
+
+    def _draw(self, requests: Sequence[RolloutRequest], sampling: Sampling, **given: Any) -> list[Rollout]:
+        self._counts["turns"] += len(requests)
+        return self._engine.generate(requests, sampling, step=self._call.step, **given)
+
+    def _start(self, request: RolloutRequest, prompt: Prompt, index: int) -> None:
+        talk, name = self._talk, self._server.open(self._terms)
+        process = talk.host.lease()
+        trajectory = Trajectory(request, index, talk.speech, self._room)
+        self._open[name] = _Agent(trajectory, process, time.monotonic() + talk.open_seconds)
+        self._counts["started"] += 1
+        given = {
+            "base_url": self._server.base_url(name),
+            "api_key": self._server.key,
+            "model": MODEL_NAME,
+            "messages": [message.to_dict() for message in turns_of(prompt)],
+        }
+        start = "" if talk.same_start else f"|{index}"
+        digest = hashlib.sha256(f"{self._call.seed}|{self._call.step}|{prompt.id}{start}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big") & MAX_SEED
+        process.send({"do": "open", "row": {**prompt.columns, **given}, "seed": seed})
+
+    def _listen(self, *, patient: bool) -> bool:
+        """Take what happens until a deadline; not `patient`, only within a moment. Returns whether anything has."""
+        now = time.monotonic()
+        deadlines = [agent.deadline for agent in self._open.values() if agent.deadline is not None]
+        left = max(min(deadlines, default=now + _MAX_POLL_SECONDS) - now, 0.0)
+        poller = select.poll()
+        poller.register(self._server.desk, select.POLLIN)
+        by_number = {agent.process.fileno(): agent for agent in self._open.values()}
+        for descriptor in by_number:
+            poller.register(descriptor, select.POLLIN)
+        ready = poller.poll(1000 * min(left, _MAX_POLL_SECONDS if patient else _GATHER_SECONDS))
+        # Orders first: what an agent has asked before it ended is a part of its trajectory.
+        for order in self._server.desk.take():
+            self._take(order)
+        for descriptor, _ in ready:
+            if descriptor in by_number:
+                self._hear(by_number[descriptor])
+        now = time.monotonic()
+        for agent in self._open.values():
+            if agent.deadline is not None and now > agent.deadline and not agent.over:
+                self._end(agent, f"no request and no end within {self._patience(agent):g} s", timed_out=True)
+        return bool(ready)
+
+    def _patience(self, agent: _Agent) -> float:
+        return self._talk.call_seconds if agent.trajectory.branches else self._talk.open_seconds
+
+    def _take(self, order: Order) -> None:
+        agent = self._open.get(order.trajectory)
+        if agent is None or agent.over:
+            order.refuse(_over())
+        elif isinstance(order.asked, RewardCall):
+            agent.trajectory.reward = order.asked.reward
+            order.reply(None)
+        else:
+            agent.asks.append(order)
+            agent.deadline = None
+
+    def _hear(self, agent: _Agent) -> None:
+        """Take what an agent's process says: that it has begun, and what it returns."""
+        try:
+            for message in agent.process.receive():
+                if "failed" in message:
+                    self._end(agent, text(message, "failed").removeprefix("reward: "))
+                elif "opening" in message:
+                    agent.process.send({"do": "reward"})
+                elif "reward" in message:
+                    returned = number(message, "reward")
+                    agent.trajectory.reward = agent.trajectory.reward if returned is None else returned
+                    self._end(agent, "")
+                else:
+                    raise GarbledError("an answer that nobody waits for")
+        except GarbledError as error:
+            self._end(agent, f"its process sent {error}")
+        if agent.process.gone and not agent.over:
+            self._end(agent, "its process has ended")
+
+    def _end(self, agent: _Agent, failed: str, *, timed_out: bool = False) -> None:
+        if agent.over:
+            return
+        agent.over, agent.failed = True, f"the agent failed: {failed}" if failed else ""
+        for order in agent.asks:  # requests of threads that it has left behind
+            order.refuse(_over())
+        agent.asks.clear()
+        self._counts["timed_out"] += timed_out
+
+    def _speak(self) -> None:
+        """Sample the turns that are wanted, in the order in which the agents were started."""
+        orders = [(order, agent.trajectory) for agent in self._open.values() for order in agent.asks]
+        if not orders:
+            return
+        asking = {order: agent for agent in self._open.values() for order in agent.asks}
+
+        def heard(order: Order) -> None:
+            agent = asking[order]
+            agent.asks.remove(order)
+            if not agent.asks:
+                agent.deadline = time.monotonic() + self._talk.call_seconds
+
+        self._turns.speak(orders, self._call.sampling, heard)
+
+    def _collect(self) -> dict[Sample, list[Rollout]]:
+        """The rows of the agents that have ended."""
+        found = {}
+        for name in [name for name, agent in self._open.items() if agent.over]:
+            agent = self._forget(name)
+            trajectory, failed = agent.trajectory, agent.failed
+            if failed:
+                agent.process.close()
+            else:
+                self._talk.host.give_back(agent.process)
+                failed = "" if trajectory.num_spoken else "the agent failed: it has asked for no turn"
+            self._counts.update(ended=1, failed=bool(failed), branches=len(trajectory.branches))
+            only_last = self._call.step < 0 or self._call.sampling.greedy
+            rows = trajectory.rollouts(failed=failed, version=self._call.version, only_last=only_last)
+            self._call.on_finished(rows)
+            found[trajectory.request.group_id, trajectory.sample_index] = rows
+        return found
+
+    def _forget(self, name: str) -> _Agent:
+        """Take the agent out, and refuse what it still waits for."""
+        agent = self._open.pop(name)
+        self._server.end(name)
+        for order in agent.asks:
+            order.refuse(_over())
+        return agent
+
+
+def _over() -> RefusedError:
+    return RefusedError(404, "this trajectory is over", code="trajectory_not_found")
+
+
+def _nothing(rollouts: Sequence[Rollout]) -> None:
+    pass

@@ -1,0 +1,161 @@
+"""Turns of the policy in the forms of OpenAI's and vLLM's servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.rollouts.endpoint.requests import ChatRequest, RefusedError, TokenRequest, TurnRequest
+from burnish.rollouts.endpoint.trajectory import Said
+from burnish.types import FinishReason, Json, Message
+
+Body = dict[str, Any]
+_IGNORED_HEADER = "x-burnish-ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A turn that was sampled. prompt: the tokens that it follows. texts: of the sampled tokens, one by one, where they
+    were asked for. number: of the turn among all of this server, for ids. created: seconds since 1970."""
+
+    asked: TurnRequest
+    said: Said
+    prompt: tuple[int, ...]
+    texts: tuple[str, ...]
+    model: str
+    number: int
+    created: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Names the fields of the request that had no effect."""
+        ignored = self.asked.wish.ignored
+        return {_IGNORED_HEADER: ", ".join(ignored)} if ignored else {}
+
+    @property
+    def finish_reason(self) -> str:
+        if self.said.reason is FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if isinstance(self.asked, ChatRequest) and self.said.message.tool_calls else "stop"
+
+    def body(self) -> Body:
+        """The answer as one JSON object."""
+        if isinstance(self.asked, TokenRequest) and not self.asked.as_text:
+            return self._of_tokens()
+        if isinstance(self.asked, ChatRequest):
+            choice: Body = {"message": message_body(self.said.message), "logprobs": self._chat_logprobs()}
+            head = self._head("chat.completion")
+        else:
+            choice = {"text": self.said.text, "logprobs": self._text_logprobs()}
+            head = self._head("text_completion")
+        choice |= {"index": 0, "finish_reason": self.finish_reason}
+        if self.asked.wish.token_ids:
+            head["prompt_token_ids"] = list(self.prompt)
+            choice["token_ids"] = list(self.said.tokens)
+            if not isinstance(self.asked, ChatRequest):
+                choice["prompt_token_ids"] = list(self.prompt)  # where vLLM has them
+        return {**head, "choices": [choice], "usage": self._usage()}
+
+    def events(self) -> Iterator[str]:
+        """The answer as a stream of events (`stream: true`). It is sampled as a whole, so the text comes as a whole."""
+        is_chat = isinstance(self.asked, ChatRequest)
+        body = self.body()
+        (choice,) = body.pop("choices")
+        usage, finish = body.pop("usage"), choice.pop("finish_reason")
+        if is_chat:
+            body["object"] = "chat.completion.chunk"
+            message = choice.pop("message")
+            calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", ()))]
+            choice["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
+        yield _event({**body, "choices": [{**choice, "finish_reason": None}]})
+        last: Body = {"index": 0, "finish_reason": finish, "logprobs": None}
+        yield _event({**body, "choices": [{**last, **({"delta": {}} if is_chat else {"text": ""})}]})
+        if self.asked.wish.stream_usage:
+            yield _event({**body, "choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    def _head(self, kind: str) -> Body:
+        prefix = "chatcmpl" if isinstance(self.asked, ChatRequest) else "cmpl"
+        return {"id": f"{prefix}-{self.number}", "object": kind, "created": self.created, "model": self.model}
+
+    def _usage(self) -> Body:
+        before, after = len(self.prompt), len(self.said.tokens)
+        return {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after}
+
+    def _chat_logprobs(self) -> Body | None:
+        if not self.asked.wish.logprobs:
+            return None
+        return {"content": [_entry(*one) for one in zip(self.texts, self.said.logprobs, strict=True)], "refusal": None}
+
+    def _text_logprobs(self) -> Body | None:
+        if not self.asked.wish.logprobs:
+            return None
+        offsets, at = [], 0
+        for text in self.texts:
+            offsets.append(at)
+            at += len(text)
+        logprobs = list(self.said.logprobs)
+        return {"tokens": list(self.texts), "token_logprobs": logprobs, "top_logprobs": None, "text_offset": offsets}
+
+    def _of_tokens(self) -> Body:
+        """As vLLM's `/inference/v1/generate`: tokens are named by their ids."""
+        names = [f"token_id:{token}" for token in self.said.tokens]
+        entries = [_entry(*one) for one in zip(names, self.said.logprobs, strict=True)]
+        choice = {
+            "index": 0,
+            "token_ids": list(self.said.tokens),
+            "logprobs": {"content": entries},
+            "finish_reason": self.finish_reason,
+        }
+        return {
+            "request_id": f"gen-{self.number}",
+            "model": self.model,
+            "choices": [choice],
+            "prompt_token_ids": list(self.prompt),
+            "usage": self._usage(),
+        }
+
+
+def token_texts(asked: TurnRequest, said: Said, decode: Callable[[Sequence[int]], str]) -> tuple[str, ...]:
+    """The text of each sampled token, if log-probabilities by text are asked for."""
+    if not asked.wish.logprobs or (isinstance(asked, TokenRequest) and not asked.as_text):
+        return ()
+    return tuple(decode([token]) for token in said.tokens)
+
+
+def message_body(message: Message) -> Body:
+    """A message of the policy. Arguments of calls are texts of JSON."""
+    body: Body = {"role": "assistant", "content": message.content}
+    if message.tool_calls:
+        body["content"] = message.content or None
+        body["tool_calls"] = [_call_body(call) for call in message.tool_calls]
+    return body
+
+
+def error_body(error: RefusedError) -> Body:
+    """An error in OpenAI's form."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+def models_body(model: str, context: int) -> Body:
+    """`GET /v1/models`. `max_model_len` is vLLM's: prompt and answer together."""
+    card = {"id": model, "object": "model", "created": 0, "owned_by": "burnish", "max_model_len": context}
+    return {"object": "list", "data": [card]}
+
+
+def _call_body(call: Mapping[str, Json]) -> Body:
+    function = call["function"]
+    assert isinstance(function, dict)
+    written = {"name": function["name"], "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    return {"id": call["id"], "type": "function", "function": written}
+
+
+def _entry(token: str, logprob: float) -> Body:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace")), "top_logprobs": []}
+
+
+def _event(body: Body) -> str:
+    return f"data: {json.dumps(body)}\n\n"

@@ -1,0 +1,83 @@
+"""Where requests wait for the thread that owns the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+
+from burnish.rollouts.endpoint.answers import Reply
+from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Terms, TurnRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """A request of a trajectory, and where its answer goes. A client that goes away cancels the answer."""
+
+    trajectory: str
+    asked: TurnRequest | RewardCall
+    answer: Future[Reply | None] = field(default_factory=Future)
+
+    def refuse(self, error: RefusedError) -> None:
+        """Answer that there is no turn."""
+        with contextlib.suppress(InvalidStateError):  # the client has gone
+            self.answer.set_exception(error)
+
+    def reply(self, reply: Reply | None) -> None:
+        """Answer with a turn; None for a reward."""
+        with contextlib.suppress(InvalidStateError):
+            self.answer.set_result(reply)
+
+
+class Desk:
+    """Takes orders from the server's thread to the engine's. `fileno` is readable when there are any.
+
+    find: the terms of a trajectory, None for one that does not exist. Asked from the server's thread.
+    """
+
+    def __init__(self, find: Callable[[str], Terms | None]) -> None:
+        self.find = find
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._woken, self._wakes = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wakes.setblocking(False)
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        """For polling."""
+        return self._woken.fileno()
+
+    def place(self, order: Order) -> None:
+        """Let an order wait. It is refused if nobody will take it any more."""
+        self._orders.put(order)
+        if self.is_closed:
+            self._refuse_all()
+        with contextlib.suppress(BlockingIOError, OSError):  # full of words that nobody has heard yet: one will do
+            self._wakes.send(b"1")
+
+    def take(self) -> list[Order]:
+        """The orders that wait, in the order in which they came."""
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(1 << 16)
+        orders = []
+        while not self._orders.empty():
+            orders.append(self._orders.get())
+        return orders
+
+    def close(self) -> None:
+        """Refuse what waits and what is still to come."""
+        self.is_closed = True
+        self._refuse_all()
+        with contextlib.suppress(OSError):
+            self._wakes.send(b"1")
+
+    def _refuse_all(self) -> None:
+        for order in self.take():
+            order.refuse(ending())
+
+
+def ending() -> RefusedError:
+    return RefusedError(503, "this server is ending")

@@ -1,0 +1,178 @@
+"""Messages as tokens, and what the policy said as a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from burnish.data.chat import encode_bare, encode_text
+from burnish.data.observations import ObservationFormat, Observer
+from burnish.data.template import Template
+from burnish.errors import ConfigError, DataError
+from burnish.rollouts.endpoint.requests import RefusedError
+from burnish.tools.calls import Parsed, ToolCall
+from burnish.tools.parsers.protocol import ToolParser
+from burnish.tools.parsers.registry import AUTO, Render, find_parser, recognise
+from burnish.types import Json, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Schemas = tuple[Mapping[str, Json], ...]
+_WHERE = "messages"
+_KEPT_FORMATS = 64
+
+
+@dataclass(frozen=True)
+class Speech:
+    """A model's tokenizer and chat template, as a server uses them. Only one thread may: encoding changes a tokenizer.
+
+    options: arguments of the chat template. stop_token_ids: with which of them sampled, a turn has ended. parser: reads
+    calls of tools. without_parser: why there is no parser, for those who offer tools.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: frozenset[int]
+    options: Mapping[str, Json] = field(default_factory=dict)
+    parser: ToolParser | None = None
+    without_parser: str = "this server has no parser of tool calls"
+    _formats: dict[str, ObservationFormat] = field(default_factory=dict, repr=False)
+    _kept: dict[tuple[str, Observer], bool] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(
+        tokenizer: PreTrainedTokenizerBase,
+        stop_token_ids: Iterable[int],
+        options: Mapping[str, Json],
+        *,
+        parser: str = AUTO,
+    ) -> Speech:
+        """With the parser of this name, `auto` for the one that reads what the chat template writes. If there is none,
+        tools are refused, and nothing else. ConfigError for a name that names no parser."""
+        stop = frozenset(stop_token_ids)
+        if parser != AUTO:
+            return Speech(tokenizer, stop, options, find_parser(parser))
+        try:
+            return Speech(tokenizer, stop, options, find_parser(recognise(_renderer(tokenizer, options))))
+        except (ConfigError, DataError) as error:
+            return Speech(tokenizer, stop, options, None, without_parser=error.message)
+
+    def encode(self, messages: Sequence[Message], tools: Schemas) -> tuple[int, ...]:
+        """The whole history as the chat template writes it, with the beginning of the policy's turn. RefusedError if it
+        cannot be written."""
+        self._check_tools(tools)
+        try:
+            text = self._format(tools).template.render(_named(messages), where=_WHERE, add_generation_prompt=True)
+            tokens = encode_bare(text, self.tokenizer)
+        except DataError as error:
+            raise RefusedError(400, str(error), param="messages") from error
+        if not tokens:
+            raise RefusedError(400, "the messages are zero tokens", param="messages")
+        return tokens
+
+    def following(
+        self, messages: Sequence[Message], calls: Sequence[Mapping[str, Json]], last_token: int, tools: Schemas
+    ) -> tuple[int, ...] | None:
+        """What is appended after a turn that ended with `last_token` and made these calls. None if the template has no
+        way to append it, because it writes earlier turns anew."""
+        if not self._appends(messages, tools):
+            return None
+        said = Message("assistant", "", tool_calls=tuple(calls))
+        try:
+            return self._format(tools).tokens(_named((said, *messages))[1:], calls, last_token, where=_WHERE)
+        except DataError:
+            return None  # written as a whole it may do; if not, that is where the reason is given
+
+    def encode_text(self, text: str, *, begins: bool) -> tuple[int, ...]:
+        """A text without template: a prompt (`begins`), or what is appended."""
+        try:
+            return encode_text(text, self.tokenizer) if begins else encode_bare(text, self.tokenizer)
+        except DataError as error:
+            raise RefusedError(400, str(error), param="prompt") from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of sampled tokens with its special ones, without the one that ended the turn."""
+        return self.decode_raw(tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens)
+
+    def decode_raw(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, whatever they are."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """RefusedError for a token that the model does not have."""
+        if max(tokens) >= len(self.tokenizer):
+            raise RefusedError(400, f"there is no token {max(tokens)}: the vocabulary has {len(self.tokenizer):,}")
+
+    def read(self, text: str, tools: Schemas, number: int) -> Message:
+        """What the policy said, as its agent is told. number: of the turn, for the ids of calls.
+
+        A call that cannot be read is part of the content, as it was written.
+        """
+        parsed = Parsed(text) if not tools or self.parser is None else self.parser.parse(text, tools)
+        calls = [call for call in parsed.calls if isinstance(call, ToolCall)]
+        if not calls:
+            return Message("assistant", text)
+        unread = [call.text for call in parsed.calls if not isinstance(call, ToolCall)]
+        written = tuple(
+            {"id": f"call{number % 1000:03d}{index % 100:02d}", **call.to_dict()} for index, call in enumerate(calls)
+        )
+        return Message("assistant", "\n".join(part for part in (parsed.content, *unread) if part), tool_calls=written)
+
+    def _appends(self, messages: Sequence[Message], tools: Schemas) -> bool:
+        """Whether the template leaves earlier turns as they are when such messages follow."""
+        observers: set[Observer] = {"tool" if message.role == "tool" else "user" for message in messages}
+        return all(self._keeps(observer, tools) for observer in observers)
+
+    def _keeps(self, observer: Observer, tools: Schemas) -> bool:
+        key = (_key(tools), observer)
+        if key not in self._kept:
+            try:
+                self._format(tools).check_history([observer], where=_WHERE)
+                self._kept[key] = True
+            except DataError:
+                self._kept[key] = False
+        return self._kept[key]
+
+    def _format(self, tools: Schemas) -> ObservationFormat:
+        key = _key(tools)
+        if key not in self._formats:
+            if len(self._formats) == _KEPT_FORMATS:  # agents may offer other tools each time
+                self._formats.clear()
+                self._kept.clear()
+            self._formats[key] = ObservationFormat(Template(self.tokenizer, self.options, tools), self.stop_token_ids)
+        return self._formats[key]
+
+    def _check_tools(self, tools: Schemas) -> None:
+        if tools and self.parser is None:
+            raise RefusedError(400, self.without_parser, param="tools")
+
+
+def _renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json]) -> Render:
+    def render(turns: Sequence[Mapping[str, Json]], offered: Sequence[Mapping[str, Json]]) -> str:
+        messages = [Message.from_dict(turn) for turn in turns]
+        template = Template(tokenizer, options, tuple(offered))
+        return template.render(messages, where="the chat template", add_generation_prompt=False)
+
+    return render
+
+
+def _key(tools: Schemas) -> str:
+    return json.dumps(tools, sort_keys=True)
+
+
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """Results of tools with the names of the tools, which some templates write and OpenAI's form leaves out."""
+    names: dict[Json, Json] = {}
+    found = []
+    for message in messages:
+        for call in message.tool_calls:
+            function = call["function"]
+            assert isinstance(function, dict)
+            names[str(call.get("id"))] = function["name"]
+        name = names.get(message.extra.get("tool_call_id"))  # type: ignore[arg-type]
+        if message.role == "tool" and name is not None and "name" not in message.extra:
+            message = replace(message, extra={**message.extra, "name": name})
+        found.append(message)
+    return found

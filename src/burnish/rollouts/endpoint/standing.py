@@ -1,0 +1,141 @@
+"""A model served on its own: whoever asks gets turns, and what was said may be recorded.
+
+`/v1` answers each request for itself. Under `/t/NAME/v1`, with any name, requests are one trajectory, which ends with
+its reward or when nothing has been asked for a while.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from burnish.rollouts.endpoint.desk import Desk, Order
+from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Terms
+from burnish.rollouts.endpoint.speech import Speech
+from burnish.rollouts.endpoint.trajectory import Room, Trajectory
+from burnish.rollouts.endpoint.turns import TurnSampler
+from burnish.rollouts.engine import RolloutEngine
+from burnish.types import Rollout, RolloutRequest
+
+Record = Callable[[str], None]
+"""Writes one line of JSON."""
+_GATHER_SECONDS = 0.005
+_POLL_SECONDS = 1.0
+_NAME_CHARACTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is served. idle_seconds: after which a trajectory without a reward ends. open: trajectories at a time."""
+
+    engine: RolloutEngine
+    speech: Speech
+    terms: Terms
+    room: Room
+    seed: int = 0
+    idle_seconds: float = 600.0
+    open: int = 1_024
+
+
+@dataclass(slots=True)
+class _Held:
+    trajectory: Trajectory
+    used: float
+
+
+@dataclass(slots=True)
+class StandingLoop:
+    """Answers the orders of a desk in the thread that calls `run`."""
+
+    standing: Standing
+    record: Record | None = None
+    desk: Desk = field(init=False)
+    _held: dict[str, _Held] = field(default_factory=dict)
+    _turns: TurnSampler = field(init=False)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        terms = self.standing.terms
+        self.desk = Desk(lambda name: terms if len(name) <= _NAME_CHARACTERS else None)
+        self._turns = TurnSampler(partial(self.standing.engine.generate, step=0), terms.model, self.standing.seed)
+
+    def run(self) -> None:
+        """Until the desk is closed. Raises what the engine raises; whoever waits is refused then."""
+        poller = select.poll()
+        poller.register(self.desk, select.POLLIN)
+        try:
+            while not self.desk.is_closed:
+                poller.poll(1000 * _POLL_SECONDS)
+                orders = self.desk.take()
+                while orders and poller.poll(1000 * _GATHER_SECONDS):
+                    orders += self.desk.take()
+                self._serve(orders)
+                self._end_idle()
+        finally:
+            self.desk.close()
+            for name in list(self._held):
+                self._end(name)
+
+    def _serve(self, orders: list[Order]) -> None:
+        asked = []
+        for order in orders:
+            if isinstance(order.asked, RewardCall):
+                self._reward(order, order.asked)
+                continue
+            try:
+                asked.append((order, self._trajectory(order.trajectory)))
+            except RefusedError as error:
+                order.refuse(error)
+        try:
+            self._turns.speak(asked, self.standing.terms.sampling)
+        except BaseException:
+            for order, _ in asked:
+                order.refuse(RefusedError(500, "the model has failed"))
+            raise
+        for order, trajectory in asked:
+            if not order.trajectory:
+                self._write("", trajectory)
+
+    def _trajectory(self, name: str) -> Trajectory:
+        if name in self._held:
+            self._held[name].used = time.monotonic()
+            return self._held[name].trajectory
+        if len(self._held) >= self.standing.open:
+            raise RefusedError(503, f"{self.standing.open:,} trajectories are open: end some with their rewards")
+        # Requests of their own have noise of their own.
+        request = RolloutRequest(name or f"request {next(self._numbers)}", 0, (), (0,))
+        trajectory = Trajectory(request, 0, self.standing.speech, self.standing.room)
+        if name:
+            self._held[name] = _Held(trajectory, time.monotonic())
+        return trajectory
+
+    def _reward(self, order: Order, asked: RewardCall) -> None:
+        held = self._held.get(order.trajectory)
+        if held is None:
+            order.refuse(RefusedError(404, "there is no such trajectory", code="trajectory_not_found"))
+            return
+        held.trajectory.reward = asked.reward
+        self._end(order.trajectory)
+        order.reply(None)
+
+    def _end_idle(self) -> None:
+        before = time.monotonic() - self.standing.idle_seconds
+        for name in [name for name, held in self._held.items() if held.used < before]:
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        self._write(name, self._held.pop(name).trajectory)
+
+    def _write(self, name: str, trajectory: Trajectory) -> None:
+        if self.record is not None and trajectory.num_spoken:
+            for row in trajectory.rollouts():
+                self.record(json.dumps(_line(name, row)) + "\n")
+
+
+def _line(name: str, row: Rollout) -> dict[str, object]:
+    return {**({"trajectory": name} if name else {}), **row.to_dict()}

@@ -1,0 +1,312 @@
+"""One trajectory: the branches of what an agent and the policy have said to each other, token by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from burnish.rollouts.endpoint.requests import ChatRequest, RefusedError, TextRequest, TokenRequest, TurnRequest
+from burnish.rollouts.endpoint.speech import Schemas, Speech
+from burnish.types import Author, FinishReason, Json, Message, RewardStatus, Rollout, RolloutRequest, Turn
+
+BRANCH_STRIDE = 1_000_000
+"""Branch b of sample i is a row of its own, with the sample index i + b * BRANCH_STRIDE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How long trajectories may become.
+
+    turns: of the policy, in all branches together. turn_tokens: of one turn. response_tokens: of all that follows the
+    prompt of a branch. context: of a branch with its prompt.
+    """
+
+    turns: int
+    turn_tokens: int
+    response_tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Where a turn of the policy has ended: after so many messages and tokens. calls: that it made."""
+
+    messages: int
+    tokens: int
+    calls: tuple[Mapping[str, Json], ...]
+
+
+@dataclass(slots=True)
+class Branch:
+    """A row: a prompt, and what followed it.
+
+    messages: what a request has to begin with to go on from here; None if it was asked for without messages. text: the
+    same of texts. speaks: a turn is being sampled.
+    """
+
+    number: int
+    prompt_tokens: tuple[int, ...]
+    tools: Schemas = ()
+    messages: list[Message] | None = None
+    text: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    points: list[_Point] = field(default_factory=list)
+    speaks: bool = False
+    reason: FinishReason = FinishReason.STOP
+
+    @property
+    def num_spoken(self) -> int:
+        return sum(turn.author == "policy" for turn in self.turns)
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """All tokens so far."""
+        return (*self.prompt_tokens, *self.tokens)
+
+    def hear(self, tokens: Sequence[int], author: Author, messages: Sequence[Message]) -> None:
+        """Append what nobody sampled."""
+        start = len(self.tokens)
+        self.tokens += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.turns.append(Turn(author, start, len(self.tokens), tuple(messages)))
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """What is to be sampled: after `prompt`, at most `most_tokens`. stop: texts that the agent is not told."""
+
+    branch: Branch
+    prompt: tuple[int, ...]
+    most_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of the policy, as its agent is told. text: all of it, for those who asked for no message."""
+
+    message: Message
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: FinishReason
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """Everything that was asked under one URL. Used by one thread.
+
+    request: the prompt and sample that it answers, whose prompt tokens are not used. limited: the limit that refused a
+    request, if one has.
+    """
+
+    request: RolloutRequest
+    sample_index: int
+    speech: Speech
+    room: Room
+    branches: list[Branch] = field(default_factory=list)
+    reward: float | None = None
+    limited: FinishReason | None = None
+    _last: Branch | None = None
+
+    @property
+    def num_spoken(self) -> int:
+        return sum(branch.num_spoken for branch in self.branches)
+
+    def next_turn(self, asked: TurnRequest) -> NextTurn:
+        """The branch that goes on, or a new one. RefusedError if there is no room for another turn."""
+        if sum(branch.num_spoken + branch.speaks for branch in self.branches) >= self.room.turns:
+            self.limited = FinishReason.TURNS
+            raise RefusedError(
+                400, f"a trajectory may have {self.room.turns} turns of the model here", code="turns_exhausted"
+            )
+        match asked:
+            case ChatRequest():
+                branch, heard = self._chat(asked)
+            case TextRequest():
+                branch, heard = self._text(asked)
+            case TokenRequest():
+                branch, heard = self._tokens(asked)
+        most = self._room_for(branch, len(heard[0]) if heard else 0)
+        if heard:
+            branch.hear(*heard)
+        if branch not in self.branches:
+            self.branches.append(branch)
+        if isinstance(asked, ChatRequest):
+            branch.messages = list(asked.messages)
+        else:
+            branch.messages = None
+            branch.text = asked.prompt if isinstance(asked, TextRequest) else None
+        branch.speaks = True
+        self._last = branch
+        wanted = most if asked.wish.max_tokens is None else asked.wish.max_tokens
+        return NextTurn(branch, branch.seen, min(most, wanted), asked.wish.stop)
+
+    def engine_request(self, turn: NextTurn, place: int) -> RolloutRequest:
+        """For the engine. Its noise is that of this turn of this branch; `place` tells the requests of a call apart."""
+        branch, name = turn.branch, self.request.prompt_id
+        name += f", branch {branch.number + 1}" if branch.number else ""
+        name += f", turn {branch.num_spoken + 1}" if branch.turns else ""
+        return replace(
+            self.request,
+            prompt_id=name,
+            group_id=place,
+            prompt_tokens=turn.prompt,
+            sample_indices=(self.sample_index,),
+        )
+
+    def say(self, turn: NextTurn, rollout: Rollout) -> Said:
+        """Append what was sampled, up to the length that was asked for."""
+        branch, start = turn.branch, len(turn.branch.tokens)
+        tokens, logprobs = rollout.response_tokens[: turn.most_tokens], rollout.rollout_logprobs[: turn.most_tokens]
+        is_shortened = len(tokens) < len(rollout.response_tokens)
+        whole = self.speech.decode(tokens) if is_shortened else rollout.response
+        text = _before(whole, turn.stop)
+        message = self.speech.read(text, branch.tools, self.num_spoken + 1)
+        branch.tokens += tokens
+        branch.logprobs += logprobs
+        branch.turns.append(Turn("policy", start, len(branch.tokens), (message,)))
+        if not branch.versions or branch.versions[-1][1] != rollout.policy_version:
+            branch.versions.append((start, rollout.policy_version))
+        branch.speaks = False
+        is_cut = is_shortened or rollout.finish_reason is FinishReason.LENGTH
+        # An agent that asks for a short turn has not run into a limit of the run.
+        is_full = self._left(branch) <= 0 or len(tokens) >= self.room.turn_tokens
+        branch.reason = FinishReason.LENGTH if is_cut and is_full else FinishReason.STOP
+        if branch.messages is not None:
+            branch.messages.append(message)
+            branch.points.append(_Point(len(branch.messages), len(branch.tokens), message.tool_calls))
+        elif branch.text is not None:
+            branch.text += whole
+        return Said(message, text, tokens, logprobs, FinishReason.LENGTH if is_cut else FinishReason.STOP)
+
+    def rollouts(self, *, failed: str = "", version: int = 0, only_last: bool = False) -> list[Rollout]:
+        """The branches as rows, one at least. failed: why they have no reward. only_last: the one that spoke last."""
+        spoken = [branch for branch in self.branches if branch.num_spoken]
+        last = self._last
+        if not spoken:
+            return [self._row(Branch(0, self.request.prompt_tokens), failed or "the agent asked for nothing", version)]
+        if only_last:
+            spoken = [last] if last is not None and last.num_spoken else spoken[-1:]
+        rows = [self._row(branch, failed, version) for branch in spoken]
+        return [replace(row, sample_index=self.sample_index) for row in rows] if only_last else rows
+
+    def _row(self, branch: Branch, failed: str, version: int) -> Rollout:
+        """Without what was heard after the last turn of the policy, which teaches nothing."""
+        turns = list(branch.turns)
+        while turns and turns[-1].author != "policy":
+            turns.pop()
+        end = turns[-1].stop if turns else 0
+        reason = self.limited if self.limited is not None and branch is self._last else branch.reason
+        return Rollout(
+            prompt_id=self.request.prompt_id,
+            group_id=self.request.group_id,
+            sample_index=self.sample_index + BRANCH_STRIDE * branch.number,
+            prompt_tokens=branch.prompt_tokens,
+            response_tokens=tuple(branch.tokens[:end]),
+            rollout_logprobs=tuple(branch.logprobs[:end]),
+            finish_reason=FinishReason.FAILED if failed else reason,
+            policy_version=branch.versions[0][1] if branch.versions else version,
+            response=turns[-1].messages[0].content if turns else "",
+            status=RewardStatus.ERROR if failed else RewardStatus.PENDING,
+            status_detail=failed,
+            environment_reward=None if failed else self.reward,
+            versions=tuple(branch.versions) if len(branch.versions) > 1 else (),
+            turns=tuple(turns),
+        )
+
+    def _left(self, branch: Branch) -> int:
+        room = min(self.room.response_tokens, self.room.context - len(branch.prompt_tokens))
+        return room - len(branch.tokens)
+
+    def _room_for(self, branch: Branch, num_heard: int) -> int:
+        """Tokens that the next turn may have. RefusedError, in words that agents know, if there are none."""
+        left = self._left(branch) - num_heard
+        if left < 1:
+            self.limited = FinishReason.LENGTH
+            self._last = branch if branch in self.branches else self._last
+            length = len(branch.prompt_tokens) + len(branch.tokens) + num_heard
+            raise RefusedError(
+                400,
+                f"This model's maximum context length is {self.room.context} tokens, of which what follows the prompt "
+                f"may have {self.room.response_tokens}. Your messages have {length} tokens, which leaves no room.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return min(left, self.room.turn_tokens)
+
+    def _new(self, prompt_tokens: tuple[int, ...], tools: Schemas = ()) -> Branch:
+        return Branch(len(self.branches), prompt_tokens, tools)
+
+    def _chat(self, asked: ChatRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+        """Go on after the longest history that these messages begin with."""
+        keys = [_key(message) for message in asked.messages]
+        found = [
+            (point.messages, point is branch.points[-1] and not branch.speaks, branch, point)
+            for branch in self.branches
+            if branch.messages is not None and branch.tools == asked.tools
+            for point in branch.points
+            if self._goes_on(branch, point, asked.messages, keys)
+        ]
+        if not found:
+            return self._new(self.speech.encode(asked.messages, asked.tools), asked.tools), None
+        _, is_end, branch, point = max(found, key=lambda one: one[:2])
+        rest = asked.messages[point.messages :]
+        tokens = self.speech.following(rest, point.calls, branch.tokens[point.tokens - 1], asked.tools)
+        if tokens is None:
+            return self._new(self.speech.encode(asked.messages, asked.tools), asked.tools), None
+        if is_end:
+            return branch, (tokens, _author(rest), rest)
+        before = (*branch.prompt_tokens, *branch.tokens[: point.tokens])
+        fork = self._new((*before, *tokens), asked.tools)
+        return fork, None
+
+    def _goes_on(self, branch: Branch, point: _Point, messages: Sequence[Message], keys: Sequence[str]) -> bool:
+        assert branch.messages is not None
+        rest = messages[point.messages :]
+        if not rest or any(message.role == "assistant" for message in rest):
+            return False
+        return [_key(message) for message in branch.messages[: point.messages]] == list(keys[: point.messages])
+
+    def _text(self, asked: TextRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+        """Go on with a text that was only prolonged. Not after a token that ended a turn: it is in no text."""
+        for branch in reversed(self.branches):
+            text = branch.text
+            if branch.speaks or text is None or branch.tokens[-1] in self.speech.stop_token_ids:
+                continue
+            if asked.prompt.startswith(text) and len(asked.prompt) > len(text):
+                rest = asked.prompt[len(text) :]
+                return branch, (self.speech.encode_text(rest, begins=False), "environment", (Message("user", rest),))
+        return self._new(self.speech.encode_text(asked.prompt, begins=True)), None
+
+    def _tokens(self, asked: TokenRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+        self.speech.check_tokens(asked.tokens)
+        for branch in reversed(self.branches):
+            seen = branch.seen
+            if not branch.speaks and len(asked.tokens) > len(seen) and asked.tokens[: len(seen)] == seen:
+                rest = asked.tokens[len(seen) :]
+                return branch, (rest, "environment", (Message("user", self.speech.decode(rest)),))
+        return self._new(asked.tokens), None
+
+
+def _before(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first of these."""
+    ends = [text.find(one) for one in stop if one in text]
+    return text[: min(ends)] if ends else text
+
+
+def _author(messages: Sequence[Message]) -> Author:
+    return "tool" if all(message.role == "tool" for message in messages) else "environment"
+
+
+def _key(message: Message) -> str:
+    """Equal for messages that say the same, however a client wrote them. Of the assistant's, white space at both ends
+    and fields that clients add do not count: its tokens are those that were sampled."""
+    if message.role != "assistant":
+        return json.dumps([message.role, message.content, dict(message.extra)], sort_keys=True, default=str)
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.tool_calls]  # type: ignore[index, call-overload]
+    return json.dumps(["assistant", message.content.strip(), calls, message.reasoning_content], sort_keys=True)

@@ -1,0 +1,126 @@
+"""Samples the turns that wait, in as few calls of the engine as their settings allow."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from burnish.rollouts.conversation import Draw
+from burnish.rollouts.endpoint.answers import Reply, token_texts
+from burnish.rollouts.endpoint.desk import Order
+from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Wish
+from burnish.rollouts.endpoint.trajectory import NextTurn, Trajectory
+from burnish.rollouts.engine import Sampling
+from burnish.types import Rollout
+
+Heard = Callable[[Order], None]
+"""Called when an order has its answer."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """An order whose turn is being sampled."""
+
+    order: Order
+    trajectory: Trajectory
+    turn: NextTurn
+
+
+@dataclass(slots=True)
+class TurnSampler:
+    """Answers orders. Used by the thread that owns the engine.
+
+    draw: the engine's `generate` for a seed and step (a request may bring its own seed). model: name in the answers.
+    """
+
+    draw: Draw
+    model: str
+    seed: int
+    refused: int = 0
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def speak(
+        self, orders: Sequence[tuple[Order, Trajectory]], sampling: Sampling, heard: Heard = lambda order: None
+    ) -> None:
+        """Answer all of them. Each gets its answer as early as the engine tells of it; `heard` is then called.
+
+        sampling: of the run, whose ends and lengths a wish narrows. Raises what the engine raises; orders without an
+        answer are then left to the caller.
+        """
+        together: dict[tuple[Sampling, int], list[_Begun]] = {}
+        for order, trajectory in orders:
+            begun = self._begin(order, trajectory)
+            if begun is None:
+                heard(order)
+                continue
+            wish = _wish(order)
+            # Turns of one length are sampled together: what a long one needs, a short one would only throw away.
+            length = trajectory.room.turn_tokens if wish.max_tokens is None else begun.turn.most_tokens
+            settings = _settings(sampling, wish, length)
+            together.setdefault((settings, self.seed if wish.seed is None else wish.seed), []).append(begun)
+        for (settings, seed), some in together.items():
+            self._sample(some, settings, seed, heard)
+
+    def _begin(self, order: Order, trajectory: Trajectory) -> _Begun | None:
+        """None if the order needs no turn any more, or gets none."""
+        if not order.answer.set_running_or_notify_cancel():
+            return None
+        assert not isinstance(order.asked, RewardCall)
+        try:
+            return _Begun(order, trajectory, trajectory.next_turn(order.asked))
+        except RefusedError as error:
+            refused = error
+        except RecursionError:  # of tools or arguments, when they are written
+            refused = RefusedError(400, "the request is nested too deeply")
+        self.refused += 1
+        order.refuse(refused)
+        return None
+
+    def _sample(self, some: Sequence[_Begun], sampling: Sampling, seed: int, heard: Heard) -> None:
+        waiting = dict(enumerate(some))
+
+        def say(rollouts: Sequence[Rollout]) -> None:
+            for rollout in rollouts:
+                begun = waiting.pop(rollout.group_id, None)
+                if begun is None:  # an engine may tell of a response, and then return it
+                    continue
+                begun.order.reply(self._reply(begun, rollout))
+                heard(begun.order)
+
+        requests = [begun.trajectory.engine_request(begun.turn, place) for place, begun in enumerate(some)]
+        say(self.draw(requests, sampling, seed=seed, on_finished=say))
+
+    def _reply(self, begun: _Begun, rollout: Rollout) -> Reply:
+        assert not isinstance(begun.order.asked, RewardCall)
+        said = begun.trajectory.say(begun.turn, rollout)
+        return Reply(
+            asked=begun.order.asked,
+            said=said,
+            prompt=begun.turn.prompt,
+            texts=token_texts(begun.order.asked, said, begun.trajectory.speech.decode_raw),
+            model=self.model,
+            number=next(self._numbers),
+            created=int(time.time()),
+        )
+
+
+def _wish(order: Order) -> Wish:
+    assert not isinstance(order.asked, RewardCall)
+    return order.asked.wish
+
+
+def _settings(sampling: Sampling, wish: Wish, length: int) -> Sampling:
+    """Settings of the call with the ends and the length that a client asks for, and those that it may choose."""
+    chosen: dict[str, Any] = dict(wish.chosen)
+    if chosen.get("temperature") == 0:
+        chosen |= {"temperature": sampling.temperature, "greedy": True}
+    return replace(
+        sampling,
+        **chosen,
+        max_response_tokens=length,
+        stop=(*sampling.stop, *wish.stop),
+        stop_token_ids=(*sampling.stop_token_ids, *wish.stop_token_ids),
+    )

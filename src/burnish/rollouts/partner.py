@@ -1,0 +1,578 @@
+"""Tools and environments as partners of conversations: a turn is read, its calls are made, and what comes back is
+appended as tokens.
+
+Nobody waits for anybody: calls go to the process of their conversation (`burnish.environments`) or to a thread, and
+come back as events. Whatever goes wrong in a tool is told to the model and counted; an environment that is of no use
+any more ends its conversation, and is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import queue
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from burnish.data.observations import ObservationFormat
+from burnish.data.openings import Opening
+from burnish.environments.host import ConversationHost, ConversationProcess
+from burnish.environments.messages import GarbledError, count, flag, number, opening, text
+from burnish.errors import DataError
+from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened
+from burnish.tools.calls import MalformedCall, Parsed, ToolCall
+from burnish.tools.checking import check_call, function_of
+from burnish.tools.parsers.protocol import ToolParser
+from burnish.tools.results import ToolResult, error_of, result_of
+from burnish.tools.served import ServedTools
+from burnish.types import Author, FinishReason, Json, Message, Metric, Prompt, Reduction, Rollout
+
+MAX_SEED = 2**31 - 1
+_UNREADABLE = "unreadable"
+"""Stands for the name of a tool in a call of none that there is, where a template wants one."""
+_CANNOT_BE_SHOWN = "Error: the result has characters that cannot be shown"
+_MAX_POLL_SECONDS = 1.0
+_GRACE_SECONDS = 0.01
+
+
+class Encode(Protocol):
+    """Tokens of a prompt with what its environment adds to it, by the template of its domain
+    (`burnish.data.openings.OpeningEncoder`). Raises DataError."""
+
+    def __call__(self, prompt: Prompt, opening: Opening) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerLimits:
+    """open_seconds: for an environment to start, and to say what it pays. call_seconds: for the calls of one turn, or
+    for a step of the environment. result_characters: of one result. prompt_tokens: of a prompt with what an environment
+    adds to it. same_start: the environments of a group start alike."""
+
+    open_seconds: float = 60.0
+    call_seconds: float = 30.0
+    result_characters: int = 4_000
+    prompt_tokens: int | None = None
+    same_start: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsAndEnvironment:
+    """`Partner`: the tools and the environment of one domain.
+
+    host: of those that run in a conversation's own process, if there are any. served: the other tools. parser: how
+    calls are written; None without tools. where: the section of the run file, for messages.
+    """
+
+    host: ConversationHost | None
+    served: Sequence[ServedTools]
+    parser: ToolParser | None
+    observations: ObservationFormat
+    encode: Encode
+    limits: PartnerLimits
+    where: str = "conversation"
+    threads: int = 16
+    _counts: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def schemas(self) -> tuple[Mapping[str, Json], ...]:
+        """Of all tools, as the chat template writes them."""
+        own = () if self.host is None else self.host.schemas
+        return (*own, *(schema for tools in self.served for schema in tools.schemas))
+
+    @property
+    def has_environment(self) -> bool:
+        return self.host is not None and self.host.has_environment
+
+    @property
+    def answers_text(self) -> bool:
+        """Whether turns that call no tool are answered."""
+        return self.host is not None and self.host.answers_text
+
+    def answering(self, *, seed: int, step: int) -> _Answers:
+        """See `Partner`."""
+        return _Answers(self, seed, step)
+
+    def served_by(self, name: str) -> int | None:
+        """Which of `served` is asked for this tool, if it does not run in the conversation's own process."""
+        for place, tools in enumerate(self.served):
+            if any(function_of(schema)["name"] == name for schema in tools.schemas):
+                return place
+        return None
+
+    def count(self, **counts: float) -> None:
+        with self._lock:
+            self._counts.update(counts)  # type: ignore[arg-type]  # seconds are counted, too
+
+    def take_metrics(self) -> Mapping[str, Metric]:
+        """See `Partner`."""
+        with self._lock:
+            counts = dict(self._counts)
+            self._counts.clear()
+        turns, calls = counts.get("turns", 0), counts.get("calls", 0)
+        metrics = {}
+        if self.parser is not None:
+            metrics = {
+                "tool/calls": Metric(Reduction.SUM, calls),
+                "tool/calls_per_turn": Metric(Reduction.MEAN, calls, turns),
+                "tool/malformed_fraction": Metric(Reduction.MEAN, counts.get("malformed", 0), calls),
+                "tool/invalid_fraction": Metric(Reduction.MEAN, counts.get("invalid", 0), calls),
+                "tool/failed_fraction": Metric(Reduction.MEAN, counts.get("failed", 0), calls),
+                "tool/timed_out_fraction": Metric(Reduction.MEAN, counts.get("timed_out", 0), calls),
+                "tool/cut_fraction": Metric(Reduction.MEAN, counts.get("cut", 0), calls),
+            }
+        if self.has_environment:
+            opened, steps = counts.get("opened", 0), counts.get("steps", 0)
+            metrics["environment/opened"] = Metric(Reduction.SUM, opened)
+            metrics["environment/failed_fraction"] = Metric(Reduction.MEAN, counts.get("lost", 0), opened)
+            metrics["environment/timed_out_fraction"] = Metric(Reduction.MEAN, counts.get("hung", 0), opened)
+            if self.answers_text:
+                metrics["environment/cut_fraction"] = Metric(Reduction.MEAN, counts.get("steps_cut", 0), steps)
+        if self.host is not None:
+            metrics["conversation/restarts"] = Metric(Reduction.SUM, self.host.take_restarts())
+        metrics["time/answers_seconds"] = Metric(Reduction.SUM, counts.get("seconds", 0.0))
+        return metrics
+
+
+@dataclass(slots=True)
+class _Line:
+    """One conversation as its partner knows it.
+
+    doing: what it waits for until `deadline`, or has waited for. results: of the calls of the last turn, None for those
+    that are not there yet. ended, reward: what the environment said after these calls.
+    """
+
+    key: ConversationKey
+    prompt: Prompt
+    seed: int
+    process: ConversationProcess | None = None
+    doing: str = ""
+    begun: float = 0.0
+    deadline: float = math.inf
+    turn: Rollout | None = None
+    turn_number: int = 0
+    parsed: Parsed = field(default_factory=lambda: Parsed(""))
+    results: list[ToolResult | None] = field(default_factory=list)
+    in_process: tuple[int, ...] = ()
+    awaits_process: bool = False
+    ended: bool = False
+    reward: float | None = None
+
+    def identity(self, index: int) -> str:
+        """Of a call. Nine letters and digits, which is what strict templates want."""
+        return f"call{self.turn_number % 1000:03d}{index % 100:02d}"
+
+
+class _Answers:
+    """`Answerer` of one call.
+
+    It is asked thousands of times a step, so nothing here looks at all conversations unless a deadline has passed.
+    """
+
+    def __init__(self, partner: ToolsAndEnvironment, seed: int, step: int) -> None:
+        self._partner = partner
+        self._seed, self._step = seed, step
+        self._lines: dict[ConversationKey, _Line] = {}
+        self._waiting: dict[ConversationKey, _Line] = {}
+        self._polled: dict[int, _Line] = {}  # by descriptor of the process that is asked
+        self._next_deadline = math.inf  # there is none before it
+        self._events: dict[ConversationKey, Event] = {}
+        self._from_threads: queue.SimpleQueue[tuple[ConversationKey, int, int, ToolResult]] = queue.SimpleQueue()
+        self._woken, self._wakes = socket.socketpair()
+        self._poller = select.poll()
+        self._poller.register(self._woken, select.POLLIN)
+        self._threads = ThreadPoolExecutor(partner.threads, "tool") if partner.served else None
+        self._token = object()  # conversations of other calls may have the same keys
+
+    def open(self, key: ConversationKey, prompt: Prompt) -> None:
+        """See `Answerer`."""
+        start = "" if self._partner.limits.same_start else f"|{key[1]}"
+        digest = hashlib.sha256(f"{self._seed}|{self._step}|{prompt.id}{start}".encode()).digest()
+        line = self._lines[key] = _Line(key, prompt, int.from_bytes(digest[:4], "big") & MAX_SEED)
+        if not self._partner.has_environment:
+            self._events[key] = Opened()
+            return
+        self._partner.count(opened=1)
+        self._wait(line, "open", self._partner.limits.open_seconds)
+        self._ask(line, "open", row=_row(prompt), seed=line.seed)
+
+    def begin(self, key: ConversationKey, turn: Rollout, number: int) -> None:
+        """See `Answerer`."""
+        partner, line = self._partner, self._lines[key]
+        line.turn, line.turn_number, line.reward, line.ended = turn, number, None, False
+        partner.count(turns=1)
+        line.parsed = Parsed(turn.response)
+        if partner.parser is not None:
+            line.parsed = partner.parser.parse(turn.response, partner.schemas)
+        if line.parsed.calls:
+            self._call(line)
+        elif partner.answers_text:
+            limit = partner.limits.result_characters
+            partner.count(steps=1)
+            self._wait(line, "step", partner.limits.call_seconds)
+            self._ask(line, "step", text=turn.response, limit=limit)
+        else:
+            self._events[key] = Answer(_said(line), ends=FinishReason.STOP)
+
+    def finish(self, key: ConversationKey) -> None:
+        """See `Answerer`."""
+        line = self._lines[key]
+        if self._partner.has_environment:
+            self._wait(line, "reward", self._partner.limits.open_seconds)
+            self._ask(line, "reward")
+        else:
+            self._release(line)
+            self._events[key] = Closed()
+
+    def events(self, *, wait_for_all: bool) -> Mapping[ConversationKey, Event]:
+        """See `Answerer`."""
+        began = time.monotonic()
+        while self._waiting and (wait_for_all or not self._events):
+            self._listen(_MAX_POLL_SECONDS)
+        # Most tools answer within milliseconds of each other, and a call of the engine is better spent on many turns.
+        grace = time.monotonic() + _GRACE_SECONDS
+        while self._waiting and (left := grace - time.monotonic()) > 0:
+            self._listen(left)
+        self._partner.count(seconds=time.monotonic() - began)
+        found, self._events = self._events, {}
+        return found
+
+    def close(self) -> None:
+        """See `Answerer`."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        for line in list(self._lines.values()):
+            self._release(line)
+        self._woken.close()
+        self._wakes.close()
+
+    def _wait(self, line: _Line, doing: str, seconds: float) -> None:
+        line.doing, line.begun = doing, time.monotonic()
+        line.deadline = line.begun + seconds
+        self._waiting[line.key] = line
+        self._next_deadline = min(self._next_deadline, line.deadline)
+
+    def _ask(self, line: _Line, do: str, **given: Any) -> None:
+        """Ask the conversation's process, which is started if there is none."""
+        assert self._partner.host is not None
+        if line.process is None:
+            line.process = self._partner.host.lease()
+        line.awaits_process = True
+        line.process.send({"do": do, **given})
+        self._polled[line.process.fileno()] = line
+        self._poll(line.process)
+
+    def _poll(self, process: ConversationProcess) -> None:
+        self._poller.register(process.fileno(), select.POLLIN | (select.POLLOUT if process.has_unsent else 0))
+
+    def _answered(self, line: _Line) -> None:
+        """Nothing more is awaited of the conversation's process."""
+        if line.awaits_process:
+            assert line.process is not None
+            line.awaits_process = False
+            del self._polled[line.process.fileno()]
+            self._poller.unregister(line.process.fileno())
+
+    def _call(self, line: _Line) -> None:
+        """Begin the calls of a turn. Those that cannot be made are answered at once."""
+        partner, limit = self._partner, self._partner.limits.result_characters
+        line.results = [self._refusal(call, partner.schemas, limit) for call in line.parsed.calls]
+        asked = [(i, call) for i, call in enumerate(line.parsed.calls) if line.results[i] is None]
+        partner.count(calls=len(line.parsed.calls))
+        self._wait(line, "calls", partner.limits.call_seconds)
+        own: list[tuple[int, str, dict[str, Json]]] = []
+        served: dict[int, list[tuple[int, ToolCall]]] = {}  # by the place of those who serve them
+        for i, call in asked:
+            assert isinstance(call, ToolCall)
+            place = partner.served_by(call.name)
+            if place is None:
+                own.append((i, call.name, dict(call.arguments)))
+            else:
+                served.setdefault(place, []).append((i, call))
+        for place, calls in served.items():
+            self._call_served(line, calls, partner.served[place])
+        line.in_process = tuple(i for i, *_ in own)
+        if own:
+            self._ask(line, "calls", calls=own, limit=limit, seed=(line.seed + line.turn_number) & MAX_SEED)
+        self._settle(line)
+
+    def _refusal(self, call: ToolCall | MalformedCall, schemas: Sequence[Any], limit: int) -> ToolResult | None:
+        """What the model is told of a call that cannot be made; None for one that can."""
+        if isinstance(call, MalformedCall):
+            self._partner.count(malformed=1)
+            return result_of(f"Error: {call.why}", limit)
+        problem = check_call(call, schemas)
+        if problem is None:
+            return None
+        self._partner.count(invalid=1)
+        return result_of(f"Error: {problem}", limit)
+
+    def _call_served(self, line: _Line, calls: Sequence[tuple[int, ToolCall]], tools: ServedTools) -> None:
+        """Make these calls in a thread, one after the other: they may share what is kept for the conversation."""
+        assert self._threads is not None
+        limit, number, deadline = self._partner.limits.result_characters, line.turn_number, line.deadline
+
+        def run() -> None:
+            for index, call in calls:
+                left = deadline - time.monotonic()
+                if left <= 0:  # the turn has been answered
+                    return
+                try:
+                    result = result_of(tools.call((self._token, line.key), call.name, call.arguments, left), limit)
+                except BaseException as error:  # noqa: BLE001  boundary: a tool may raise anything
+                    result = error_of(error, limit)
+                self._from_threads.put((line.key, number, index, result))
+                with contextlib.suppress(OSError):  # nobody listens any more
+                    self._wakes.send(b"1")
+
+        self._threads.submit(run)
+
+    def _listen(self, seconds: float) -> None:
+        """Wait for at most so long until anything has happened, or a deadline has passed."""
+        left = max(self._next_deadline - time.monotonic(), 0.0)
+        for descriptor, what in self._poller.poll(1000 * min(left, seconds)):
+            line = self._polled.get(descriptor)
+            if line is None:
+                if descriptor == self._woken.fileno():
+                    self._take_from_threads()
+                continue  # else it was asked something else by what has just been heard
+            assert line.process is not None
+            if what & select.POLLOUT:
+                line.process.flush()
+                self._poll(line.process)
+            if what & ~select.POLLOUT:
+                self._hear(line)
+        now = time.monotonic()
+        if now >= self._next_deadline:
+            for line in [line for line in self._waiting.values() if now >= line.deadline]:
+                self._give_up(line, timed_out=True)
+            self._next_deadline = min((line.deadline for line in self._waiting.values()), default=math.inf)
+
+    def _take_from_threads(self) -> None:
+        self._woken.recv(4096)
+        while not self._from_threads.empty():
+            key, number, index, result = self._from_threads.get()
+            line = self._lines.get(key)
+            if line is not None and line.key in self._waiting and line.turn_number == number:
+                line.results[index] = result  # else it came too late
+                self._settle(line)
+
+    def _hear(self, line: _Line) -> None:
+        """Take what the process of a conversation says."""
+        process, host = line.process, self._partner.host
+        assert process is not None
+        assert host is not None
+        try:
+            for message in process.receive():
+                if not line.awaits_process:
+                    raise GarbledError("more than was asked")
+                self._take(line, message)
+        except GarbledError as error:
+            if line.key in self._waiting:
+                self._give_up(line, why=f"its process sent {error}")
+            elif line.process is process:
+                self._lose(line, f"{line.doing}: its process sent {error}")
+            process.close()
+            return
+        if line.process is process and process.gone and line.awaits_process:
+            self._give_up(line, why="its process has ended")
+        elif line.process is not process and process.fileno() >= 0:
+            host.give_back(process)
+
+    def _take(self, line: _Line, message: Mapping[str, Any]) -> None:
+        """One message. GarbledError for one that does not answer what was asked."""
+        if "failed" in message:
+            self._lose(line, text(message, "failed"))
+            return
+        match line.doing:
+            case "open":
+                self._opened(line, opening(message))
+            case "step":
+                self._stepped(line, message)
+            case "reward":
+                self._paid(line, number(message, "reward"), flag(message, "clean"))
+            case "calls" if "result" in message:
+                index = count(message, "result")
+                if index not in line.in_process or line.results[index] is not None:
+                    raise GarbledError(f"the result of call {index}")
+                line.results[index] = ToolResult(
+                    text(message, "text"), flag(message, "failed_call"), count(message, "cut")
+                )
+            case "calls":
+                self._called(line, number(message, "reward"), flag(message, "ended"), flag(message, "clean"))
+            case _:
+                raise GarbledError("an answer to something else")
+
+    def _called(self, line: _Line, reward: float | None, ended: bool, clean: bool) -> None:
+        """All calls that the process was asked for are over."""
+        if any(line.results[index] is None for index in line.in_process):
+            raise GarbledError("fewer results than there were calls")
+        self._answered(line)
+        line.ended, line.reward = ended, reward
+        if not self._partner.has_environment:
+            _part_with_process(line, clean)
+        self._settle(line)
+
+    def _paid(self, line: _Line, reward: float | None, clean: bool) -> None:
+        self._done(line)
+        _part_with_process(line, clean)
+        self._release(line)
+        self._events[line.key] = Closed(reward)
+
+    def _opened(self, line: _Line, added: str | list[dict[str, Json]]) -> None:
+        """The prompt with what its environment adds to it."""
+        self._done(line)
+        if not added:
+            self._events[line.key] = Opened()
+            return
+        try:
+            tokens = self._partner.encode(line.prompt, added)
+        except DataError as error:
+            self._lose(line, f"its opening cannot be used: {error.message}")
+            return
+        limit = self._partner.limits.prompt_tokens
+        if limit is not None and len(tokens) > limit:
+            self._lose(line, f"the prompt with its opening has {len(tokens):,} tokens, above the limit of {limit:,}")
+            return
+        self._events[line.key] = Opened(tokens)
+
+    def _stepped(self, line: _Line, message: Mapping[str, Any]) -> None:
+        heard, reward = (Message("user", text(message, "text")),), number(message, "reward")
+        ended, is_cut = flag(message, "ended"), count(message, "cut") > 0
+        self._done(line)
+        self._partner.count(steps_cut=float(is_cut))
+        if ended:
+            self._events[line.key] = Answer(_said(line), messages=heard, ends=FinishReason.STOP, reward=reward)
+        else:
+            self._append(line, heard, (), "environment", reward)
+
+    def _settle(self, line: _Line) -> None:
+        """Answer the turn if all of its calls have results."""
+        if line.doing != "calls" or line.awaits_process or None in line.results:
+            return
+        self._done(line)
+        results = [result for result in line.results if result is not None]
+        offered = [function_of(schema)["name"] for schema in self._partner.schemas]
+        messages, calls = [], []
+        for index, (call, result) in enumerate(zip(line.parsed.calls, results, strict=True)):
+            # What the policy wrote stands in its turn. Here is only what templates may repeat next to a result, where
+            # nothing of the policy's own may be.
+            name = call.name if isinstance(call, ToolCall) and call.name in offered else _UNREADABLE
+            identity = line.identity(index)
+            messages.append(Message("tool", result.text, extra={"name": name, "tool_call_id": identity}))
+            calls.append({"id": identity, **ToolCall(name, {}).to_dict()})
+        failed = sum(result.failed for result in results)
+        if line.ended:
+            self._events[line.key] = Answer(
+                _said(line), messages=tuple(messages), ends=FinishReason.STOP, reward=line.reward
+            )
+        elif not self._append(line, messages, calls, "tool", line.reward):
+            failed = len(results)
+        self._partner.count(failed=failed, cut=sum(result.cut > 0 for result in results))
+
+    def _append(
+        self,
+        line: _Line,
+        messages: Sequence[Message],
+        calls: Sequence[Mapping[str, Json]],
+        author: Author,
+        reward: float | None,
+    ) -> bool:
+        """Let the conversation go on with these messages. Results that cannot be written, because a template or
+        tokenizer refuses them, are replaced by a note that says so; whether they could."""
+        assert line.turn is not None
+        where = f"{self._partner.where}, prompt {line.prompt.id}, turn {line.turn_number}"
+        notes = [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]
+        why = ""
+        for some in (messages, notes) if author == "tool" else (messages,):
+            try:
+                tokens = self._partner.observations.tokens(some, calls, line.turn.response_tokens[-1], where=where)
+            except DataError as error:
+                why = why or error.message
+                continue
+            self._events[line.key] = Answer(_said(line), tokens, author, tuple(some), reward=reward)
+            return not why
+        self._lose(line, why)
+        return False
+
+    def _give_up(self, line: _Line, *, timed_out: bool = False, why: str = "") -> None:
+        """What a conversation waits for will not come: its time is up, or its process has ended."""
+        why = why or f"no answer within {line.deadline - line.begun:g} s"
+        missing = [i for i, result in enumerate(line.results) if result is None and (timed_out or i in line.in_process)]
+        if line.doing == "calls":
+            self._partner.count(timed_out=float(len(missing) if timed_out else 0))
+        if line.doing != "calls" or (self._partner.has_environment and line.awaits_process):
+            self._partner.count(hung=float(timed_out))
+            self._lose(line, f"{line.doing}: {why}")
+            return
+        for index in missing:
+            line.results[index] = replace(
+                result_of(f"Error: {why}", self._partner.limits.result_characters), failed=True
+            )
+        if line.awaits_process:
+            assert line.process is not None
+            self._answered(line)
+            line.process.close()  # the next call gets a new one
+            line.process = None
+        self._settle(line)
+
+    def _lose(self, line: _Line, why: str) -> None:
+        """The conversation's environment is of no use any more."""
+        self._partner.count(lost=1)
+        self._release(line)
+        failed = f"the environment failed: {why}"
+        match line.doing:
+            case "open":
+                self._events[line.key] = Opened(failed=failed)
+            case "reward":
+                self._events[line.key] = Closed(failed=failed)
+            case _:
+                self._events[line.key] = Answer(_said(line), ends=FinishReason.FAILED, failed=failed)
+
+    def _done(self, line: _Line) -> None:
+        """Nothing is awaited any more."""
+        self._waiting.pop(line.key, None)
+        self._answered(line)
+
+    def _release(self, line: _Line) -> None:
+        self._done(line)
+        self._lines.pop(line.key, None)
+        if line.process is not None:
+            line.process.close()
+            line.process = None
+        for tools in self._partner.served:
+            tools.end((self._token, line.key))
+
+
+def _part_with_process(line: _Line, clean: bool) -> None:
+    """Others may have the conversation's process, unless something that was started there is still running."""
+    assert line.process is not None
+    if not clean:
+        line.process.close()
+    line.process = None
+
+
+def _said(line: _Line) -> Message:
+    """The policy's turn, taken apart."""
+    calls: Iterator[tuple[int, ToolCall]] = (
+        (index, call) for index, call in enumerate(line.parsed.calls) if isinstance(call, ToolCall)
+    )
+    return Message(
+        "assistant",
+        line.parsed.content,
+        tool_calls=tuple({"id": line.identity(index), **call.to_dict()} for index, call in calls),
+    )
+
+
+def _row(prompt: Prompt) -> dict[str, Json]:
+    """What an environment gets: all columns, and the prompt as it was read."""
+    asked: Json = prompt.text if prompt.messages is None else [message.to_dict() for message in prompt.messages]
+    return {**prompt.columns, "prompt": asked}

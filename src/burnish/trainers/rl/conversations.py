@@ -1,0 +1,212 @@
+"""From a run file to the partners of its conversations: tools and environments of each domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from burnish.config.domains import DomainSettings
+from burnish.config.names import AUTO_PARSER
+from burnish.config.schema import RlConfig
+from burnish.config.schema_conversation import ConversationConfig
+from burnish.data.chat import uses_template
+from burnish.data.observations import ObservationFormat, Observer
+from burnish.data.openings import OpeningEncoder
+from burnish.data.prompts import PromptSet
+from burnish.data.template import ChatFormat, Template
+from burnish.environments.host import ConversationHost, Wanted
+from burnish.errors import ConfigError
+from burnish.models.loading import LoadedModel
+from burnish.observability.console import say
+from burnish.rollouts.conversation import ConversingEngine, Talk
+from burnish.rollouts.engine import RolloutEngine
+from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
+from burnish.tools.checking import function_of
+from burnish.tools.parsers.protocol import Schemas, ToolParser
+from burnish.tools.parsers.registry import find_parser, recognise
+from burnish.trainers.rl.agents import Agents, open_agents
+from burnish.trainers.rl.feeds import with_template
+from burnish.trainers.rl.served_tools import open_served_tools
+from burnish.types import Json, Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """How the domains of a run converse: those that do, by name. As prompts are loaded, `talks` fills up with those
+    that hold conversations, and `single` with the ids of the others."""
+
+    by_domain: Mapping[str, Talk] = field(default_factory=dict)
+    schemas: Mapping[str, Schemas] = field(default_factory=dict)
+    talks: dict[str, tuple[Talk, Prompt]] = field(default_factory=dict)
+    single: set[str] = field(default_factory=set)
+    tokenizer: PreTrainedTokenizerBase | None = None
+    agents: Agents = field(default_factory=Agents)
+
+    def offered(self, domain: str) -> tuple[Mapping[str, Json], ...]:
+        """Schemas of the tools that the prompts of a domain offer, besides those of their rows."""
+        return tuple(self.schemas.get(domain, ()))
+
+    def add(self, domain: str, prompts: PromptSet, chat: ChatFormat) -> None:
+        """Let these prompts begin conversations, if their domain holds them. ConfigError if they cannot."""
+        self.agents.add(domain, prompts)
+        for prompt in prompts.prompts if self.by_domain else ():
+            held = domain in self.by_domain
+            if held and not uses_template(prompt, chat):
+                raise ConfigError(
+                    f"prompt {prompt.id} is plain text, but a conversation needs a chat template",
+                    remedy="set data.chat: always",
+                )
+            if self._is_another(prompt, held):
+                raise ConfigError(
+                    f"two prompts have the id {prompt.id!r}, so a conversation could not tell its environment which",
+                    remedy="rename one of the data sets (ids begin with the name of the file), or set columns.id",
+                )
+            if held:
+                self.talks[prompt.id] = (self.by_domain[domain], prompt)
+            else:
+                self.single.add(prompt.id)
+
+    def _is_another(self, prompt: Prompt, held: bool) -> bool:
+        """Whether the id belongs to another prompt, and one of the two holds conversations: engines know ids alone."""
+        known = self.talks.get(prompt.id)
+        if held:
+            return prompt.id in self.single or (known is not None and known[1] != prompt)
+        return known is not None
+
+    def around(self, engine: RolloutEngine, context_length: int) -> RolloutEngine:
+        """The engine, holding the conversations of the run."""
+        conversing = engine
+        if self.by_domain:
+            assert self.tokenizer is not None
+            decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+            conversing = ConversingEngine(engine, self.talks, context_length=context_length, decode=decode)
+        return self.agents.around(engine, conversing, context_length)
+
+
+@contextmanager
+def open_conversations(
+    config: RlConfig, settings: Sequence[DomainSettings], loaded: LoadedModel, console: Console
+) -> Iterator[Conversations]:
+    """Start what the domains converse with; it is ended at the end. ConfigError or DataError if it cannot be used with
+    the model's chat template."""
+    talks: dict[str, Talk] = {}
+    schemas: dict[str, Schemas] = {}
+    with ExitStack() as stack:
+        agents = stack.enter_context(open_agents(config, settings, loaded, console))
+        for domain in settings:
+            if domain.conversation is None or domain.name in agents.by_domain:
+                continue
+            partner, lines = open_partner(config, domain, loaded, stack)
+            say(console, lines)
+            schemas[domain.name] = partner.schemas
+            talks[domain.name] = talk_with(partner, domain)
+        yield Conversations(talks, schemas, tokenizer=loaded.tokenizer, agents=agents)
+
+
+def talk_with(partner: ToolsAndEnvironment, domain: DomainSettings) -> Talk:
+    """How a domain that holds conversations does so."""
+    conversation = domain.conversation
+    assert conversation is not None
+    return Talk(
+        partner,
+        turns=conversation.max_turns,
+        turn_tokens=conversation.max_turn_tokens,
+        in_rounds=conversation.in_rounds,
+        open=conversation.max_open,
+    )
+
+
+def open_partner(
+    config: RlConfig, domain: DomainSettings, loaded: LoadedModel, stack: ExitStack
+) -> tuple[ToolsAndEnvironment, Sequence[str]]:
+    """What a domain that holds conversations converses with, and lines for the user. `stack` ends it. Raises like
+    `open_conversations`."""
+    conversation, where = domain.conversation, domain.conversation_section
+    assert conversation is not None
+    host = None
+    if conversation.own_tools or conversation.environment is not None:
+        host = ConversationHost(_wanted(conversation, where))
+        stack.callback(host.close)
+    served = open_served_tools(conversation, config.sandbox, where, stack)
+    schemas = (*(() if host is None else host.schemas), *(schema for tools in served for schema in tools.schemas))
+    tokenizer, chat = (
+        with_template(loaded.tokenizer, domain.chat_template),
+        ChatFormat("always", domain.template_options),
+    )
+    parser, name = _parser(conversation, where, tokenizer, chat, schemas)
+    stop = frozenset((*loaded.eos_token_ids, *config.rollout.stop_token_ids))
+    observations = ObservationFormat(Template(tokenizer, chat.options, schemas), stop)
+    answers_text = host is not None and host.answers_text
+    observers: list[Observer] = [*(("tool",) if schemas else ()), *(("user",) if answers_text else ())]
+    observations.check_history(observers, where=where)
+    partner = ToolsAndEnvironment(
+        host,
+        served,
+        parser,
+        observations,
+        OpeningEncoder(tokenizer, chat).encode,
+        PartnerLimits(
+            open_seconds=conversation.open_timeout_seconds,
+            call_seconds=conversation.call_timeout_seconds,
+            result_characters=conversation.max_result_characters,
+            prompt_tokens=domain.max_prompt_tokens,
+            same_start=conversation.same_start,
+        ),
+        where=where,
+    )
+    return partner, _lines(conversation, where, schemas, name)
+
+
+def _wanted(conversation: ConversationConfig, where: str) -> Wanted:
+    return Wanted(
+        tools=conversation.own_tools,
+        environment=conversation.environment,
+        options=conversation.environment_options,
+        where=where,
+        variables=conversation.variables,
+        start_seconds=conversation.start_timeout_seconds,
+    )
+
+
+def _parser(
+    conversation: ConversationConfig,
+    where: str,
+    tokenizer: PreTrainedTokenizerBase,
+    chat: ChatFormat,
+    schemas: Schemas,
+) -> tuple[ToolParser | None, str]:
+    """Who reads calls, and its name; nobody where there are no tools."""
+    if not schemas:
+        return None, ""
+    name = conversation.parser
+    if name == AUTO_PARSER:
+
+        def render(turns: Sequence[Mapping[str, Json]], offered: Schemas) -> str:
+            messages = [Message.from_dict(turn) for turn in turns]
+            template = Template(tokenizer, chat.options, tuple(offered))
+            return template.render(messages, where=where, add_generation_prompt=False)
+
+        name = recognise(render)
+    return find_parser(name), name
+
+
+def _lines(conversation: ConversationConfig, where: str, schemas: Schemas, parser: str) -> list[str]:
+    """What the user is told."""
+    names = ", ".join(str(function_of(schema)["name"]) for schema in schemas)
+    partner = [] if conversation.environment is None else [f"environment {conversation.environment}"]
+    tools = [f"tools {names} (calls are read as {parser})"] if names else []
+    lines = [f"{where}: {', '.join((*partner, *tools))}; at most {conversation.max_turns} turns"]
+    if not conversation.in_rounds:
+        lines.append(
+            f"{where}: whoever has an answer goes on, so log-probabilities may differ in rounding from run to run "
+            f"({where}.in_rounds: true makes them equal)"
+        )
+    return lines

@@ -1,0 +1,126 @@
+"""Tiny models learn to use a tool, to play a game and to ask Python, as the examples' own files say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from burnish.config.loading import load_run_file
+from burnish.errors import SandboxError
+from burnish.sandbox.trial import strongest
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.sft import train_sft
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+Train = Callable[[str], list[dict[str, float]]]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """So small a model is slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trainer_of(example: str, folder: Path) -> Train:
+    """Run one of the example's files as it stands, and return its rows of metrics; only its folders are others."""
+    spec = importlib.util.spec_from_file_location(f"{example}_prepare", EXAMPLES / example / "prepare.py")
+    assert spec is not None
+    assert spec.loader is not None
+    prepare: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(prepare)
+    task = folder / "task"
+    prepare.write_model(task / "model")
+    prepare.write_data(task)
+
+    def train(name: str) -> list[dict[str, float]]:
+        file, given = EXAMPLES / example / f"{name}.yaml", [f"output={folder / name}", "logging.sinks=[]"]
+        if name == "sft":
+            given += [f"model.path={task / 'model'}", f"data.train={task / 'demonstrations.jsonl'}"]
+            train_sft(load_run_file(file, given, kind="sft").sft, console=Console(quiet=True))
+        else:
+            given += [f"data.train={task / 'train.jsonl'}", f"data.eval={task / 'heldout.jsonl'}"]
+            train_rl(load_run_file(file, [*given, f"model.path={folder / 'sft'}"]).rl, console=Console(quiet=True))
+        return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+
+    train("sft")
+    return train
+
+
+@pytest.fixture
+def calculator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Train:
+    monkeypatch.chdir(EXAMPLES.parent)  # run files name their code from the repository's root
+    return trainer_of("calculator", tmp_path)
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Train:
+    monkeypatch.chdir(EXAMPLES.parent)
+    return trainer_of("guess_the_number", tmp_path)
+
+
+@pytest.fixture
+def python_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Train:
+    try:
+        strongest(processes=1).close()
+    except SandboxError as error:
+        pytest.skip(f"no sandbox holds here: {error}")
+    monkeypatch.chdir(EXAMPLES.parent)
+    return trainer_of("python_tool", tmp_path)
+
+
+def held_out(rows: list[dict[str, float]]) -> list[float]:
+    return [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
+
+
+@pytest.mark.slow
+def test_a_calculator_is_asked_for_the_right_product(calculator: Train) -> None:
+    rows = calculator("rl")
+    print(held_out(rows))
+    assert held_out(rows)[0] <= 0.5
+    assert held_out(rows)[-1] >= 0.95
+    assert rows[-1]["eval/conversation/called_fraction"] >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.matrix  # run by hand (make test-matrix)
+def test_without_the_calculator_and_with_advantages_that_say_nothing_it_is_not_learned(calculator: Train) -> None:
+    without, shuffled = held_out(calculator("without")), held_out(calculator("shuffled"))
+    print(without, shuffled)
+    assert without[-1] < 0.3
+    assert shuffled[-1] < shuffled[0] + 0.1
+
+
+@pytest.mark.slow
+def test_a_number_is_found_in_five_guesses(game: Train) -> None:
+    rows = held_out(game("rl"))
+    print(rows)
+    assert rows[0] <= 0.55
+    assert rows[-1] >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_without_hints_a_number_is_found_by_luck_alone(game: Train) -> None:
+    """Five of sixteen numbers, give or take what 300 games happen to ask."""
+    rows = held_out(game("blind"))
+    print(rows)
+    assert rows[-1] <= 0.35
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_python_is_asked_what_was_meant(python_tool: Train) -> None:
+    rows = held_out(python_tool("rl"))
+    print(rows)
+    assert rows[0] <= 0.5
+    assert rows[-1] >= 0.9

@@ -1,0 +1,308 @@
+"""Runs whose responses are conversations: the same numbers however they are held, and no fault ends a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.config.schema import RlConfig
+from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.rl.run import evaluate_run
+from burnish.trainers.telemetry.journal import Journal
+
+QUIET = Console(quiet=True)
+
+TEMPLATE = """
+{%- for tool in tools or [] -%}{{ tool.function.name }}?{%- endfor -%}
+{%- for message in messages -%}
+{%- if message.role == "assistant" -%}{{ message.content }}
+{%- if message.tool_calls -%}
+[{%- for call in message.tool_calls -%}{{ call.function.name }}(
+{%- for name, value in call.function.arguments.items() -%}{{ name }}={{ value | tojson }}
+{%- if not loop.last %}, {% endif -%}{%- endfor -%})
+{%- if not loop.last %}, {% endif -%}{%- endfor -%}]
+{%- endif -%}$
+{%- else -%}>{{ message.content }}<
+{%- endif -%}
+{%- endfor -%}
+"""
+
+PARTNERS = '''
+import os
+
+from burnish.tools.calls import MalformedCall, Parsed, ToolCall
+
+
+def brief(response: str) -> float:
+    return 1.0 / (1.0 + len(response))
+
+
+class Eager:
+    """A parser for a model that has learned nothing: longer turns are taken for one or two calls."""
+
+    def parse(self, text, tools=()):
+        size = len(text)
+        if size < 3:
+            return Parsed(text)
+        calls = [ToolCall("calculator", {"expression": f"{size} * {ord(text[0])}"})]
+        if size % 3 == 0:
+            calls.append(ToolCall("calculator", {"expression": text[:5]}))
+        if size % 7 == 0:
+            calls.append(MalformedCall(text, "it is not a call"))
+        return Parsed("", tuple(calls))
+
+
+class Echo:
+    """A game: says how long a turn was, pays for short ones, and dies, fails or hangs where it is told to."""
+
+    def __init__(self, dies_every=0, how="die"):
+        self.dies_every, self.how = dies_every, how
+
+    def reset(self, seed, **row):
+        self.bad = self.dies_every and seed % self.dies_every == 0
+        self.turns = 0
+        if self.bad and self.how == "at once":
+            raise ValueError("no")
+        return f" {seed % 100}"
+
+    def step(self, action):
+        self.turns += 1
+        if self.bad:
+            if self.how == "die":
+                os._exit(1)
+            raise ValueError("no")
+        return f"{len(action)}", 1.0 / (1 + len(action)), self.turns == 4, False, {}
+'''
+
+
+@pytest.fixture(scope="session")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of single characters, whose turns have about six of them."""
+    folder = tmp_path_factory.mktemp("talking-model")
+    alphabet = [c for c in string.digits + "+-*/=()[]<>?,.: " + string.ascii_lowercase + '"']
+    tokenizer = character_tokenizer(alphabet, eos="$", pad="_", unk="~", context_length=128, chat_template=TEMPLATE)
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = tiny_llama(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2,
+        context_length=128, seed=1, **special,
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(
+    tiny_run: Callable[..., RlConfig], talking_model: Path, tiny_task: Path, tmp_path: Path
+) -> Callable[..., RlConfig]:
+    """The configuration of a run in `tmp_path/NAME`, whose responses are conversations with `partner`."""
+    (tmp_path / "partners.py").write_text(PARTNERS)
+    partners = {
+        "calculator": {"tools": "calculator", "parser": f"{tmp_path / 'partners.py'}:Eager"},
+        "echo": {"environment": f"{tmp_path / 'partners.py'}:Echo"},
+    }
+
+    def build(name: str, partner: str = "calculator", conversation: Any = (), **fields: Any) -> RlConfig:
+        asked = {
+            "model": str(talking_model),
+            "data": {
+                "train": str(tiny_task / "train.jsonl"),
+                "eval": str(tiny_task / "eval.jsonl"),
+                "chat": "always",
+            },
+            "conversation": {
+                **partners[partner],
+                "max_turns": 3,
+                "in_rounds": True,
+                "call_timeout_seconds": 20,
+                **dict(conversation),
+            }
+            if conversation is not None
+            else None,
+            "rewards": [{"name": f"{tmp_path / 'partners.py'}:brief"}],
+            "steps": 4,
+            "rollout": {
+                "prompts_per_step": 3, "group_size": 4, "max_prompt_tokens": 32, "max_response_tokens": 60,
+                "stop_token_ids": list(range(6, 14)),
+            },
+            "evaluation": {"every_steps": 2, "max_prompts": 4},
+            "checkpoint": {"every_steps": 2},
+        }  # fmt: skip
+        return tiny_run(f"output={tmp_path}/{name}", **{**asked, **fields})
+
+    return build
+
+
+def rows(folder: Path | str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def rollouts(folder: Path | str) -> list[dict[str, Any]]:
+    files = sorted((Path(folder) / "rollouts").glob("step-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def train(config: RlConfig) -> Path:
+    train_rl(config, console=QUIET)
+    return Path(config.output)
+
+
+def test_a_run_with_a_calculator(run: Callable[..., RlConfig]) -> None:
+    folder = train(run("run"))
+    found = [row for row in rows(folder) if row["step"] > 0]
+    assert len(found) == 4
+    for row in found:
+        assert row["tool/calls"] > 0
+        assert row["conversation/turns_mean"] > 1
+        assert 0 < row["conversation/called_fraction"] <= 1
+        assert row["conversation/failed_fraction"] == 0
+        assert row["rollout/logprob_diff_max"] < 1e-3
+    assert sum(row["tool/malformed_fraction"] for row in found) > 0
+    assert "eval/conversation/turns_mean" in found[-1]
+    lines = rollouts(folder)
+    for line in lines:
+        tokens, logprobs = line["response_tokens"], line["rollout_logprobs"]
+        assert len(tokens) == len(logprobs) <= 60
+        assert [turn["author"] for turn in line["turns"]][::2] == ["policy"] * ((len(line["turns"]) + 1) // 2)
+        for turn in line["turns"]:
+            part = logprobs[turn["start"] : turn["stop"]]
+            assert all(number == 0.0 for number in part) == (turn["author"] == "tool")
+            if turn["author"] == "tool" and line["kept"]:
+                assert len(line["token_advantages"]) == len(tokens)
+    assert {line["finish_reason"] for line in lines} <= {"stop", "length", "turns"}
+    assert any(len(line["turns"]) == 5 for line in lines)
+
+
+@pytest.mark.parametrize("partner", ["calculator", "echo"])
+def test_in_rounds_two_runs_are_the_same(
+    run: Callable[..., RlConfig], trace: Callable[[Path], Any], partner: str
+) -> None:
+    first, second = train(run("first", partner)), train(run("second", partner))
+    assert trace(first) == trace(second)
+
+
+def test_without_rounds_the_tokens_are_the_same(run: Callable[..., RlConfig]) -> None:
+    """Whoever has an answer goes on; its noise does not depend on who else does."""
+    folders = [train(run(name, "echo", {"in_rounds": name == "rounds"}, steps=1)) for name in ("rounds", "free")]
+    first, second = ([(line["response_tokens"], line["turns"]) for line in rollouts(folder)] for folder in folders)
+    assert first == second
+
+
+def test_a_resumed_run_is_the_same(
+    run: Callable[..., RlConfig],
+    trace: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = trace(train(run("whole", "echo")))
+    write = Journal.write
+
+    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        write(journal, step, row)
+
+    monkeypatch.setattr(Journal, "write", interrupted)
+    halves = train(run("halves", "echo"))
+    monkeypatch.undo()
+    assert rows(halves)[-1]["step"] == 2
+    assert trace(train(run("halves", "echo"))) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partner", ["calculator", "echo"])
+def test_rollout_workers_change_nothing(run: Callable[..., RlConfig], partner: str) -> None:
+    """The tokens are those of one process; metrics of the engine itself differ."""
+    folders = [
+        train(run(f"workers{count}", partner, cluster={"rollout_workers": count, "threads": 1})) for count in (0, 2)
+    ]
+    first, second = ([(line["response_tokens"], line["turns"]) for line in rollouts(folder)] for folder in folders)
+    assert first == second
+
+
+@pytest.mark.slow
+def test_two_trainers_have_the_bits_of_one(run: Callable[..., RlConfig], trace: Callable[[Path], Any]) -> None:
+    lanes = {"lanes": 2, "threads": 1}
+    one, two = (train(run(f"trainers{count}", cluster={**lanes, "trainers": count})) for count in (1, 2))
+    assert trace(one).state == trace(two).state
+    assert trace(one).rollouts == trace(two).rollouts
+
+
+@pytest.mark.parametrize("how", ["die", "raise"])
+def test_an_environment_that_fails_in_every_third_conversation(run: Callable[..., RlConfig], how: str) -> None:
+    conversation = {"environment_options": {"dies_every": 3, "how": how}, "same_start": False}
+    folder = train(run("run", "echo", conversation, algorithm={"preset": "grpo", "dynamic_sampling": False}))
+    found = [row for row in rows(folder) if row["step"] > 0]
+    assert len(found) == 4
+    lines = rollouts(folder)
+    lost = [line for line in lines if line["finish_reason"] == "failed"]
+    assert 0.1 < len(lost) / len(lines) < 0.6
+    assert all(line["reward"] is None and not line["kept"] and line["status"] == "error" for line in lost)
+    why = "its process has ended" if how == "die" else "ValueError: no"
+    assert all(why in line["status_detail"] for line in lost)
+    assert any(line["kept"] for line in lines)
+    for row in found:
+        of_step = [line for line in lines if line["step"] == row["step"]]
+        failed = sum(line["finish_reason"] == "failed" for line in of_step) / len(of_step)
+        assert row["conversation/failed_fraction"] == pytest.approx(failed)
+        assert row["environment/failed_fraction"] == pytest.approx(failed)
+        assert row["environment/opened"] == len(of_step)
+        assert row["reward/failed_fraction"] == 0  # the rewards have done nothing wrong
+
+
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_environment_that_always_fails_does_not_end_the_run(run: Callable[..., RlConfig], staleness: int) -> None:
+    conversation = {"environment_options": {"dies_every": 1, "how": "at once"}}
+    folder = train(run("run", "echo", conversation, max_staleness=staleness, steps=3))
+    found = [row for row in rows(folder) if row["step"] > 0]
+    assert [row["conversation/failed_fraction"] for row in found] == [1.0] * 3
+    assert [row["groups/missing"] for row in found] == [3.0] * 3
+
+
+def test_ppo_with_a_critic(run: Callable[..., RlConfig]) -> None:
+    options = {"environment_options": {"dies_every": 5}, "same_start": False}
+    folder = train(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}))
+    found = [row for row in rows(folder) if row["step"] > 0]
+    assert len(found) == 4
+    assert all("critic/explained_variance" in row for row in found)
+
+
+def test_evaluation_of_the_same_run_file(run: Callable[..., RlConfig]) -> None:
+    config = run("run", "echo", {"environment_options": {"dies_every": 3}})
+    report = evaluate_run(config, console=QUIET)
+    again = evaluate_run(config, console=QUIET)
+    timeless = [{k: v for k, v in one.metrics.items() if not k.startswith("time/")} for one in (report, again)]
+    assert timeless[0] == timeless[1]
+    assert report.metrics["eval/conversation/turns_mean"] >= 1
+    assert report.metrics["eval/failed_fraction"] == report.metrics["eval/conversation/failed_fraction"]
+
+
+def test_domains_with_and_without_conversations(run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path) -> None:
+    def files(name: str) -> dict[str, Any]:
+        """Of their own names, from which prompts get their ids."""
+        for part in ("train", "eval"):
+            (tmp_path / f"{name}-{part}.jsonl").write_text((tiny_task / f"{part}.jsonl").read_text())
+        return {"share": 0.5, **{part: str(tmp_path / f"{name}-{part}.jsonl") for part in ("train", "eval")}}
+
+    conversation = run("one", "echo").conversation
+    assert conversation is not None
+    talk = conversation.model_dump(exclude_unset=True)
+    config = run(
+        "two",
+        conversation=None,
+        data={"chat": "always"},
+        domains={"game": {**files("game"), "conversation": talk}, "plain": files("plain")},
+        rollout={"prompts_per_step": 4, "group_size": 2, "max_prompt_tokens": 32, "max_response_tokens": 60},
+        steps=2,
+    )
+    lines = rollouts(train(config))
+    assert {line["domain"] for line in lines} == {"game", "plain"}
+    assert all(bool(line.get("turns")) == (line["domain"] == "game") for line in lines)

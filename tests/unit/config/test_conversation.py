@@ -1,0 +1,128 @@
+"""The section `conversation` of a run file: its short forms, and every contradiction with its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError
+
+RUN: dict[str, Any] = {"model": "m", "data": {"train": "a"}, "rewards": "math"}
+TALK = {"tools": "calculator"}
+
+
+def load(conversation: Any, **fields: Any) -> RlConfig:
+    config: RlConfig = load_run_data({**RUN, "conversation": conversation, **fields}, [], "rl").rl
+    return config
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("calculator", [("calculator", {})]),
+        (["calculator", "a.py:look_up"], [("calculator", {}), ("a.py:look_up", {})]),
+        ({"python": {"state": "kept"}}, [("python", {"state": "kept"})]),
+        ([{"python": None}], [("python", {})]),
+        ({"name": "python", "options": {"a": 1}}, [("python", {"a": 1})]),
+    ],
+)
+def test_tools_may_be_written_briefly(written: Any, read: list[tuple[str, dict[str, Any]]]) -> None:
+    conversation = load({"tools": written}).conversation
+    assert conversation is not None
+    assert [(tool.name, tool.options) for tool in conversation.tools] == read
+
+
+def test_tools_that_others_serve_do_not_run_in_a_conversations_process() -> None:
+    conversation = load({"tools": ["calculator", "python", "a.py:look_up", {"mcp": {"command": "x"}}]}).conversation
+    assert conversation is not None
+    assert conversation.own_tools == ("calculator", "a.py:look_up")
+
+
+DOMAINS = {"game": {"train": "b", "share": 0.5}, "plain": {"train": "c", "share": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("conversation", "fields", "why"),
+    [
+        ({}, {}, "conversation has no tools, no environment and no agent"),
+        ({**TALK, "environment_options": {"a": 1}}, {}, "conversation.environment is not"),
+        ({"tools": {"name": "calculator", "options": {"a": 1}}}, {}, "calculator is a function, which has no options"),
+        ({"tools": ["calculator", "calculator"]}, {}, "'calculator' is there twice"),
+        (
+            {**TALK, "max_turn_tokens": 65},
+            {"rollout": {"max_response_tokens": 64}},
+            "is 65, but all turns together may have 64",
+        ),
+        (TALK, {"data": {"train": "a", "chat": "never"}}, "is never, but conversation needs a chat template"),
+        (
+            TALK,
+            {"rewards": "environment"},
+            "but no environment or agent pays for the prompts",
+        ),
+        (
+            None,
+            {"rewards": "environment"},
+            "but no environment or agent pays for the prompts",
+        ),
+        (TALK, {"partial": True, "max_staleness": 1, "cluster": {"rollout_workers": 1}}, "a turn of a conversation"),
+        (TALK, {"rollout": {"ignore_eos": True}}, "so no turn of a conversation would end"),
+        (TALK, {"scoring": {"truncate_token": "."}}, "which the turns of a conversation cannot be"),
+        ({**TALK, "max_turns": 0}, {}, "max_turns"),
+        ({**TALK, "max_open": 0}, {}, "max_open"),
+        ({**TALK, "max_turn_tokens": 0}, {}, "max_turn_tokens"),
+        ({**TALK, "max_result_characters": 63}, {}, "max_result_characters"),
+        ({**TALK, "call_timeout_seconds": 0}, {}, "call_timeout_seconds"),
+        ({**TALK, "variables": "a b"}, {}, "variables"),
+        ({**TALK, "turns": 3}, {}, "turns"),
+        (
+            None,
+            {"domains": {**DOMAINS, "game": {**DOMAINS["game"], "conversation": {}}}, "data": {}},
+            "domains.game.conversation has no tools, no environment and no agent",
+        ),
+        (
+            None,
+            {
+                "domains": {
+                    **DOMAINS,
+                    "game": {
+                        **DOMAINS["game"],
+                        "conversation": {**TALK, "max_turn_tokens": 9},
+                        "max_response_tokens": 8,
+                    },
+                },
+                "data": {},
+            },
+            "is 9, but all turns together may have 8",
+        ),
+        (
+            None,
+            {
+                "domains": {**DOMAINS, "game": {**DOMAINS["game"], "conversation": {"environment": "a.py:B"}}},
+                "rewards": [{"name": "environment"}],
+                "data": {},
+            },
+            "no environment or agent pays for the prompts of the domain plain",
+        ),
+    ],
+)
+def test_contradictions_are_refused(conversation: Any, fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(conversation, **fields)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("conversation", "fields"),
+    [
+        (TALK, {}),
+        ({"environment": "a.py:B", "environment_options": {"a": 1}}, {"rewards": "environment"}),
+        ({"tools": [{"mcp": {"command": "a"}}, {"mcp": {"command": "b"}}]}, {}),
+        ({**TALK, "max_turn_tokens": 64}, {"rollout": {"max_response_tokens": 64}}),
+        (TALK, {"data": {"train": "a", "chat": "always"}}),
+    ],
+)
+def test_what_goes_together_is_taken(conversation: Any, fields: dict[str, Any]) -> None:
+    assert load(conversation, **fields).conversation is not None

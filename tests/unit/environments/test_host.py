@@ -1,0 +1,269 @@
+"""Processes of conversations: lent, used again, ended; and nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.environments import host as host_module
+from burnish.environments.host import ConversationHost, ConversationProcess, Wanted
+from burnish.errors import ConfigError, RolloutError
+
+TOOLS = '''
+import os, time
+def pid() -> int:
+    """Who."""
+    return os.getpid()
+def secret() -> str:
+    """What."""
+    return os.environ.get("BURNISH_SECRET", "nothing") + " " + os.environ.get("BURNISH_OTHER", "nothing")
+'''
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., ConversationHost]]:
+    made: list[ConversationHost] = []
+
+    def start(text: str = TOOLS, *, names: tuple[str, ...] = ("pid",), **more: Any) -> ConversationHost:
+        (tmp_path / "tools.py").write_text(text)
+        made.append(ConversationHost(Wanted(tools=[f"{tmp_path / 'tools.py'}:{name}" for name in names], **more)))
+        return made[-1]
+
+    yield start
+    for host in made:
+        host.close()
+
+
+def ask(process: ConversationProcess, tool: str = "pid", **arguments: Any) -> str:
+    process.send({"do": "calls", "calls": [[0, tool, arguments]], "limit": 1000, "seed": 0})
+    found: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 20
+    while len(found) < 2:
+        assert not process.gone
+        assert time.monotonic() < deadline
+        select.select([process], [], [], 1)
+        found += process.receive()
+    assert found[1]["called"] is True
+    return str(found[0]["text"])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.01)
+
+
+def test_processes_are_used_again(make: Callable[..., ConversationHost]) -> None:
+    host = make()
+    first, second = host.lease(), host.lease()
+    pids = {ask(first), ask(second)}
+    assert len(pids) == 2
+    host.give_back(first)
+    host.give_back(second)
+    again = [host.lease(), host.lease()]
+    assert {ask(process) for process in again} == pids
+    third = host.lease()
+    assert ask(third) not in pids
+    for process in (*again, third):
+        process.close()
+        process.close()
+
+
+def test_a_process_that_has_ended_is_not_lent(make: Callable[..., ConversationHost]) -> None:
+    host = make()
+    process = host.lease()
+    pid = int(ask(process))
+    host.give_back(process)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: process.has_said_anything())
+    other = host.lease()
+    assert int(ask(other)) != pid
+    other.close()
+    assert process.fileno() == -1
+
+
+def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    host = make()
+    held = [host.lease() for _ in range(5)]
+    pids = [int(ask(process)) for process in held]
+    for process in held[:3]:
+        host.give_back(process)
+    parent = host.pid
+    for process in held[3:]:
+        process.close()
+    host.close()
+    host.close()
+    assert not is_alive(parent)
+    assert not any(map(is_alive, pids))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+TRAINER = """
+import os, sys, time
+from burnish.environments.host import ConversationHost, Wanted
+host = ConversationHost(Wanted(tools=[sys.argv[1] + ":pid"]))
+sys.path.insert(0, sys.argv[2])
+from test_host import ask
+pids = [host.pid] + [int(ask(host.lease())) for _ in range(3)]
+held = [host.lease() for _ in range(2)]
+pids += [int(ask(one)) for one in held]
+if sys.argv[3] == "forked" and os.fork() == 0:
+    os.setsid()
+    time.sleep(60)
+    os._exit(0)
+print(*pids, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", pytest.param("forked", marks=pytest.mark.slow)])
+def test_nothing_outlives_a_training_process_that_is_killed(tmp_path: Path, how: str) -> None:
+    """Also if something that it has forked keeps the descriptors open: then it takes a few seconds."""
+    (tmp_path / "tools.py").write_text(TOOLS)
+    words = [sys.executable, "-c", TRAINER, str(tmp_path / "tools.py"), str(Path(__file__).parent), how]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
+        assert trainer.stdout is not None
+        pids = [int(word) for word in trainer.stdout.readline().split()]
+        assert len(pids) == 6
+        assert all(map(is_alive, pids[4:]))
+        trainer.kill()
+        wait_until(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "why"),
+    [
+        ("def pid(:", {}, "its file fails: SyntaxError"),
+        ("raise RuntimeError('no key')", {}, "RuntimeError: no key"),
+        ("import sys; sys.exit(3)", {}, "SystemExit: 3"),
+        ("pid = 3", {}, "not a function but a int"),
+        (TOOLS, {"names": ("pit",)}, "has no pit"),
+        (TOOLS, {"names": ("pid", "pid")}, "two tools that are called 'pid'"),
+        (TOOLS, {"variables": ("BURNISH_NOT_SET",)}, "conversation.variables names BURNISH_NOT_SET, which is not set"),
+        (TOOLS, {"environment": "nothing"}, "conversation.environment is 'nothing', which names no class"),
+        (TOOLS, {"options": {"a": object()}}, "conversation.environment_options cannot be passed on"),
+        ("import time; time.sleep(60)", {"start_seconds": 0.5}, "were not imported within 0.5 s"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(
+    make: Callable[..., ConversationHost], text: str, wanted: dict[str, Any], why: str
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=why) as caught:
+        make(text, **wanted)
+    assert caught.value.remedy
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+def test_a_parent_that_ends_while_it_imports_is_named(make: Callable[..., ConversationHost]) -> None:
+    with pytest.raises(RolloutError, match=r"starts conversations \(conversation\) has ended \(exit status 4\)"):
+        make("import os; os._exit(4)")
+
+
+def test_two_tools_of_one_name(make: Callable[..., ConversationHost], tmp_path: Path) -> None:
+    text = TOOLS + '\nclass Desk:\n    def reset(self): ...\n    def pid(self) -> str:\n        """Who."""\n'
+    with pytest.raises(ConfigError, match=r"two tools that are called 'pid', one of them the environment's"):
+        make(text, environment=f"{tmp_path / 'tools.py'}:Desk")
+
+
+def test_only_named_variables_are_passed_on(
+    make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BURNISH_SECRET", "key")
+    monkeypatch.setenv("BURNISH_OTHER", "key")
+    host = make(names=("secret",), variables=("BURNISH_SECRET",))
+    process = host.lease()
+    assert ask(process, "secret") == "key nothing"
+    process.close()
+
+
+def test_options_are_not_on_the_command_line(make: Callable[..., ConversationHost], tmp_path: Path) -> None:
+    text = "class Desk:\n    def __init__(self, key): ...\n    def reset(self): ...\n"
+    host = make(text, names=(), environment=f"{tmp_path / 'tools.py'}:Desk", options={"key": "hush"})
+    assert b"hush" not in Path(f"/proc/{host.pid}/cmdline").read_bytes()
+
+
+def test_a_process_that_does_not_read_keeps_nobody_waiting(make: Callable[..., ConversationHost]) -> None:
+    host = make()
+    process = host.lease()
+    pid = int(ask(process))
+    os.kill(pid, signal.SIGSTOP)
+    process.send({"do": "open", "row": {"text": "x" * 3_000_000}, "seed": 0})
+    assert process.has_unsent
+    os.kill(pid, signal.SIGCONT)
+    while process.has_unsent:
+        select.select([], [process], [], 20)
+        process.flush()
+    assert select.select([process], [], [], 20)[0]
+    assert list(process.receive()) == [{"opening": None}]
+    process.close()
+
+
+def test_the_parent_is_started_again_and_not_for_ever(
+    make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make()
+    monkeypatch.setattr(host_module, "_MOST_SHORT_LIVES", 2)
+    pids = {host.pid}
+    for _ in range(2):
+        process = host.lease()
+        host.give_back(process)
+        os.kill(host.pid, signal.SIGKILL)
+        wait_until(process.has_said_anything)
+        other = host.lease()
+        assert int(ask(other)) > 0
+        pids.add(host.pid)
+        other.close()
+    assert len(pids) == 3
+    assert host.take_restarts() == 2
+    assert host.take_restarts() == 0
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(RolloutError, match=r"has ended \(killed by SIGKILL\), 3 times in a row"):
+        wait_until(lambda: host.lease().close() is not None)
+
+
+def test_a_parent_that_lived_long_may_be_started_again(
+    make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "_MOST_SHORT_LIVES", 0)
+    monkeypatch.setattr(host_module, "_SHORT_LIFE_SECONDS", 0.0)
+    host = make()
+    os.kill(host.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(host.pid))
+    process = host.lease()
+    assert int(ask(process)) > 0
+    process.close()
+
+
+def test_without_room_for_a_process_its_conversation_ends(make: Callable[..., ConversationHost]) -> None:
+    """The parent goes on: the next one may have room."""
+    text = "import os\nfork, count = os.fork, iter(range(100))\n"
+    text += "os.fork = lambda: fork() if next(count) else (_ for _ in ()).throw(OSError(11, 'no room'))\n" + TOOLS
+    host = make(text)
+    first = host.lease()
+    assert select.select([first], [], [], 20)[0]
+    assert list(first.receive()) == []
+    assert first.gone
+    second = host.lease()
+    assert int(ask(second)) > 0
+    assert host.take_restarts() == 0
+    first.close()
+    second.close()

@@ -1,0 +1,353 @@
+"""Servers of OpenEnv: a small one that speaks its protocol, and the package's own where it is installed."""
+
+from __future__ import annotations
+
+import http
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.environments.loading import find_environment
+from burnish.environments.protocol import Step
+from burnish.errors import ConfigError, EnvironmentFailedError
+from burnish.types import Json
+
+TEXT = {"properties": {"guess": {"type": "string"}}, "required": ["guess"]}
+NUMBER = {"properties": {"guess": {"type": "integer"}, "loud": {"type": "boolean"}}, "required": ["guess"]}
+CALL = {"properties": {"tool_name": {"type": "string"}, "arguments": {"type": "object"}}, "required": ["tool_name"]}
+TOOLS = [{"name": "add", "description": "Add.", "input_schema": {"properties": {"amount": {"type": "integer"}}}}]
+
+
+class FakeServer:
+    """Guess a number, in OpenEnv's protocol: `/schema` over HTTP, messages over `/ws`.
+
+    tools: what its MCP server lists, None if it has none. answers: instead of its own, by the type of the message.
+    """
+
+    def __init__(self, action: dict[str, Any], *, tools: list[Any] | None = None, capacity: int = 8) -> None:
+        pytest.importorskip("websockets", reason="needs websockets")
+        from websockets.sync.server import serve
+
+        self.action, self.tools, self.capacity = action, tools, capacity
+        self.answers: dict[str, Callable[[Any], Any]] = {}
+        self.resets: list[Any] = []
+        self.sessions: set[Any] = set()
+        self._server = serve(self._talk, "127.0.0.1", 0, process_request=self._request)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        for session in list(self.sessions):
+            session.close()
+
+    def _request(self, connection: Any, request: Any) -> Any:
+        if request.path == "/ws":
+            return None
+        if request.path == "/schema":
+            return connection.respond(http.HTTPStatus.OK, json.dumps({"action": self.action}))
+        return connection.respond(http.HTTPStatus.NOT_FOUND, "nothing")
+
+    def _talk(self, connection: Any) -> None:
+        if len(self.sessions) >= self.capacity:
+            error = {"message": "all taken", "code": "CAPACITY_REACHED"}
+            connection.send(json.dumps({"type": "error", "data": error}))
+            return
+        self.sessions.add(connection)
+        state = {"number": 7, "total": 0}
+        try:
+            for raw in connection:
+                message = json.loads(raw)
+                if message["type"] == "close":
+                    return
+                answer = self.answers.get(message["type"], lambda message: self._answer(message, state))(message)
+                connection.send(answer if isinstance(answer, str) else json.dumps(answer))
+        finally:
+            self.sessions.discard(connection)
+
+    def _answer(self, message: Any, state: dict[str, int]) -> Any:
+        data = message["data"]
+        if message["type"] == "reset":
+            self.resets.append(data)
+            state["number"] = data.get("number", 7)
+            return observed({"message": "Guess."})
+        if message["type"] == "mcp":
+            return {"type": "mcp", "data": self._mcp(data, state)}
+        if data.get("type") == "call_tool":
+            return self._call(data, state)
+        try:
+            guess = int(data["guess"])
+        except (KeyError, ValueError):
+            errors = [{"loc": ["guess"], "msg": "not a number"}]
+            return {
+                "type": "error",
+                "data": {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors},
+            }
+        found = guess == state["number"]
+        return observed({"message": "correct" if found else "wrong"}, reward=1.0 if found else 0.0, done=found)
+
+    def _mcp(self, request: Any, state: dict[str, int]) -> Any:
+        if self.tools is None:
+            return {"error": {"code": -32603, "message": "Environment does not support MCP"}}
+        if request["method"] == "tools/list":
+            return {"result": {"tools": self.tools}}
+        state["total"] += request["params"]["arguments"]["amount"]
+        return {"result": {"content": [{"type": "text", "text": f"total {state['total']}"}], "is_error": False}}
+
+    def _call(self, data: Any, state: dict[str, int]) -> Any:
+        if "amount" not in data["arguments"]:
+            error = {"error_type": "invalid_args", "message": "amount is missing"}
+            return observed({"tool_name": "add", "result": None, "error": error}, reward=-1.0)
+        state["total"] += data["arguments"]["amount"]
+        content = [{"type": "text", "text": f"total {state['total']}"}]
+        result = {"tool_name": "add", "result": {"content": content}, "error": None}
+        return observed(result, reward=0.5, done=state["total"] > 5)
+
+
+def observed(observation: Any, *, reward: float | None = None, done: bool = False) -> Any:
+    return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[..., FakeServer]]:
+    made: list[FakeServer] = []
+
+    def make(*given: Any, **more: Any) -> FakeServer:
+        made.append(FakeServer(*given, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def find(server: FakeServer, seconds: float = 5.0) -> Any:
+    return find_environment(f"openenv:{server.url}", {"timeout_seconds": seconds})
+
+
+def test_turns_are_actions_of_one_text(server: Callable[..., FakeServer]) -> None:
+    fake = server(TEXT)
+    source = find(fake)
+    assert (source.schemas, source.answers_text) == ((), True)
+    first, second = source.start({"number": 3, "prompt": "p"}, 9), source.start({}, 9)
+    assert fake.resets == [{"seed": 9, "number": 3, "prompt": "p"}, {"seed": 9}]
+    assert (first.opening, first.reward(), first.ended()) == ("Guess.", None, False)
+    assert first.step("7") == Step("wrong", 0.0, False)
+    assert second.step("7") == Step("correct", 1.0, True)  # each has a session of its own
+    assert first.step("three") == Step("Error: guess: not a number", 0.0, False)
+    assert first.step("3") == Step("correct", 1.0, True)
+    assert (first.reward(), first.ended()) == (1.0, True)
+    first.close()
+    second.close()
+    assert not fake.sessions or _until(lambda: not fake.sessions)
+
+
+def test_actions_with_several_fields_are_one_tool(server: Callable[..., FakeServer]) -> None:
+    source = find(server(NUMBER))
+    assert not source.answers_text
+    assert [schema["function"]["name"] for schema in source.schemas] == ["step"]
+    environment = source.start({"seed": 5, "number": 3}, 9)
+    assert environment.call("step", {"guess": 2}) == Step("wrong", 0.0, False)
+    with pytest.raises(ValueError, match="guess: not a number"):
+        environment.call("step", {})
+    assert environment.call("step", {"guess": 3}) == Step("correct", 1.0, True)
+    with pytest.raises(EnvironmentFailedError, match="answers calls of its tools, not texts"):
+        environment.step("3")
+    environment.close()
+
+
+def test_tools_of_mcp_are_called_by_steps(server: Callable[..., FakeServer]) -> None:
+    source = find(server(CALL, tools=TOOLS))
+    (schema,) = source.schemas
+    assert schema["function"] == {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"amount": {"description": "", "type": "integer"}}},
+    }
+    environment = source.start({}, 0)
+    assert environment.call("add", {"amount": 4}) == Step("total 4", 0.5, False)
+    with pytest.raises(ValueError, match="amount is missing"):
+        environment.call("add", {})
+    assert environment.call("add", {"amount": 4}) == Step("total 8", 0.5, True)
+    assert (environment.reward(), environment.ended()) == (0.0, True)  # 0.5 - 1 + 0.5
+    environment.close()
+
+
+def test_tools_next_to_actions_of_another_kind(server: Callable[..., FakeServer]) -> None:
+    source = find(server(TEXT, tools=TOOLS))
+    assert not source.answers_text
+    environment = source.start({}, 0)
+    assert environment.call("add", {"amount": 4}) == Step("total 4")
+    assert environment.reward() is None
+    environment.close()
+
+
+def test_a_server_whose_sessions_are_taken_is_asked_again(server: Callable[..., FakeServer]) -> None:
+    fake = server(TEXT, capacity=1)
+    source = find(fake)  # its session is given back
+    first = source.start({}, 0)
+    threading.Timer(0.3, first.close).start()
+    second = source.start({}, 0)
+    assert second.step("7").ended
+    with pytest.raises(EnvironmentFailedError, match="has no session: all taken\n  -> raise max_concurrent_envs"):
+        find(fake, seconds=0.5)
+    second.close()
+
+
+def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:
+    fake = server(TEXT)
+    environment = find(fake).start({}, 0)
+    fake.close()
+    with pytest.raises(EnvironmentFailedError, match=r"the server of openenv:http://.* is gone \(asked for 'step'\)"):
+        environment.step("7")
+    environment.close()
+    with pytest.raises(EnvironmentFailedError, match=r"does not give its schemas at .*\n  -> start the server"):
+        find(fake, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda message: time.sleep(1), "did not answer 'step' in 0.3 seconds\n  -> raise timeout_seconds"),
+        (lambda message: "no JSON", "answered 'step' with a text that is not JSON"),
+        (lambda message: [], "answered 'step' with something that is not a message"),
+        (lambda message: {"type": "observation"}, "answered 'step' with a message without data"),
+        (lambda message: {"type": "observation", "data": {}}, "answered 'step' without an observation"),
+        (lambda message: observed({}, reward="much"), "the reward of openenv:.* is of the type str"),  # type: ignore[arg-type]
+        (lambda message: observed({}, done="no"), "`done` of openenv:.* is of the type str"),  # type: ignore[arg-type]
+        (
+            lambda message: {"type": "error", "data": {"code": "SESSION_ERROR", "message": "lost"}},
+            "has no session: lost",
+        ),
+    ],
+)
+def test_answers_that_make_no_sense(
+    server: Callable[..., FakeServer], answer: Callable[[Any], Any], message: str
+) -> None:
+    fake = server(TEXT)
+    environment = find(fake, seconds=0.3).start({}, 0)
+    fake.answers["step"] = answer
+    with pytest.raises(EnvironmentFailedError, match=message):
+        environment.step("7")
+    environment.close()
+
+
+def test_a_reset_that_is_refused(server: Callable[..., FakeServer]) -> None:
+    fake = server(TEXT)
+    source = find(fake)
+    with pytest.raises(EnvironmentFailedError, match=r"cannot be sent 'reset': .*\n  -> rows must be plain data"):
+        source.start({"number": float("nan")}, 0)
+    fake.answers["reset"] = lambda message: {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "no disk"}}
+    with pytest.raises(EnvironmentFailedError, match="refuses to reset: no disk"):
+        source.start({}, 0)
+
+
+def test_what_is_no_server_of_openenv(server: Callable[..., FakeServer]) -> None:
+    with pytest.raises(EnvironmentFailedError, match="gives no schema of its actions"):
+        find(server("nothing"))
+    with pytest.raises(EnvironmentFailedError, match="takes calls of tools, but lists none"):
+        find(server(CALL))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("openenv:localhost:8000", {}, "which is not the address of a server\n  -> use openenv:http://HOST:PORT"),
+        ("openenv:http://", {}, "which is not the address of a server"),
+        ("openenv:http://h:1", {"timeout": 3}, "has no option 'timeout'\n  -> did you mean 'timeout_seconds'"),
+        ("openenv:http://h:1", {"timeout_seconds": 0}, "whose timeout_seconds is 0"),
+        ("openenv:http://h:1", {"timeout_seconds": "3"}, "whose timeout_seconds is '3'"),
+    ],
+)
+def test_addresses_and_options(name: str, options: dict[str, Json], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_environment(name, options)
+
+
+def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from burnish.environments.openenv_session import Server
+
+    monkeypatch.setitem(sys.modules, "websockets.sync.client", None)
+    with pytest.raises(ConfigError, match=r"needs the package websockets\n  -> pip install 'burnish\[openenv\]'"):
+        Server("http://127.0.0.1:1", 1.0).connect()
+
+
+def _until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+GUESS = """
+import random, sys, uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_app
+
+class Guess(Action):
+    guess: str
+
+class Hint(Observation):
+    message: str = ""
+
+class Game(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = State()
+    def reset(self, seed=None, episode_id=None, number=None, **row):
+        self.number = number or random.Random(seed).randint(1, 16)
+        return Hint(message="Guess a number from 1 to 16.")
+    def step(self, action, timeout_s=None, **more):
+        guess = int(action.guess)
+        hint = "correct" if guess == self.number else "higher" if guess < self.number else "lower"
+        return Hint(message=hint, reward=float(hint == "correct"), done=hint == "correct")
+
+app = create_app(Game, Guess, Hint, env_name="guess", max_concurrent_envs=64)
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
+"""
+
+
+def test_a_server_of_openenv_itself(tmp_path: Path) -> None:
+    pytest.importorskip("openenv", reason="needs openenv-core")
+    pytest.importorskip("uvicorn", reason="needs uvicorn")
+    (tmp_path / "guess.py").write_text(GUESS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(tmp_path / "guess.py"), str(port)])
+    try:
+        source = _found(f"openenv:http://127.0.0.1:{port}")
+        assert source.answers_text
+        environments = [source.start({"number": 1 + number % 16}, 0) for number in range(64)]
+        for number, environment in enumerate(environments):
+            assert environment.opening == "Guess a number from 1 to 16."
+            assert environment.step("much").text.startswith("Error: invalid literal for int()")
+            assert environment.step(str(1 + number % 16)) == Step("correct", 1.0, True)
+            assert (environment.ended(), environment.reward()) == (True, 1.0)
+        for environment in environments[1:]:
+            environment.close()
+        process.kill()
+        process.wait(10)
+        with pytest.raises(EnvironmentFailedError, match="is gone"):
+            environments[0].step("1")
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def _found(name: str, seconds: float = 60.0) -> Any:
+    """The source, once the server has started."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return find_environment(name, {"timeout_seconds": 20})
+        except EnvironmentFailedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

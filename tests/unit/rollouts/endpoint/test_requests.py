@@ -1,0 +1,132 @@
+"""What is read from a request, and what is refused with which field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from burnish.rollouts.endpoint.requests import (
+    RefusedError,
+    Terms,
+    read_chat,
+    read_completion,
+    read_reward,
+    read_tokens,
+)
+from burnish.rollouts.engine import Sampling
+
+RUN = Sampling(max_response_tokens=8, temperature=0.7, top_p=0.9)
+TERMS = Terms(RUN, "tiny", 64)
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"model": "gpt-4"}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages"),
+        ({"temperature": 1.0}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1}, "top_p"),
+        ({"top_k": 5}, "top_k"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"seed": 1}, "seed"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stream": "yes"}, "stream"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"guided_json": {}}, "guided_json"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read_chat({**CHAT, **more}, TERMS)
+    assert caught.value.param == param
+    assert caught.value.status in (400, 404)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0},
+        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "seed": None},
+        {"response_format": {"type": "text"}, "tool_choice": "auto", "parallel_tool_calls": True, "user": "me"},
+        {"max_completion_tokens": 4, "stop": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}},
+    ],
+)
+def test_what_asks_for_the_runs_own_settings_is_answered(more: dict[str, Any]) -> None:
+    wish = read_chat({**CHAT, **more}, TERMS).wish
+    assert wish.ignored == ()
+    assert wish.chosen == {}
+
+
+def test_settings_are_ignored_or_followed_if_that_is_the_rule() -> None:
+    asked = {**CHAT, "temperature": 0.2, "seed": 3, "guided_json": {}}
+    assert read_chat(asked, Terms(RUN, "tiny", 64, "ignore")).wish.ignored == ("guided_json", "seed", "temperature")
+    del asked["guided_json"]
+    wish = read_chat(asked, Terms(RUN, "tiny", 64, "follow")).wish
+    assert (wish.chosen, wish.seed, wish.ignored) == ({"temperature": 0.2}, 3, ())
+    with pytest.raises(RefusedError, match="top_p"):  # what the engine would refuse must not reach it
+        read_chat({**CHAT, "top_p": 1.5}, Terms(RUN, "tiny", 64, "follow"))
+    with pytest.raises(RefusedError, match="does not have guided_json"):
+        read_chat({**CHAT, "guided_json": {}}, Terms(RUN, "tiny", 64, "follow"))
+
+
+def test_the_shorter_of_two_limits_counts() -> None:
+    assert read_chat({**CHAT, "max_tokens": 5, "max_completion_tokens": 3}, TERMS).wish.max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("read", "asked", "param"),
+    [
+        (read_completion, {**TEXT, "prompt": ""}, "prompt"),
+        (read_completion, {**TEXT, "prompt": ["a", "b"]}, "prompt"),
+        (read_completion, {**TEXT, "prompt": [1, True]}, "prompt"),
+        (read_completion, {**TEXT, "echo": True}, "echo"),
+        (read_completion, {**TEXT, "logprobs": 5}, "logprobs"),
+        (read_completion, {**TEXT, "logprobs": True}, "logprobs"),
+        (read_tokens, {"token_ids": "hi"}, "token_ids"),
+        (read_tokens, {"token_ids": []}, "token_ids"),
+        (read_tokens, {"token_ids": [1], "sampling_params": []}, "sampling_params"),
+        (read_tokens, {"token_ids": [1], "sampling_params": {"temperature": 0.1}}, "temperature"),
+        (read_tokens, {"token_ids": [1], "sampling_params": {"stop": "x"}}, "stop"),
+        (read_tokens, {"token_ids": [1], "features": {}}, "features"),
+        (read_tokens, {"token_ids": [1], "model": "other"}, "model"),
+    ],
+)
+def test_texts_and_tokens_are_refused_in_the_same_way(read: Callable[..., Any], asked: Any, param: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read(asked, TERMS)
+    assert caught.value.param == param
+
+
+def test_tokens_are_asked_for_as_renderers_do() -> None:
+    sampling = {"max_tokens": 5, "stop_token_ids": [2], "logprobs": 1, "skip_special_tokens": False, "temperature": 0.7}
+    found = read_tokens({"model": "tiny", "token_ids": [4, 5], "sampling_params": sampling}, TERMS)
+    assert found.tokens == (4, 5)
+    assert (found.wish.max_tokens, found.wish.stop_token_ids) == (5, (2,))
+
+
+@pytest.mark.parametrize("value", [None, "1", True, float("inf"), float("nan"), [1]])
+def test_a_reward_is_a_finite_number(value: Any) -> None:
+    with pytest.raises(RefusedError):
+        read_reward({"reward": value})
+    assert read_reward({"reward": 2}).reward == 2.0

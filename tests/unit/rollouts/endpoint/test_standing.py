@@ -1,0 +1,91 @@
+"""A model served on its own: trajectories by name, their records, and clients that choose how to sample."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from burnish.rollouts.endpoint.desk import Order
+from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Terms, read_chat
+from burnish.rollouts.endpoint.standing import Standing, StandingLoop
+
+from .conftest import MODEL, ROOM, SAMPLING
+
+Start = Callable[..., StandingLoop]
+
+
+def ask(loop: StandingLoop, name: str, text: str = "hi", **more: Any) -> Any:
+    terms = loop.desk.find(name)
+    assert terms is not None
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
+    return placed(loop, Order(name, read_chat(asked, terms)))
+
+
+def placed(loop: StandingLoop, order: Order) -> Any:
+    loop.desk.place(order)
+    return order.answer.result(timeout=20)
+
+
+def test_a_reward_ends_and_records_a_trajectory(serving: Start) -> None:
+    lines: list[str] = []
+    loop = serving(record=lines)
+    ask(loop, "a", "one")
+    ask(loop, "b", "two")
+    assert lines == []
+    assert placed(loop, Order("a", RewardCall(0.5))) is None
+    (row,) = map(json.loads, lines)
+    assert (row["trajectory"], row["environment_reward"]) == ("a", 0.5)
+    with pytest.raises(RefusedError, match="no such trajectory"):
+        placed(loop, Order("a", RewardCall(0.5)))
+    ask(loop, "a", "one")  # the name is free again
+    loop.desk.close()
+    while len(lines) < 3:
+        time.sleep(0.01)
+    assert {json.loads(line)["trajectory"] for line in lines[1:]} == {"a", "b"}
+    assert all("environment_reward" not in json.loads(line) for line in lines[1:])
+
+
+def test_requests_without_a_name_are_alone_and_have_noise_of_their_own(serving: Start, script: Any) -> None:
+    lines: list[str] = []
+    loop = serving(record=lines)
+    for _ in range(3):
+        ask(loop, "")
+    assert [request.prompt_id for request in script.seen] == ["request 0", "request 1", "request 2"]
+    while len(lines) < 3:
+        time.sleep(0.01)
+    assert all("trajectory" not in json.loads(line) for line in lines)
+
+
+def test_clients_may_choose_where_that_is_allowed(serving: Start, script: Any) -> None:
+    loop = serving(others="follow")
+    ask(loop, "", temperature=0.3, top_p=0.5, seed=7, stop=["x"], max_tokens=9)
+    ask(loop, "", temperature=0)
+    first, second = script.samplings
+    assert (first.temperature, first.top_p, first.stop, first.max_response_tokens) == (0.3, 0.5, ("x",), 9)
+    assert (second.temperature, second.greedy) == (1.0, True)
+
+
+def test_idle_trajectories_end_and_too_many_are_refused(speech: Any, script: Any) -> None:
+    lines: list[str] = []
+    terms = Terms(SAMPLING, MODEL, ROOM.context)
+    loop = StandingLoop(Standing(script, speech, terms, ROOM, idle_seconds=0.0, open=1), lines.append)
+    first, second = (Order(name, read_chat(_hello(), terms)) for name in "ab")
+    loop._serve([first, second])
+    assert first.answer.result(timeout=0) is not None
+    with pytest.raises(RefusedError, match="1 trajectories are open"):
+        second.answer.result(timeout=0)
+    time.sleep(0.01)
+    loop._end_idle()
+    assert [json.loads(line)["trajectory"] for line in lines] == ["a"]
+
+
+def _hello() -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_names_are_short(serving: Start) -> None:
+    assert serving().desk.find("x" * 129) is None
