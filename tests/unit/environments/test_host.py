@@ -113,7 +113,7 @@ def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]
     host.close()
     assert not is_alive(parent)
     assert not any(map(is_alive, pids))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 TRAINER = """
@@ -170,7 +170,7 @@ def test_what_cannot_be_started_is_refused(
     with pytest.raises(ConfigError, match=why) as caught:
         make(text, **wanted)
     assert caught.value.remedy
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_parent_that_ends_while_it_imports_is_named(make: Callable[..., ConversationHost]) -> None:

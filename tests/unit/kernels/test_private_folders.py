@@ -109,7 +109,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
                 pass
         except PermissionError:
             pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_temporary_folders_in_use_are_not_swept_and_others_are(tmp_path: Path) -> None:
