@@ -181,6 +181,16 @@ class RolloutRequest:
         return list(zip(self.sample_indices, begun, strict=True))
 
 
+BRANCH_STRIDE = 1_000_000
+"""A sample that is several rows: row b of sample i has the sample index i + b * BRANCH_STRIDE."""
+
+
+def sample_of(rollout: Rollout) -> tuple[int, int]:
+    """Group and sample that a row belongs to. Rows of greedy responses have negative indices, and are alone."""
+    index = rollout.sample_index
+    return rollout.group_id, index if index < 0 else index % BRANCH_STRIDE
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled response, with the sampler's own token ids and log-probabilities (text is never re-tokenised).
@@ -188,6 +198,8 @@ class Rollout:
     A response in `turns` also holds what tools and environments said in between: tokens that nobody sampled and whose
     log-probability is 0. Its first and last turns are the policy's, and `response` is the text of the last one.
     `environment_reward` is what the environment paid for the whole conversation; None if it pays nothing.
+    `ends_in` is set if the conversation goes on in another row, because its history was written anew: the sample index
+    of the row in which it ends. A reward scores that row, and the score counts for all of them.
     `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
     first one, and `versions` has all of them; otherwise `versions` is empty.
     """
@@ -209,6 +221,7 @@ class Rollout:
     versions: Versions = ()
     turns: tuple[Turn, ...] = ()
     environment_reward: float | None = None
+    ends_in: int | None = None
 
     def policy_turns(self) -> list[Turn]:
         """The policy's turns that have tokens, in order. A response without `turns` is one."""
@@ -266,6 +279,7 @@ class Rollout:
             **({"versions": [list(start) for start in self.versions]} if self.versions else {}),
             **({"turns": [turn.to_dict() for turn in self.turns]} if self.turns else {}),
             **({} if self.environment_reward is None else {"environment_reward": self.environment_reward}),
+            **({} if self.ends_in is None else {"ends_in": self.ends_in}),
         }
 
     @staticmethod

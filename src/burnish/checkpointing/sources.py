@@ -8,9 +8,9 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
-from burnish.config.names import IN_MEMORY, MODEL_REWARD
+from burnish.config.names import IN_MEMORY, KEEP_THINKING, MODEL_REWARD
 from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import DataSource
@@ -63,7 +63,7 @@ def read_places(config: RunConfig) -> Iterator[Place]:
     yield Place("model.path", model.path, "settings" if model.from_scratch else "model")
     if model.tokenizer is not None:
         yield Place("model.tokenizer", model.tokenizer, "settings")
-    if model.chat_template is not None and "{" not in model.chat_template:  # with a brace it is the template itself
+    if _names_template(model.chat_template):
         yield Place("model.chat_template", model.chat_template, "settings")
     yield from of_sources(config.named_sources("train"))
     if isinstance(config, RlConfig):
@@ -107,10 +107,15 @@ def _of_rl(config: RlConfig) -> Iterator[Place]:
     yield from _of_conversation("conversation", config.conversation)
     for name, domain in config.domains.items():
         yield from _of_conversation(f"domains.{name}.conversation", domain.conversation)
-        if domain.chat_template is not None and "{" not in domain.chat_template:
+        if _names_template(domain.chat_template):
             yield Place(f"domains.{name}.chat_template", domain.chat_template, "settings")
     if config.critic.init not in ("policy", "reward_model"):
         yield Place("critic.init", config.critic.init, "model")
+
+
+def _names_template(chat_template: str | None) -> TypeGuard[str]:
+    """Whether it names a file. With a brace it is the template itself."""
+    return chat_template is not None and "{" not in chat_template and chat_template != KEEP_THINKING
 
 
 def _of_conversation(section: str, conversation: ConversationConfig | None) -> Iterator[Place]:

@@ -53,6 +53,9 @@ def _agent_alone(conversation: ConversationConfig, section: str) -> Iterator[Pro
         if is_set:
             message = f"is set, and so is {section}.agent, which holds the whole conversation"
             yield Problem(f"{section}.{name}", message, f"leave it to the agent, or remove {section}.agent")
+    if conversation.trajectory == "fork":
+        message = "is set, but an agent's history is its own: what it edits always becomes a row of its own"
+        yield Problem(f"{section}.trajectory", message, "remove it")
 
 
 def _limits(domain: DomainSettings, conversation: ConversationConfig) -> Iterator[Problem]:
@@ -81,13 +84,30 @@ def _together(config: RlFields) -> Iterator[Problem]:
     if config.partial:
         message = "is true, but a turn of a conversation has the weights that it began with"
         yield Problem("partial", message, "set it to false, or remove conversation")
-    agents = any(domain.conversation is not None and domain.conversation.agent for domain in domain_settings(config))
-    if agents and config.cluster.window:
-        message = "counts responses, and a response of an agent may have several rows"
-        yield Problem("cluster.window", message, "remove it, or conversation.agent")
+    found = domain_settings(config)
+    agents = any(domain.conversation is not None and domain.conversation.agent for domain in found)
+    forks = [domain for domain in found if domain.conversation is not None and domain.conversation.trajectory == "fork"]
+    if (agents or forks) and config.cluster.window:
+        message = "counts responses, and a response may have several rows here"
+        yield Problem("cluster.window", message, "remove it, or conversation.agent and conversation.trajectory")
+    for domain in forks:
+        yield from _credit_of_turns(config, domain)
     if config.rollout.ignore_eos:
         message = "is true, so no turn of a conversation would end"
         yield Problem("rollout.ignore_eos", message, "set it to false, or remove conversation")
     if config.scoring.truncate_token is not None:
         message = "cuts responses for scoring, which the turns of a conversation cannot be"
         yield Problem("scoring.truncate_token", message, "remove it, or conversation")
+
+
+def _credit_of_turns(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
+    """What looks at all turns of a conversation, which `trajectory: fork` may spread over several rows."""
+    section = domain.conversation_section
+    remedy = f"remove it, or {section}.trajectory: fork, with a chat template that leaves earlier turns as they are"
+    message = f"looks at all turns of a conversation, but with {section}.trajectory: fork they may be in several rows"
+    if config.algorithm.estimator in names.TURN_ESTIMATORS:
+        yield Problem("algorithm.estimator", f"{config.algorithm.estimator} {message}", remedy)
+    if config.algorithm.discount == "turn":
+        yield Problem("algorithm.discount", f"turn {message}", remedy)
+    if any(reward.options.get("by_turn") and reward.scores(domain.name) for reward in domain.rewards):
+        yield Problem("rewards", f"by_turn {message}", remedy)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+KEEP_THINKING = "keep_thinking"
+"""As `model.chat_template`: the tokenizer's own, without what leaves thinking out of earlier turns."""
 _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "gae": ("critic", "gamma", "lam", "discount"),
     "grpo": ("group",),

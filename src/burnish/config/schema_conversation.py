@@ -63,6 +63,9 @@ class ConversationConfig(Section):
     parser: PathText = names.AUTO_PARSER
     """How the policy writes calls: `hermes`, `qwen_xml`, `llama_json`, `pythonic`, `path/to/file.py:Class`, or `auto`,
     which is what its chat template writes."""
+    trajectory: Literal["append", "fork"] = "append"
+    """What becomes of a conversation if the chat template writes earlier turns anew once others follow: `append`
+    refuses such a template, `fork` begins a new row with the new history. All rows of a conversation have its score."""
     max_turns: Count = 8
     """Most turns of the policy in a response."""
     max_turn_tokens: PositiveInt | None = None

@@ -49,7 +49,8 @@ class ModelConfig(Section):
     lora: LoraConfig | None = None
     """Low-rank adapters; `null` trains all weights."""
     chat_template: str | None = None
-    """Jinja chat template (inline text or path to a file) that replaces the tokenizer's."""
+    """Jinja chat template (inline text or path to a file) that replaces the tokenizer's; or `keep_thinking`, the
+    tokenizer's own without what leaves the thinking out of earlier turns."""
     pad_token: str | None = None
     """Padding token for a tokenizer without one. It must not be a token that ends a response."""
     from_scratch: bool = False

@@ -85,7 +85,7 @@ class DomainConfig(Section):
     chat: Literal["auto", "always", "never"] | None = None
     """What the chat template is applied to (`data.chat`)."""
     chat_template: str | None = None
-    """Jinja chat template (`model.chat_template`)."""
+    """Jinja chat template, as `model.chat_template`."""
     template_options: dict[str, Any] | None = None
     """Arguments of the chat template (`data.template_options`)."""
     conversation: ConversationConfig | None = None

@@ -73,12 +73,13 @@ class ObservationFormat:
             tokens += self._plain.encode(content)
         return tuple(tokens)
 
-    def check_history(self, observers: Sequence[Observer], *, where: str) -> None:
-        """Raise DataError if the template writes a turn differently once such a message follows it: a policy that is
-        trained on what it saw would be used with a history that it never saw."""
-        for observer in observers:
-            for said in self._ways_to_answer():
-                self._check_kept(said, observer, where)
+    def rewrites(self, observer: Observer, *, where: str) -> str:
+        """What the template writes differently once a message of this role follows it; empty if it leaves earlier turns
+        as they are. A policy that is trained on what it saw would be used with a history that it never saw.
+
+        Raises DataError, beginning with `where`, if the template refuses such a conversation.
+        """
+        return next((kind for said in self._ways_to_answer() if (kind := self._rewritten(said, observer, where))), "")
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -191,21 +192,16 @@ class ObservationFormat:
             call: dict[str, Json] = {"type": "function", "function": {"name": function["name"], "arguments": {}}}
             yield Message("assistant", "", tool_calls=(call,))
 
-    def _check_kept(self, said: Message, observer: Observer, where: str) -> None:
+    def _rewritten(self, said: Message, observer: Observer, where: str) -> str:
         if observer == "tool" and self.template.tools and not said.tool_calls:
-            return  # no tool answers a turn that calls none
+            return ""  # no tool answers a turn that calls none
         observed = Message(observer, _OBSERVED)
         asked = self._render([_ASKED], where, next_turn=True)
         alone = self._render([_ASKED, said], where)
         followed = self._render([_ASKED, said, observed], where, next_turn=True)
         if alone.startswith(asked) and followed.startswith(alone):
-            return
-        kind = "a turn that calls a tool" if said.tool_calls else "thinking" if _THOUGHT in said.content else "a turn"
-        raise DataError(
-            f"{where}: the chat template writes {kind} differently from what the policy was given and wrote, once a "
-            f"message of the role {observer!r} follows",
-            remedy="set model.chat_template to one that leaves earlier turns as they are",
-        )
+            return ""
+        return "a turn that calls a tool" if said.tool_calls else "thinking" if _THOUGHT in said.content else "a turn"
 
 
 @dataclass(frozen=True, slots=True)

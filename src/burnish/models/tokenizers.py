@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.config.names import KEEP_THINKING
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.folders import nearest_folder_hint, resolve_source
+from burnish.models.kept_thinking import keep_thinking
 from burnish.models.template_trial import check_template
 from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 from burnish.reading import file_problem, reading
@@ -45,7 +47,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             remedy="put tokenizer.json next to the weights or name its folder in model.tokenizer",
         )
     if config.chat_template is not None:
-        tokenizer.chat_template = chat_template_text(config.chat_template)
+        tokenizer.chat_template = chat_template_for(tokenizer, config.chat_template)
     _check_templates(tokenizer, path, replaced=config.chat_template is not None)
     return tokenizer
 
@@ -60,8 +62,19 @@ def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced:
         check_template(template, tuple(tokens.items()), name, must_parse=replaced)
 
 
-def chat_template_text(value: str) -> str:
-    """The Jinja text of `model.chat_template`: the value itself if it contains a brace, else the file that it names."""
+def chat_template_for(tokenizer: PreTrainedTokenizerBase, value: str) -> str | dict[str, str]:
+    """What `model.chat_template` sets: for `keep_thinking` the tokenizer's own template, changed; else the value itself
+    if it contains a brace, or the text of the file that it names. Raises ModelError."""
+    if value == KEEP_THINKING:
+        own = tokenizer.chat_template
+        if isinstance(own, dict):
+            return {name: keep_thinking(template) for name, template in own.items()}
+        if own is None:
+            raise ModelError(
+                f"model.chat_template is {KEEP_THINKING}, but the tokenizer has no chat template",
+                remedy="give the path of a .jinja file or the template itself",
+            )
+        return keep_thinking(own)
     if "{" in value:
         return value
     file = Path(value).expanduser()

@@ -20,7 +20,8 @@ from burnish.rewards.outcome import Outcome, failure
 from burnish.rewards.pool import MAX_CONCURRENT, Outcomes, WorkerPool
 from burnish.rewards.specs import specs_of
 from burnish.rewards.tasks import Task
-from burnish.types import FinishReason, Metric, Prompt, Reduction, RewardStatus, Rollout
+from burnish.rewards.trajectories import is_lost, to_score, with_scores
+from burnish.types import Metric, Prompt, Reduction, RewardStatus, Rollout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,7 +168,7 @@ class ProcessRewardScorer:
         reward models, and judges that compare a group. Raises what `score` raises for a reward that breaks its
         contract.
         """
-        items = [(prompt, rollout) for prompt, rollout in _alive(items) if not self._begun.has(rollout)]
+        items = [(prompt, rollout) for prompt, rollout in to_score(items) if not self._begun.has(rollout)]
         self._check_items(items)
         numbered = list(zip(self._begun.begin(items), self._seen(items), strict=True))
         self._begin_judging(numbered)
@@ -183,10 +184,11 @@ class ProcessRewardScorer:
 
         Raises RewardError if a reward breaks its contract, or if more than `max_failure_fraction` of the responses
         could not be scored (missing scores count as well). Without `checks` that is left to `check_failures`, for
-        whoever scores a step's responses in parts. Conversations whose environment has failed are returned as they are.
+        whoever scores a step's responses in parts. Conversations whose environment has failed are returned as they are,
+        and all rows of a conversation have the score of the last one.
         """
-        scored = iter(self._score(alive, checks=checks) if (alive := _alive(items)) else ())
-        return [rollout if _is_lost(rollout) else next(scored) for _, rollout in items]
+        own = to_score(items)
+        return with_scores(items, self._score(own, checks=checks) if own else ())
 
     def _score(self, items: Sequence[Item], *, checks: bool) -> list[Rollout]:
         self._check_items(items)
@@ -368,7 +370,7 @@ class ProcessRewardScorer:
     def check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
         """RewardError if more of a step's responses could not be scored than `scoring.max_failure_fraction` allows.
         Conversations whose environment has failed are not among them."""
-        pairs = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if not _is_lost(rollout)]
+        pairs = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if not is_lost(rollout)]
         failed = [(prompt, rollout) for prompt, rollout in pairs if has_failed(rollout)]
         if len(failed) <= self._scoring.max_failure_fraction * len(pairs):
             return
@@ -384,15 +386,6 @@ class ProcessRewardScorer:
             remedy=f"fix the reward{' (--debug shows the whole traceback)' if traceback else ''}, or raise"
             " scoring.max_failure_fraction if these failures are expected",
         ) from (TracebackInWorkerError(traceback) if traceback else None)
-
-
-def _is_lost(rollout: Rollout) -> bool:
-    """Whether it is a conversation whose environment has failed, so that there is nothing to score."""
-    return rollout.finish_reason is FinishReason.FAILED
-
-
-def _alive(items: Sequence[Item]) -> list[Item]:
-    return [item for item in items if not _is_lost(item[1])]
 
 
 def _signature_of_model(label: str) -> Signature:

@@ -24,6 +24,7 @@ from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
 from burnish.rollouts.portions import in_order
 from burnish.types import (
+    BRANCH_STRIDE,
     Author,
     FinishReason,
     Message,
@@ -56,14 +57,16 @@ class Opened:
 class Answer:
     """What follows a turn of the policy. Without tokens the conversation ends, for the reason that `ends` names.
 
-    message: the policy's turn, as tools and rewards understand it. tokens: what is appended, which says `messages`.
-    reward: of the policy's turn. failed: why the environment is of no use any more.
+    message: the policy's turn, as tools and rewards understand it. tokens: what is appended, which says `messages`; or,
+    if `is_whole`, the whole conversation so far, whose history is written anew. reward: of the policy's turn. failed:
+    why the environment is of no use any more.
     """
 
     message: Message
     tokens: tuple[int, ...] = ()
     author: Author = "tool"
     messages: tuple[Message, ...] = ()
+    is_whole: bool = False
     ends: FinishReason | None = None
     reward: float | None = None
     failed: str = ""
@@ -137,7 +140,9 @@ class Talk:
 class Conversation:
     """One conversation. Turns alternate; the policy has the first and the last one.
 
-    version: of the weights that sample. reason: why it ended. failed: what was wrong with its environment.
+    version: of the weights that sample. num_spoken: turns that the policy has had. most_tokens: that may follow the
+    prompt. earlier: the rows that were left behind when the history was written anew, each with the turns since then.
+    reason: why it ended. failed: what was wrong with its environment.
     """
 
     request: RolloutRequest
@@ -151,7 +156,9 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
+    num_spoken: int = 0
     response: str = ""
+    earlier: list[Rollout] = field(default_factory=list)
     reason: FinishReason | None = None
     failed: str = ""
     reward: float | None = None
@@ -160,14 +167,10 @@ class Conversation:
     def key(self) -> ConversationKey:
         return self.request.group_id, self.sample_index
 
-    @property
-    def num_spoken(self) -> int:
-        """How many turns the policy has had."""
-        return sum(turn.author == "policy" for turn in self.turns)
-
     def next_request(self) -> RolloutRequest:
         """For the next turn of the policy. Its noise is another one than that of the turns before."""
-        name = f"{self.request.prompt_id}, turn {self.num_spoken + 1}" if self.turns else self.request.prompt_id
+        name = self.request.prompt_id
+        name += f", turn {self.num_spoken + 1}" if self.num_spoken else ""
         return replace(
             self.request,
             prompt_id=name,
@@ -197,6 +200,7 @@ class Conversation:
         self.logprobs += turn.rollout_logprobs[:left]
         # A reward must not see what is not trained on.
         self.response = self.decode(turn.response_tokens[:left]) if is_cut else turn.response
+        self.num_spoken += 1
         self.turns.append(Turn("policy", start, len(self.tokens), (Message("assistant", self.response),)))
         if not self.versions or self.versions[-1][1] != turn.policy_version:
             self.versions.append((start, turn.policy_version))
@@ -214,21 +218,41 @@ class Conversation:
     def _hear(self, answer: Answer, talk: Talk) -> None:
         """Note how the last turn was understood, and append what follows it, if there is room for that and more."""
         self.turns[-1] = replace(self.turns[-1], messages=(answer.message,), reward=answer.reward)
-        after = len(self.tokens) + len(answer.tokens)
+        after = len(answer.tokens) + (-len(self.request.prompt_tokens) if answer.is_whole else len(self.tokens))
         if answer.ends is not None:
             self.reason = answer.ends
         elif self.num_spoken == talk.turns:
             self.reason = FinishReason.TURNS
         elif after >= self.most_tokens:
             self.reason = FinishReason.LENGTH
+        elif answer.is_whole:
+            self._go_on_elsewhere(answer.tokens)
         else:
             self.turns.append(Turn(answer.author, len(self.tokens), after, answer.messages))
             self.tokens += answer.tokens
             self.logprobs += [0.0] * len(answer.tokens)
 
-    def rollout(self) -> Rollout:
-        """All of it as one response."""
+    def _go_on_elsewhere(self, history: tuple[int, ...]) -> None:
+        """Leave the turns so far behind as a row, and begin another one, whose prompt is the history."""
+        self.earlier.append(self._row(FinishReason.STOP))
+        self.most_tokens += len(self.request.prompt_tokens) - len(history)  # all in all there is the same room
+        self.request = replace(self.request, prompt_tokens=history)
+        self.tokens, self.logprobs, self.turns, self.versions = [], [], [], []
+
+    def rollouts(self, *, only_last: bool) -> list[Rollout]:
+        """Its rows, the last of which has the index of the sample. Usually there is no other."""
         assert self.reason is not None
+        earlier = [
+            replace(row, sample_index=self.sample_index + BRANCH_STRIDE * branch, ends_in=self.sample_index)
+            for branch, row in enumerate(self.earlier, start=1)
+        ]
+        rows = [*([] if only_last else earlier), self._row(self.reason)]
+        if self.failed:
+            rows = [replace(row, finish_reason=FinishReason.FAILED, status=RewardStatus.ERROR) for row in rows]
+        return [replace(row, environment_reward=self.reward, status_detail=self.failed) for row in rows]
+
+    def _row(self, reason: FinishReason) -> Rollout:
+        """What has followed the prompt, as one response."""
         versions: Versions = tuple(self.versions)
         return Rollout(
             prompt_id=self.request.prompt_id,
@@ -237,19 +261,20 @@ class Conversation:
             prompt_tokens=self.request.prompt_tokens,
             response_tokens=tuple(self.tokens),
             rollout_logprobs=tuple(self.logprobs),
-            finish_reason=self.reason,
+            finish_reason=reason,
             policy_version=versions[0][1] if versions else self.version,
             response=self.response,
-            status=RewardStatus.ERROR if self.failed else RewardStatus.PENDING,
-            status_detail=self.failed,
-            environment_reward=self.reward,
             versions=versions if len(versions) > 1 else (),
             turns=tuple(self.turns),
         )
 
 
 class ConversingEngine(RestingEngine):
-    """An engine whose responses are conversations, for the prompts that hold them; others go to the engine itself."""
+    """An engine whose responses are conversations, for the prompts that hold them; others go to the engine itself.
+
+    A conversation is one row, unless its history was written anew (`Answer.is_whole`): then it has a row for each time,
+    except for greedy responses and in evaluations (steps below 0), which have the last one.
+    """
 
     def __init__(
         self, engine: RolloutEngine, talks: Mapping[str, tuple[Talk, Prompt]], *, context_length: int, decode: Decode
@@ -270,8 +295,9 @@ class ConversingEngine(RestingEngine):
         step: int,
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
-        """See `RolloutEngine`. Raises what the engine raises."""
+        """See `RolloutEngine`, but for the number of rows. Raises what the engine raises."""
         single = [request for request in requests if request.prompt_id not in self._talks]
+        only_last = step < 0 or sampling.greedy
         rollouts: list[Rollout] = []
         if single:
             rollouts += self._engine.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
@@ -286,7 +312,7 @@ class ConversingEngine(RestingEngine):
             )
             draw = partial(self._engine.generate, sampling=turn, seed=seed, step=step)
             with keeping(self._engine), closing(talk.partner.answering(seed=seed, step=step)) as answerer:
-                round_table = _RoundTable(talk, answerer, draw, on_finished or _nothing)
+                round_table = _RoundTable(talk, answerer, draw, on_finished or _nothing, only_last)
                 rollouts += round_table.hold(self._conversations(some, sampling.max_response_tokens))
         return in_order(requests, rollouts)
 
@@ -329,6 +355,7 @@ class _RoundTable:
     answerer: Answerer
     draw: Draw
     on_finished: OnFinished
+    only_last: bool
     held: dict[ConversationKey, Conversation] = field(default_factory=dict)
 
     def hold(self, conversations: Sequence[Conversation]) -> list[Rollout]:
@@ -342,7 +369,7 @@ class _RoundTable:
                 self.answerer.open(one.key, one.prompt)
             self._speak(ready)
             ready, over = self._listen()
-            rollouts = [one.rollout() for one in over]
+            rollouts = [row for one in over for row in one.rollouts(only_last=self.only_last)]
             for one in over:
                 del self.held[one.key]
             if rollouts:

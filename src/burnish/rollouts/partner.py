@@ -20,10 +20,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from burnish.data.observations import ObservationFormat
-from burnish.data.openings import Opening
+from burnish.data.chat import turns_of
+from burnish.data.histories import HistoryEncoder, opened
+from burnish.data.observations import ObservationFormat, Observer
 from burnish.environments.host import ConversationHost, ConversationProcess
 from burnish.environments.messages import GarbledError, count, flag, number, opening, text
 from burnish.errors import DataError
@@ -41,13 +42,6 @@ _UNREADABLE = "unreadable"
 _CANNOT_BE_SHOWN = "Error: the result has characters that cannot be shown"
 _MAX_POLL_SECONDS = 1.0
 _GRACE_SECONDS = 0.01
-
-
-class Encode(Protocol):
-    """Tokens of a prompt with what its environment adds to it, by the template of its domain
-    (`burnish.data.openings.OpeningEncoder`). Raises DataError."""
-
-    def __call__(self, prompt: Prompt, opening: Opening) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +62,17 @@ class ToolsAndEnvironment:
     """`Partner`: the tools and the environment of one domain.
 
     host: of those that run in a conversation's own process, if there are any. served: the other tools. parser: how
-    calls are written; None without tools. where: the section of the run file, for messages.
+    calls are written; None without tools. rewriting: by which roles of messages the chat template is led to write
+    earlier turns anew. where: the section of the run file, for messages.
     """
 
     host: ConversationHost | None
     served: Sequence[ServedTools]
     parser: ToolParser | None
     observations: ObservationFormat
-    encode: Encode
+    histories: HistoryEncoder
     limits: PartnerLimits
+    rewriting: frozenset[Observer] = frozenset()
     where: str = "conversation"
     threads: int = 16
     _counts: Counter[str] = field(default_factory=Counter)
@@ -146,6 +142,7 @@ class ToolsAndEnvironment:
 class _Line:
     """One conversation as its partner knows it.
 
+    messages: all so far. heard: where in them the words of tools and environment begin, by number of the message.
     doing: what it waits for until `deadline`, or has waited for. results: of the calls of the last turn, None for those
     that are not there yet. ended, reward: what the environment said after these calls.
     """
@@ -153,6 +150,8 @@ class _Line:
     key: ConversationKey
     prompt: Prompt
     seed: int
+    messages: tuple[Message, ...]
+    heard: dict[int, int] = field(default_factory=dict)
     process: ConversationProcess | None = None
     doing: str = ""
     begun: float = 0.0
@@ -196,7 +195,7 @@ class _Answers:
         """See `Answerer`."""
         start = "" if self._partner.limits.same_start else f"|{key[1]}"
         digest = hashlib.sha256(f"{self._seed}|{self._step}|{prompt.id}{start}".encode()).digest()
-        line = self._lines[key] = _Line(key, prompt, int.from_bytes(digest[:4], "big") & MAX_SEED)
+        line = self._lines[key] = _Line(key, prompt, int.from_bytes(digest[:4], "big") & MAX_SEED, turns_of(prompt))
         if not self._partner.has_environment:
             self._events[key] = Opened()
             return
@@ -433,8 +432,9 @@ class _Answers:
         if not added:
             self._events[line.key] = Opened()
             return
+        line.messages, line.heard = opened(line.prompt, added)
         try:
-            tokens = self._partner.encode(line.prompt, added)
+            tokens = self._whole(line, f"prompt {line.prompt.id}")
         except DataError as error:
             self._lose(line, f"its opening cannot be used: {error.message}")
             return
@@ -492,16 +492,28 @@ class _Answers:
         where = f"{self._partner.where}, prompt {line.prompt.id}, turn {line.turn_number}"
         notes = [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]
         why = ""
+        is_whole = ("tool" if author == "tool" else "user") in self._partner.rewriting
+        before, heard = (*line.messages, _as_history(line)), line.heard
         for some in (messages, notes) if author == "tool" else (messages,):
+            line.messages = (*before, *some)
+            line.heard = heard | {number: 0 for number in range(len(before), len(line.messages))}
             try:
-                tokens = self._partner.observations.tokens(some, calls, line.turn.response_tokens[-1], where=where)
+                tokens = (
+                    self._whole(line, where)
+                    if is_whole
+                    else self._partner.observations.tokens(some, calls, line.turn.response_tokens[-1], where=where)
+                )
             except DataError as error:
                 why = why or error.message
                 continue
-            self._events[line.key] = Answer(_said(line), tokens, author, tuple(some), reward=reward)
+            self._events[line.key] = Answer(_said(line), tokens, author, tuple(some), is_whole, reward=reward)
             return not why
         self._lose(line, why)
         return False
+
+    def _whole(self, line: _Line, where: str) -> tuple[int, ...]:
+        """All messages of a conversation as tokens. Raises DataError."""
+        return self._partner.histories.encode(line.messages, line.heard, line.prompt.tools, where=where)
 
     def _give_up(self, line: _Line, *, timed_out: bool = False, why: str = "") -> None:
         """What a conversation waits for will not come: its time is up, or its process has ended."""
@@ -570,6 +582,13 @@ def _said(line: _Line) -> Message:
         line.parsed.content,
         tool_calls=tuple({"id": line.identity(index), **call.to_dict()} for index, call in calls),
     )
+
+
+def _as_history(line: _Line) -> Message:
+    """The policy's turn in a history that is written anew. A call that cannot be read stays as it was written."""
+    said = _said(line)
+    unread = [call.text for call in line.parsed.calls if isinstance(call, MalformedCall)]
+    return replace(said, content="\n".join(part for part in (said.content, *unread) if part))
 
 
 def _row(prompt: Prompt) -> dict[str, Json]:

@@ -16,7 +16,7 @@ from burnish.forward.lanes import deal
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, let_rest
-from burnish.types import Metric, Rollout, RolloutRequest
+from burnish.types import Metric, Rollout, RolloutRequest, sample_of
 
 
 @dataclass(slots=True)
@@ -42,9 +42,13 @@ def cut(requests: Sequence[RolloutRequest], lanes: int, max_response_tokens: int
 
 
 def in_order(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """One rollout per request and sample index, in the order of the requests."""
-    by_sample = {(rollout.group_id, rollout.sample_index): rollout for rollout in rollouts}
-    return [by_sample[request.group_id, index] for request in requests for index in request.sample_indices]
+    """The rollouts of each request and sample index, in the order of the requests. A sample has one, or several rows
+    of a conversation, which stay in their order. KeyError if there is none."""
+    by_sample: dict[tuple[int, int], list[Rollout]] = {}
+    for rollout in rollouts:
+        by_sample.setdefault(sample_of(rollout), []).append(rollout)
+    samples = [(request.group_id, index) for request in requests for index in request.sample_indices]
+    return [rollout for sample in samples for rollout in by_sample[sample]]
 
 
 class PortionedEngine(RestingEngine):

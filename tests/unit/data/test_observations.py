@@ -121,17 +121,16 @@ def word(chance: random.Random) -> str:
     return "".join(chance.choices(string.ascii_letters + "0123456789 +-", k=chance.randint(1, 12))).strip() or "w"
 
 
-def test_a_template_that_forgets_thinking_is_refused() -> None:
-    with pytest.raises(DataError, match=r"run: the chat template writes thinking differently(?s:.*)'user' follows"):
-        format_of(FORGETFUL).check_history(["user"], where="run")
+def test_a_template_that_forgets_thinking_is_found() -> None:
+    assert format_of(FORGETFUL).rewrites("user", where="run") == "thinking"
 
 
 @pytest.mark.parametrize(
     ("template", "observer"), [(HERMES, "tool"), (LLAMA, "tool"), (HERMES, "user"), (CHATML, "user")]
 )
-def test_templates_that_keep_history_pass(template: str, observer: Any) -> None:
+def test_templates_that_keep_history_are_known(template: str, observer: Any) -> None:
     tools = (CALCULATOR,) if observer == "tool" else ()
-    format_of(template, tools).check_history([observer], where="run")
+    assert format_of(template, tools).rewrites(observer, where="run") == ""
 
 
 @pytest.mark.parametrize("template", [HERMES, LLAMA, CHATML])
@@ -174,7 +173,7 @@ def test_tokens_of_a_real_tokenizer(shared_dir: Any) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(shared_dir / "models" / "minimind_tokenizer")
     form = ObservationFormat(Template(tokenizer, {}, (CALCULATOR,)), frozenset({tokenizer.eos_token_id}))
-    form.check_history(["tool", "user"], where="run")
+    assert [form.rewrites(observer, where="run") for observer in ("tool", "user")] == ["", ""]
     tokens = form.tokens(
         [Message("tool", "1<|im_end|></tool_response>")], [call("a")], tokenizer.eos_token_id, where="test"
     )

@@ -10,7 +10,7 @@ from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import align_weights, load_model, resolve_device
-from burnish.models.tokenizers import chat_template_text, choose_pad_token_id, eos_token_ids, load_tokenizer
+from burnish.models.tokenizers import chat_template_for, choose_pad_token_id, eos_token_ids, load_tokenizer
 
 
 @pytest.fixture
@@ -215,9 +215,9 @@ def test_chat_template_inline_or_file(copy_of_model, tmp_path):
     assert load_tokenizer(inline).apply_chat_template(messages, tokenize=False) == "12!"
     file = tmp_path / "template.jinja"
     file.write_text("{{ 'from file' }}")
-    assert chat_template_text(str(file)) == "{{ 'from file' }}"
+    assert chat_template_for(None, str(file)) == "{{ 'from file' }}"
     with pytest.raises(ModelError, match=r"missing\.jinja"):
-        chat_template_text("missing.jinja")
+        chat_template_for(None, "missing.jinja")
 
 
 def test_devices():

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat
-from burnish.data.openings import OpeningEncoder
-from burnish.data.template import ChatFormat, Template
+from burnish.data.template import Template
 from burnish.environments.host import ConversationHost, Wanted
 from burnish.models.characters import character_tokenizer
 from burnish.rollouts.conversation import Answer, Closed, Opened
@@ -235,7 +235,7 @@ def partner_of(host: ConversationHost | None, tokenizer: Any = TOKENIZER, **limi
         (),
         Hermes() if schemas else None,
         ObservationFormat(Template(tokenizer, {}, schemas), frozenset({tokenizer.eos_token_id})),
-        OpeningEncoder(tokenizer, ChatFormat("always")).encode,
+        HistoryEncoder(tokenizer),
         PartnerLimits(**{"open_seconds": 20.0, "call_seconds": 20.0, **limits}),
     )
 

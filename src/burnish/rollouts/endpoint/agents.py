@@ -29,14 +29,13 @@ from burnish.rollouts.endpoint.trajectory import Room, Trajectory
 from burnish.rollouts.endpoint.turns import TurnSampler
 from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
 from burnish.rollouts.partner import MAX_SEED
+from burnish.rollouts.portions import in_order
 from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutRequest
 
 MODEL_NAME = "policy"
 """What agents call the policy."""
 GIVEN = ("base_url", "api_key", "model", "messages")
 """What an agent is given besides the columns of its row; `messages` is the prompt as a conversation."""
-Sample = tuple[int, int]
-"""Group and sample index."""
 _GATHER_SECONDS = 0.005
 """Once somebody wants a turn: how long nothing may happen until it is sampled."""
 _MAX_POLL_SECONDS = 1.0
@@ -141,10 +140,9 @@ class AgentEngine(RestingEngine):
     ) -> list[Rollout]:
         """See `RolloutEngine`, but for the number of rows. Raises what the engine raises."""
         single = [request for request in requests if request.prompt_id not in self._talks]
-        rows: dict[Sample, list[Rollout]] = {}
+        rows: list[Rollout] = []
         if single:
-            found = self._others.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
-            rows = {(rollout.group_id, rollout.sample_index): [rollout] for rollout in found}
+            rows += self._others.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
         by_talk: dict[int, list[RolloutRequest]] = {}
         for request in requests:
             if request.prompt_id in self._talks:
@@ -161,9 +159,8 @@ class AgentEngine(RestingEngine):
                     Room(talk.turns, min(talk.turn_tokens or most, most), most, self._context_length),
                     self._counts,
                 )
-                rows |= hall.hold([(request, self._talks[request.prompt_id][1]) for request in some])
-        samples = [(request.group_id, index) for request in requests for index in request.sample_indices]
-        return [rollout for sample in samples for rollout in rows[sample]]
+                rows += hall.hold([(request, self._talks[request.prompt_id][1]) for request in some])
+        return in_order(requests, rows)
 
     def sync(self, weights: Weights) -> None:
         """See `RolloutEngine`."""
@@ -223,10 +220,10 @@ class _Hall:
         self._turns = TurnSampler(self._draw, MODEL_NAME, call.seed)
         self._open: dict[str, _Agent] = {}
 
-    def hold(self, requests: Sequence[tuple[RolloutRequest, Prompt]]) -> Mapping[Sample, list[Rollout]]:
-        """Until all agents have ended: the rows of each sample."""
+    def hold(self, requests: Sequence[tuple[RolloutRequest, Prompt]]) -> list[Rollout]:
+        """Until all agents have ended: the rows of their trajectories."""
         waiting = deque((request, prompt, i) for request, prompt in requests for i in request.sample_indices)
-        rows: dict[Sample, list[Rollout]] = {}
+        rows: list[Rollout] = []
         quiet = False
         try:
             while waiting or self._open:
@@ -239,7 +236,7 @@ class _Hall:
                     quiet = False
                 else:
                     quiet = not self._listen(patient=self._talk.in_rounds or not asking)
-                rows |= self._collect()
+                rows += self._collect()
         finally:
             for name in list(self._open):  # after an error
                 self._forget(name).process.close()
@@ -347,9 +344,9 @@ class _Hall:
 
         self._turns.speak(orders, self._call.sampling, heard)
 
-    def _collect(self) -> dict[Sample, list[Rollout]]:
+    def _collect(self) -> list[Rollout]:
         """The rows of the agents that have ended."""
-        found = {}
+        found: list[Rollout] = []
         for name in [name for name, agent in self._open.items() if agent.over]:
             agent = self._forget(name)
             trajectory, failed = agent.trajectory, agent.failed
@@ -362,7 +359,7 @@ class _Hall:
             only_last = self._call.step < 0 or self._call.sampling.greedy
             rows = trajectory.rollouts(failed=failed, version=self._call.version, only_last=only_last)
             self._call.on_finished(rows)
-            found[trajectory.request.group_id, trajectory.sample_index] = rows
+            found += rows
         return found
 
     def _forget(self, name: str) -> _Agent:

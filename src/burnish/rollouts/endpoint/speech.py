@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from burnish.data.chat import encode_bare, encode_text
+from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.data.template import Template
 from burnish.errors import ConfigError, DataError
@@ -38,8 +39,12 @@ class Speech:
     options: Mapping[str, Json] = field(default_factory=dict)
     parser: ToolParser | None = None
     without_parser: str = "this server has no parser of tool calls"
+    _histories: HistoryEncoder = field(init=False, repr=False)
     _formats: dict[str, ObservationFormat] = field(default_factory=dict, repr=False)
     _kept: dict[tuple[str, Observer], bool] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_histories", HistoryEncoder(self.tokenizer, self.options))
 
     @staticmethod
     def of(
@@ -60,12 +65,12 @@ class Speech:
             return Speech(tokenizer, stop, options, None, without_parser=error.message)
 
     def encode(self, messages: Sequence[Message], tools: Schemas) -> tuple[int, ...]:
-        """The whole history as the chat template writes it, with the beginning of the policy's turn. RefusedError if it
-        cannot be written."""
+        """The whole history as the chat template writes it, with the beginning of the policy's turn. What tools have
+        answered is text. RefusedError if it cannot be written."""
         self._check_tools(tools)
+        heard = {number: 0 for number, message in enumerate(messages) if message.role == "tool"}
         try:
-            text = self._format(tools).template.render(_named(messages), where=_WHERE, add_generation_prompt=True)
-            tokens = encode_bare(text, self.tokenizer)
+            tokens = self._histories.encode(_named(messages), heard, tools, where=_WHERE)
         except DataError as error:
             raise RefusedError(400, str(error), param="messages") from error
         if not tokens:
@@ -129,8 +134,7 @@ class Speech:
         key = (_key(tools), observer)
         if key not in self._kept:
             try:
-                self._format(tools).check_history([observer], where=_WHERE)
-                self._kept[key] = True
+                self._kept[key] = not self._format(tools).rewrites(observer, where=_WHERE)
             except DataError:
                 self._kept[key] = False
         return self._kept[key]

@@ -8,10 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from burnish.rollouts.endpoint.requests import ChatRequest, RefusedError, TextRequest, TokenRequest, TurnRequest
 from burnish.rollouts.endpoint.speech import Schemas, Speech
-from burnish.types import Author, FinishReason, Json, Message, RewardStatus, Rollout, RolloutRequest, Turn
-
-BRANCH_STRIDE = 1_000_000
-"""Branch b of sample i is a row of its own, with the sample index i + b * BRANCH_STRIDE."""
+from burnish.types import (
+    BRANCH_STRIDE,
+    Author,
+    FinishReason,
+    Json,
+    Message,
+    RewardStatus,
+    Rollout,
+    RolloutRequest,
+    Turn,
+)
 
 
 @dataclass(frozen=True, slots=True)

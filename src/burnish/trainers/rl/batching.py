@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from burnish.forward.batch import Batch
 from burnish.trainers.rl.turn_states import turn_states
-from burnish.types import FinishReason, Rollout, RolloutGroup
+from burnish.types import BRANCH_STRIDE, FinishReason, Rollout, RolloutGroup, sample_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class BatchRewards:
 
     scores_B: weighted sum of the rewards (with penalties). dense_rewards_BT: rewards per token, if any reward gave
     them. greedy_scores_B: score of the greedy response to the same prompt. parts_BC: each reward before its weight.
+    counted_B: index of the row that counts for this one among the others of its group, if a sample has several rows.
     observation_ids_BT, history_ids_BT: in which state each turn is, for estimators that compare turns in one state.
     """
 
@@ -28,6 +29,7 @@ class BatchRewards:
     greedy_scores_B: Tensor | None = None
     parts_BC: Tensor | None = None
     weights_C: Tensor | None = None
+    counted_B: Tensor | None = None
     observation_ids_BT: Tensor | None = None
     history_ids_BT: Tensor | None = None
 
@@ -104,7 +106,15 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[st
         greedy_scores_B=greedy_B,
         parts_BC=parts_BC,
         weights_C=weights_C,
+        counted_B=_counted(rollouts) if any(r.sample_index >= BRANCH_STRIDE for r in rollouts) else None,
     )
+
+
+def _counted(rollouts: Sequence[Rollout]) -> Tensor:
+    """For each row the first one of the same sample with the same score. A conversation that was sampled once must not
+    count several times in the mean of its group because it is several rows."""
+    first: dict[tuple[tuple[int, int], float | None], int] = {}
+    return torch.tensor([first.setdefault((sample_of(r), r.reward), index) for index, r in enumerate(rollouts)])
 
 
 def _groups_have_equal_parts(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping[str, float]) -> bool:

@@ -72,7 +72,7 @@ class Collector:
             groups = self._sample(drawn, step, first_id=len(sampled), asked=asked, stopwatch=stopwatch)
             sampled.extend(groups)
             places.extend((one.domain, one.place) for one in drawn)
-            kept.extend(group for group in groups if not self.why_left_out(group, step))
+            kept.extend(group for group in groups if not why_left_out(group, step, self.domains, self.needs_greedy))
             lacking = self.domains.lacking(wanted, kept)
             if not any(lacking.values()):
                 break
@@ -80,7 +80,7 @@ class Collector:
         metrics = self._describe(sampled, kept, wanted)
         if self.config.algorithm.overlong_buffer is not None:
             # After the filter: a penalty must not make a group of equal answers look informative.
-            kept = [self.penalised(group, self.config.algorithm.overlong_buffer) for group in kept]
+            kept = [penalised(group, self.config.algorithm.overlong_buffer, self.domains) for group in kept]
             metrics |= describe_penalties(kept)
         spent = MetricStore.of((metrics, self.scorer.take_metrics(), self.engine.take_metrics()))
         return Collected(tuple(kept), tuple(sampled), positions, spent.merged(), tuple(places))
@@ -141,16 +141,8 @@ class Collector:
         one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
         return self.generate(one_each, dataclasses.replace(sampling, greedy=True), step, begin)
 
-    def why_left_out(self, group: RolloutGroup, step: int) -> str:
-        """See the function of this name."""
-        return why_left_out(group, step, domains=self.domains, needs_greedy=self.needs_greedy)
 
-    def penalised(self, group: RolloutGroup, fraction: float) -> RolloutGroup:
-        """See the function of this name."""
-        return penalised(group, fraction, self.domains)
-
-
-def why_left_out(group: RolloutGroup, step: int, *, domains: Domains, needs_greedy: bool) -> str:
+def why_left_out(group: RolloutGroup, step: int, domains: Domains, needs_greedy: bool) -> str:
     """Why a group is not trained on; empty if it is."""
     if all(r.reward is None for r in group.rollouts):
         return "no response has a score"

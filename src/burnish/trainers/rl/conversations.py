@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from burnish.config.domains import DomainSettings
-from burnish.config.names import AUTO_PARSER
+from burnish.config.names import AUTO_PARSER, KEEP_THINKING
 from burnish.config.schema import RlConfig
 from burnish.config.schema_conversation import ConversationConfig
 from burnish.data.chat import uses_template
+from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
-from burnish.data.openings import OpeningEncoder
 from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat, Template
 from burnish.environments.host import ConversationHost, Wanted
@@ -146,13 +146,13 @@ def open_partner(
     observations = ObservationFormat(Template(tokenizer, chat.options, schemas), stop)
     answers_text = host is not None and host.answers_text
     observers: list[Observer] = [*(("tool",) if schemas else ()), *(("user",) if answers_text else ())]
-    observations.check_history(observers, where=where)
+    rewriting = _rewriting(conversation, observations, observers, where)
     partner = ToolsAndEnvironment(
         host,
         served,
         parser,
         observations,
-        OpeningEncoder(tokenizer, chat).encode,
+        HistoryEncoder(tokenizer, chat.options),
         PartnerLimits(
             open_seconds=conversation.open_timeout_seconds,
             call_seconds=conversation.call_timeout_seconds,
@@ -160,9 +160,39 @@ def open_partner(
             prompt_tokens=domain.max_prompt_tokens,
             same_start=conversation.same_start,
         ),
+        rewriting=rewriting,
         where=where,
     )
-    return partner, _lines(conversation, where, schemas, name)
+    return partner, _lines(conversation, where, schemas, name, rewriting)
+
+
+def _rewriting(
+    conversation: ConversationConfig, observations: ObservationFormat, observers: Sequence[Observer], where: str
+) -> frozenset[Observer]:
+    """By whose messages the chat template is led to write earlier turns anew. ConfigError if that is not wanted."""
+    found = {observer: observations.rewrites(observer, where=where) for observer in observers}
+    rewriting = frozenset(observer for observer, what in found.items() if what)
+    if not rewriting or conversation.trajectory == "fork":
+        return rewriting
+    observer = min(rewriting)
+    remedy = f"set {where}.trajectory: fork, which gives each history a row of its own"
+    changed = _with_kept_thinking(observations)
+    if not any(changed.rewrites(one, where=where) for one in observers):
+        remedy = (
+            f"set model.chat_template: {KEEP_THINKING}, which is the same template without what leaves out thinking, "
+            f"or {where}.trajectory: fork, which gives each history a row of its own"
+        )
+    raise ConfigError(
+        f"{where}: the chat template writes {found[observer]} differently from what the policy was given and wrote, "
+        f"once a message of the role {observer!r} follows",
+        remedy=f"{remedy}; or name a template that leaves earlier turns as they are",
+    )
+
+
+def _with_kept_thinking(observations: ObservationFormat) -> ObservationFormat:
+    template = observations.template
+    tokenizer = with_template(template.tokenizer, KEEP_THINKING)
+    return replace(observations, template=replace(template, tokenizer=tokenizer))
 
 
 def _wanted(conversation: ConversationConfig, where: str) -> Wanted:
@@ -198,7 +228,9 @@ def _parser(
     return find_parser(name), name
 
 
-def _lines(conversation: ConversationConfig, where: str, schemas: Schemas, parser: str) -> list[str]:
+def _lines(
+    conversation: ConversationConfig, where: str, schemas: Schemas, parser: str, rewriting: Collection[Observer]
+) -> list[str]:
     """What the user is told."""
     names = ", ".join(str(function_of(schema)["name"]) for schema in schemas)
     partner = [] if conversation.environment is None else [f"environment {conversation.environment}"]
@@ -208,5 +240,10 @@ def _lines(conversation: ConversationConfig, where: str, schemas: Schemas, parse
         lines.append(
             f"{where}: whoever has an answer goes on, so log-probabilities may differ in rounding from run to run "
             f"({where}.in_rounds: true makes them equal)"
+        )
+    if rewriting:
+        lines.append(
+            f"{where}: after messages of the role {' or '.join(sorted(rewriting))} the chat template writes earlier "
+            "turns anew; each of them begins a row of its own, which has the score of the conversation"
         )
     return lines

@@ -60,6 +60,8 @@ def assign_advantages(
     if kl_BT is not None:  # estimators of whole responses see the KL too: a score includes that of its tokens, if any
         with_kl_B = shaping.sequence_scores(rewards_BT, rewarded_BT)
         scores_B = torch.where(rewarded_BT.any(dim=1), with_kl_B, scores_B)
+        if rewards.counted_B is not None:
+            scores_B = rewards.scores_B + _summed(scores_B - rewards.scores_B, rewards.counted_B)
     reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
@@ -180,22 +182,31 @@ def _estimate(
     algorithm: AlgorithmConfig,
 ) -> tuple[Tensor, Tensor | None]:
     """Give the estimator what its parameter names ask for; an advantage per response is spread over trained tokens."""
-    available = {
-        "scores_B": rewards.scores_B,
+    available = {field.name: getattr(rewards, field.name) for field in dataclasses.fields(rewards)} | {
         "group_ids_B": batch.group_ids,
         "lengths_B": _rewarded(batch, estimator).sum(dim=1),
-        "greedy_scores_B": rewards.greedy_scores_B,
-        "parts_BC": rewards.parts_BC,
-        "weights_C": rewards.weights_C,
         "token_rewards_BT": rewards_BT,
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
         "turn_index_BT": _turns(batch, algorithm.discount, estimator),
-        "observation_ids_BT": rewards.observation_ids_BT,
-        "history_ids_BT": rewards.history_ids_BT,
     }
-    advantages, returns_BT = _asked(estimator, available, estimator_numbers(estimator, algorithm))
+    counted_B = None if estimator.token_level else available.pop("counted_B")
+    asked = available if counted_B is None else _once(available, counted_B)
+    advantages, returns_BT = _asked(estimator, asked, estimator_numbers(estimator, algorithm))
+    if counted_B is not None:
+        advantages = advantages[counted_B.unique(return_inverse=True)[1]]
     return advantages if estimator.token_level else shaping.spread(advantages, batch.loss_mask), returns_BT
+
+
+def _once(tensors: Mapping[str, Tensor | None], counted_B: Tensor) -> dict[str, Tensor | None]:
+    """The tensors with only those rows that count for themselves."""
+    rows = counted_B.unique()
+    return {n: t if t is None or n == "weights_C" else t[rows] for n, t in tensors.items()}
+
+
+def _summed(numbers_B: Tensor, counted_B: Tensor) -> Tensor:
+    """Each row's number replaced by the sum over the rows that count as one."""
+    return torch.zeros_like(numbers_B).index_add(0, counted_B, numbers_B)[counted_B]
 
 
 def _asked(

@@ -12,7 +12,7 @@ from burnish.config.schema import RlConfig
 from burnish.data.prompts import ELSEWHERE, DomainRows, PromptSet, load_prompts
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
-from burnish.models.tokenizers import chat_template_text
+from burnish.models.tokenizers import chat_template_for
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -67,5 +67,5 @@ def with_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> P
     if template is None:
         return tokenizer
     other = copy.copy(tokenizer)
-    other.chat_template = chat_template_text(template)
+    other.chat_template = chat_template_for(tokenizer, template)
     return other

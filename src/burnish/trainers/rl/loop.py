@@ -26,7 +26,7 @@ from burnish.trainers.outer_loop import Controller, Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.beside import ALONE, Beside
-from burnish.trainers.rl.collection import Collected
+from burnish.trainers.rl.collection import Collected, why_left_out
 from burnish.trainers.rl.credit import whiten_minibatch
 from burnish.trainers.rl.crediting import credit_rows
 from burnish.trainers.rl.domain_credit import DomainCredit
@@ -92,7 +92,8 @@ class RlRun(Training):
         step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.display.phase)
         collected = self.supply.take(step, stopwatch)
         metrics.merge(collected.metrics)
-        why_left_out = partial(self.supply.collector.why_left_out, step=step)
+        collector = self.supply.collector
+        why = partial(why_left_out, step=step, domains=collector.domains, needs_greedy=collector.needs_greedy)
         try:
             batch = self.prepare(collected, stopwatch, metrics)
             if batch is not None:
@@ -100,14 +101,14 @@ class RlRun(Training):
                     self.update(batch, step, metrics)
         except DivergenceError:
             # The rollouts are part of the evidence.
-            self.journal.record(step, collected.sampled, rollout_notes(collected, None, why_left_out))
+            self.journal.record(step, collected.sampled, rollout_notes(collected, None, why))
             raise
         # After the updates: the coefficient that a step began with holds for all of its minibatches.
         if batch is not None and batch.ref_logprobs is not None:
             metrics.merge(steer_kl(batch, self.kl, self.config.algorithm))
         try:
             with stopwatch.phase("record"):
-                self.journal.record(step, collected.sampled, rollout_notes(collected, batch, why_left_out))
+                self.journal.record(step, collected.sampled, rollout_notes(collected, batch, why))
             self.supply.publish(self.policy.publish(), step)
         finally:  # the weights have moved: whatever happens now, the step's metrics are saved with them
             metrics.merge(stopwatch.metrics())

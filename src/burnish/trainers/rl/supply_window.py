@@ -30,7 +30,7 @@ from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.collection import Collected, Collector, penalised
+from burnish.trainers.rl.collection import Collected, Collector, penalised, why_left_out
 from burnish.trainers.rl.domains import Domain
 from burnish.trainers.rl.open_places import OpenPlaces, Place
 from burnish.trainers.rl.stored_batches import group_from_text
@@ -315,7 +315,8 @@ class SupplyWindow(Supply):
         return self.collector.domains.only
 
     def _teaches(self, group: RolloutGroup) -> bool:
-        return not self.collector.why_left_out(group, step=self._progress.step)
+        collector = self.collector
+        return not why_left_out(group, self._progress.step, collector.domains, collector.needs_greedy)
 
     def _prompt(self, position: int) -> Prompt:
         return self._from_data(1, position)[0].prompt

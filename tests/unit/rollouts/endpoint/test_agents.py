@@ -14,9 +14,8 @@ import pytest
 from burnish.environments.host import ConversationHost, Wanted
 from burnish.errors import ConfigError, RolloutError
 from burnish.rollouts.endpoint.agents import AgentEngine, AgentServer, AgentTalk
-from burnish.rollouts.endpoint.trajectory import BRANCH_STRIDE
 from burnish.rollouts.engine import Sampling
-from burnish.types import FinishReason, Message, Prompt, Rollout, RolloutRequest
+from burnish.types import BRANCH_STRIDE, FinishReason, Message, Prompt, Rollout, RolloutRequest
 
 from .conftest import Script, speech_of
 

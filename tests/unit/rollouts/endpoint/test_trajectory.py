@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from burnish.rollouts.endpoint.answers import Reply, message_body
 from burnish.rollouts.endpoint.desk import Order
 from burnish.rollouts.endpoint.requests import RefusedError, Terms, read_chat, read_completion, read_tokens
-from burnish.rollouts.endpoint.trajectory import BRANCH_STRIDE, Room, Trajectory
+from burnish.rollouts.endpoint.trajectory import Room, Trajectory
 from burnish.rollouts.endpoint.turns import TurnSampler
 from burnish.rollouts.engine import Sampling
-from burnish.types import FinishReason, RolloutRequest
+from burnish.types import BRANCH_STRIDE, FinishReason, RolloutRequest
 
 from .conftest import FORGETFUL, ROOM, SAMPLING, Script, speech_of
 

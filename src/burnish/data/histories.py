@@ -1,0 +1,91 @@
+"""Whole conversations as tokens. What tools and environments have said in them is text, whatever it looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from burnish.data.chat import encode_bare, turns_of
+from burnish.data.marked import marks, pieces
+from burnish.data.plain_tokens import PlainEncoder
+from burnish.data.template import Template
+from burnish.errors import DataError
+from burnish.types import Json, Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Opening = str | Sequence[Mapping[str, Json]]
+Heard = Mapping[int, int]
+"""Where what was said by tools or environments begins: number of the message, from 0, to the character in it."""
+_WORD = "burnish word"
+
+
+def opened(prompt: Prompt, opening: Opening) -> tuple[tuple[Message, ...], dict[int, int]]:
+    """The conversation of a prompt with what its environment adds to it: a text behind the user's last message, or
+    further messages. Also where that begins."""
+    messages = turns_of(prompt)
+    if not isinstance(opening, str):
+        added = tuple(Message(str(turn["role"]), str(turn["content"])) for turn in opening)
+        return (*messages, *added), {len(messages) + index: 0 for index in range(len(added))}
+    *before, last = messages
+    if last.role != "user":
+        return (*messages, Message("user", opening)), {len(messages): 0}
+    return (*before, replace(last, content=last.content + opening)), {len(before): len(last.content)}
+
+
+@dataclass(frozen=True)
+class HistoryEncoder:
+    """Encodes conversations with the chat template, and keeps control tokens out of what was heard.
+
+    options: arguments of the template.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    options: Mapping[str, Any] = field(default_factory=dict)
+    _plain: PlainEncoder = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_plain", PlainEncoder(self.tokenizer))
+
+    def encode(
+        self, messages: Sequence[Message], heard: Heard, tools: Sequence[Mapping[str, Any]], *, where: str
+    ) -> tuple[int, ...]:
+        """Tokens of the messages and of the beginning of the policy's turn, none of which that was heard is a control
+        token. Raises DataError, beginning with `where`, if the template or the tokenizer refuses them."""
+        template = Template(self.tokenizer, self.options, tuple(tools))
+
+        def write(some: Sequence[Message]) -> str:
+            return template.render(some, where=where, add_generation_prompt=True)
+
+        written = write(messages)
+        tokens = encode_bare(written, self.tokenizer)
+        harmless = encode_bare(write(_changed(messages, heard, lambda text: _WORD)), self.tokenizer)
+        if self._plain.control_tokens(tokens) == self._plain.control_tokens(harmless):
+            return tokens
+        begin, end = marks(messages)
+        for some in (messages, _changed(messages, heard, str.strip)):
+            marked = write(_changed(some, heard, lambda text: begin + text + end))
+            if marked.replace(begin, "").replace(end, "") == written:
+                return self._apart(marked, begin, end)
+        raise DataError(
+            f"{where}: the chat template changes what tools or environments say",
+            remedy="set model.chat_template to one that writes the contents of messages as they are",
+        )
+
+    def _apart(self, marked: str, begin: str, end: str) -> tuple[int, ...]:
+        """The tokens where what was heard has what looks like control tokens: it is encoded apart from the rest."""
+        tokens: list[int] = []
+        for piece, was_heard in pieces(marked, begin, end):
+            tokens += self._plain.encode(piece) if was_heard else encode_bare(piece, self.tokenizer)
+        return tuple(tokens)
+
+
+def _changed(messages: Sequence[Message], heard: Heard, change: Callable[[str], str]) -> tuple[Message, ...]:
+    """The messages with something else in place of what was heard."""
+    found = list(messages)
+    for number, start in heard.items():
+        content = found[number].content
+        found[number] = replace(found[number], content=content[:start] + change(content[start:]))
+    return tuple(found)

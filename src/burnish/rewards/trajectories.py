@@ -1,0 +1,52 @@
+"""Conversations of several rows: a reward scores the row in which one ends, and the score counts for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from burnish.errors import RewardError
+from burnish.rewards.inputs import Item
+from burnish.types import FinishReason, Rollout
+
+
+def to_score(items: Iterable[Item]) -> list[Item]:
+    """The responses that rewards are to score. Not those whose environment has failed, of which there is nothing to
+    score, nor conversations that go on in another row."""
+    return [item for item in items if not is_lost(item[1]) and item[1].ends_in is None]
+
+
+def is_lost(rollout: Rollout) -> bool:
+    """Whether it is a conversation whose environment has failed."""
+    return rollout.finish_reason is FinishReason.FAILED
+
+
+def with_scores(items: Sequence[Item], scored: Iterable[Rollout]) -> list[Rollout]:
+    """All rollouts, with the results for those `to_score`, in their order. Raises RewardError for token rewards of a
+    conversation of several rows: each of them would be one of all its rows."""
+    results = iter(scored)
+    own = [rollout if is_lost(rollout) or rollout.ends_in is not None else next(results) for _, rollout in items]
+    ends = {(rollout.group_id, rollout.sample_index): rollout for rollout in own if rollout.ends_in is None}
+    return [
+        rollout
+        if is_lost(rollout) or rollout.ends_in is None
+        else _as_end(rollout, ends[rollout.group_id, rollout.ends_in])
+        for rollout in own
+    ]
+
+
+def _as_end(rollout: Rollout, end: Rollout) -> Rollout:
+    if end.token_rewards is not None:
+        raise RewardError(
+            f"a reward gives token rewards to a conversation of several rows (prompt {rollout.prompt_id!r}, sample "
+            f"{end.sample_index}), but only its score can count for all of them",
+            remedy="use a reward that scores whole responses, or a chat template that does not write earlier turns "
+            "anew, without conversation.trajectory: fork",
+        )
+    return replace(
+        rollout,
+        reward=end.reward,
+        reward_parts=end.reward_parts,
+        status=end.status,
+        status_detail=end.status_detail,
+    )
