@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,10 +15,14 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
+from burnish.config.schema_data import ModelConfig
+from burnish.errors import ConfigError
 from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.run import evaluate_run
 from burnish.trainers.telemetry.journal import Journal
+from burnish.types import BRANCH_STRIDE
 
 QUIET = Console(quiet=True)
 
@@ -234,6 +239,35 @@ def test_two_trainers_have_the_bits_of_one(run: Callable[..., RlConfig], trace: 
     one, two = (train(run(f"trainers{count}", cluster={**lanes, "trainers": count})) for count in (1, 2))
     assert trace(one).state == trace(two).state
     assert trace(one).rollouts == trace(two).rollouts
+
+
+def test_a_template_that_writes_earlier_turns_anew(
+    run: Callable[..., RlConfig], talking_model: Path, tmp_path: Path
+) -> None:
+    """Each history is a row, which follows exactly the tokens that the engine saw, and has the score of the end."""
+    marked = "{{ '' if loop.last else '+' }}{{ message.content }}"
+    model = {"path": str(talking_model), "chat_template": TEMPLATE.replace("{{ message.content }}", marked, 1)}
+    with pytest.raises(ConfigError, match="the chat template writes a turn differently"):
+        train(run("refused", "echo", model=model))
+    folder = train(run("forks", "echo", {"trajectory": "fork"}, model=model))
+    tokenizer = load_tokenizer(ModelConfig(**model))
+    lines = [line for line in rollouts(folder) if line["sample_index"] >= 0]
+    conversations: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        assert all(turn["author"] == "policy" for turn in line["turns"])  # what was said in between is in the prompt
+        key = line["step"], line["group_id"], line["sample_index"] % BRANCH_STRIDE
+        conversations.setdefault(key, []).append(line)
+    assert max(map(len, conversations.values())) == 3
+    for found in conversations.values():
+        assert len({line["reward"] for line in found}) == 1
+        assert [line["ends_in"] for line in found[:-1]] == [found[-1]["sample_index"]] * (len(found) - 1)
+        history = tokenizer.decode(found[0]["prompt_tokens"])
+        for before, after in itertools.pairwise(found):
+            history = history + "+" + before["response"] + "$"
+            written = tokenizer.decode(after["prompt_tokens"])
+            assert written.startswith(history)  # and goes on with what the environment has said
+            history = written
+    assert any(line["kept"] for line in lines if "ends_in" in line)
 
 
 @pytest.mark.parametrize("how", ["die", "raise"])

@@ -199,7 +199,10 @@ class ObservationFormat:
         asked = self._render([_ASKED], where, next_turn=True)
         alone = self._render([_ASKED, said], where)
         followed = self._render([_ASKED, said, observed], where, next_turn=True)
-        if alone.startswith(asked) and followed.startswith(alone):
+        wrote = "" if said.tool_calls else said.content
+        # White space in front of it, which some templates put there, the policy writes as well.
+        is_kept = alone.startswith(asked) and alone[len(asked) :].lstrip().startswith(wrote)
+        if is_kept and followed.startswith(alone):
             return ""
         return "a turn that calls a tool" if said.tool_calls else "thinking" if _THOUGHT in said.content else "a turn"
 

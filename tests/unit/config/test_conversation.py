@@ -12,6 +12,7 @@ from burnish.errors import ConfigError
 
 RUN: dict[str, Any] = {"model": "m", "data": {"train": "a"}, "rewards": "math"}
 TALK = {"tools": "calculator"}
+FORK = {"environment": "a.py:B", "trajectory": "fork"}
 
 
 def load(conversation: Any, **fields: Any) -> RlConfig:
@@ -70,6 +71,13 @@ DOMAINS = {"game": {"train": "b", "share": 0.5}, "plain": {"train": "c", "share"
         (TALK, {"partial": True, "max_staleness": 1, "cluster": {"rollout_workers": 1}}, "a turn of a conversation"),
         (TALK, {"rollout": {"ignore_eos": True}}, "so no turn of a conversation would end"),
         (TALK, {"scoring": {"truncate_token": "."}}, "which the turns of a conversation cannot be"),
+        ({"agent": "a.py:b", "trajectory": "fork"}, {}, "what it edits always becomes a row of its own"),
+        ({**TALK, "trajectory": "branch"}, {}, "trajectory"),
+        (FORK, {"cluster": {"window": 4, "rollout_workers": 1}, "max_staleness": 1}, "may have several rows here"),
+        (FORK, {"algorithm": {"preset": "turn_grpo"}}, "turn_grpo looks at all turns of a conversation"),
+        (FORK, {"algorithm": {"preset": "gigpo"}}, "gigpo looks at all turns of a conversation"),
+        (FORK, {"algorithm": {"preset": "ppo", "discount": "turn"}}, "turn looks at all turns of a conversation"),
+        (FORK, {"rewards": [{"name": "environment", "options": {"by_turn": True}}]}, "by_turn looks at all turns"),
         ({**TALK, "max_turns": 0}, {}, "max_turns"),
         ({**TALK, "max_open": 0}, {}, "max_open"),
         ({**TALK, "max_turn_tokens": 0}, {}, "max_turn_tokens"),

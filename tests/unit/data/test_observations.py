@@ -121,8 +121,10 @@ def word(chance: random.Random) -> str:
     return "".join(chance.choices(string.ascii_letters + "0123456789 +-", k=chance.randint(1, 12))).strip() or "w"
 
 
-def test_a_template_that_forgets_thinking_is_found() -> None:
-    assert format_of(FORGETFUL).rewrites("user", where="run") == "thinking"
+@pytest.mark.parametrize("template", [FORGETFUL, FORGETFUL.replace(" and not loop.last", "")])
+def test_a_template_that_forgets_thinking_is_found(template: str) -> None:
+    """Also one that never writes it, so that nothing changes later on."""
+    assert format_of(template).rewrites("user", where="run") == "thinking"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,17 @@ from burnish.models.weights import Weights
 from burnish.rollouts.conversation import Answer, Closed, ConversingEngine, Event, Opened, Talk
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.types import FinishReason, Message, Metric, Prompt, RewardStatus, Rollout, RolloutRequest, Turn
+from burnish.types import (
+    BRANCH_STRIDE,
+    FinishReason,
+    Message,
+    Metric,
+    Prompt,
+    RewardStatus,
+    Rollout,
+    RolloutRequest,
+    Turn,
+)
 
 SAMPLING = Sampling(max_response_tokens=50)
 PROMPTS = {"p": Prompt("p", text="p"), "q": Prompt("q", text="q"), "single": Prompt("single", text="s")}
@@ -417,3 +427,67 @@ def test_samples_do_not_depend_on_what_is_sampled_together(model: Any, make_engi
     found = conversations(rows, slow=(1, 4), open=3)
     assert found == conversations(8, slow=(), open=10)
     assert sum(len(turns) > 1 for _, _, turns, _ in found) > 5
+
+
+# ---- a history that is written anew
+
+
+@dataclass
+class Forgetful(Echo):
+    """Writes the history anew after each turn: it is as long as the number of the turn says."""
+
+    def begin(self, key: Key, turn: Rollout, number: int) -> None:
+        super().begin(key, turn, number)
+        for events in (self._ready, self._later):
+            answer = events.get(key)
+            if isinstance(answer, Answer) and answer.tokens:
+                events[key] = replace(answer, tokens=(7,) * (3 + number), is_whole=True)
+
+
+def test_each_history_begins_a_row() -> None:
+    """Every sampled token is in one row, after exactly the tokens that the engine saw."""
+    script = Script()
+    finished: list[Rollout] = []
+    engine = engine_of(script, Forgetful(calls=2, pays=4.0))
+    rows = ask(engine, request("p", 0, 1), request("p", 1), on_finished=finished.extend)
+    assert [(row.group_id, row.sample_index, row.ends_in) for row in rows] == [
+        (0, 1 + BRANCH_STRIDE, 1),
+        (0, 1 + 2 * BRANCH_STRIDE, 1),
+        (0, 1, None),
+        (1, BRANCH_STRIDE, 0),
+        (1, 2 * BRANCH_STRIDE, 0),
+        (1, 0, None),
+    ]
+    assert [row.prompt_tokens for row in rows[:3]] == [(1, 2, 3), (7,) * 4, (7,) * 5]
+    assert [row.prompt_tokens for row in rows[:3]] == [seen[0].prompt_tokens for seen in script.seen]
+    assert all(row.response_tokens == (11, 11) and row.sampled_mask() == (True, True) for row in rows[:3])
+    assert [[turn.reward for turn in row.turns] for row in rows[:3]] == [[1.0], [2.0], [None]]
+    assert {row.environment_reward for row in rows} == {4.0}
+    assert [seen[0].prompt_id for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
+    assert sorted(finished, key=lambda row: row.group_id) == rows
+
+
+@pytest.mark.parametrize(("step", "greedy"), [(-1, False), (1, True)])
+def test_what_is_only_scored_is_the_row_that_ends(step: int, greedy: bool) -> None:
+    engine = engine_of(Script(), Forgetful(calls=2))
+    (row,) = engine.generate([request("p", 0)], replace(SAMPLING, greedy=greedy), seed=0, step=step)
+    assert (row.sample_index, row.ends_in, row.prompt_tokens) == (0, None, (7,) * 5)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (2, 2), (3, 3)])
+def test_a_history_has_the_room_that_the_prompt_and_a_response_have(tokens: int, rows: int) -> None:
+    """3 tokens of prompt and so many more: histories of 4 and 5 need room for one token after them."""
+    found = ask(engine_of(Script(), Forgetful(calls=2)), request("p", 0), tokens=tokens)
+    assert len(found) == rows
+    assert found[-1].finish_reason is (FinishReason.STOP if tokens == 3 else FinishReason.LENGTH)
+
+
+def test_the_last_turn_allowed_counts_those_of_earlier_rows() -> None:
+    found = ask(engine_of(Script(), Forgetful(calls=9), turns=2), request("p", 0))
+    assert [row.finish_reason for row in found] == [FinishReason.STOP, FinishReason.TURNS]
+
+
+def test_an_environment_that_fails_takes_all_rows_with_it() -> None:
+    found = ask(engine_of(Script(), Forgetful(calls=2, fails={0: 3}, pays=1.0)), request("p", 0))
+    assert [row.finish_reason for row in found] == [FinishReason.FAILED] * 3
+    assert [(row.status, row.status_detail) for row in found] == [(RewardStatus.ERROR, "it broke")] * 3

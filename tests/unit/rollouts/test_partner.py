@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import string
@@ -892,3 +893,53 @@ def test_the_end_of_a_call_ends_what_is_still_running(tools: ConversationHost, t
     (tmp_path / "1").unlink()
     time.sleep(0.1)
     assert not (tmp_path / "1").exists()
+
+
+# ---- templates that write earlier turns anew
+
+PARROT = """
+class Parrot:
+    def reset(self, **row): ...
+    def step(self, action):
+        return f"You said {action}", 0.0, False, False, {}
+"""
+# Thinking stands in the last turn alone.
+FORGETS = TEMPLATE.replace(
+    "m.content", "(m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1])"
+)
+
+
+def test_a_history_is_written_anew_after_whom_it_must_be(tmp_path: Path) -> None:
+    """After an answer of the environment, not after the result of a tool; and what both have said is text."""
+    (tmp_path / "parrot.py").write_text(PARROT)
+    tokenizer = character_tokenizer(
+        string.printable,
+        eos=STOP,
+        pad="<pad>",
+        bos="<|im_start|>",
+        unk="?!",
+        context_length=4096,
+        chat_template=FORGETS,
+    )
+    with (
+        contextlib.closing(host_of(tmp_path, TOOLS, ["add"], environment=f"{tmp_path / 'parrot.py'}:Parrot")) as host,
+        Talker(replace(partner_of(host, tokenizer), rewriting=frozenset({"user"}))) as talker,
+    ):
+        talker.open({})
+        (called,) = talker.say("<think>1</think>" + call("add", a=1, b=2))
+        (broken,) = talker.say("<tool_call>{</tool_call>")
+        (stepped,) = talker.say(f"<think>2</think>{STOP}")
+    assert stepped.failed == ""
+    assert (called.is_whole, broken.is_whole, stepped.is_whole) == (False, False, True)
+    assert tokenizer.decode(stepped.tokens) == (
+        "<|im_start|>user\nHello.<|im_end|>"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'
+        "<|im_start|>tool\nadd: 3<|im_end|>"
+        "<|im_start|>assistant\n<tool_call>{</tool_call><|im_end|>"
+        f"<|im_start|>tool\nunreadable: {broken.messages[0].content}<|im_end|>"
+        f"<|im_start|>assistant\n{STOP}<|im_end|>"
+        f"<|im_start|>user\nYou said <think>2</think>{STOP}<|im_end|>"
+        "<|im_start|>assistant\n"
+    )
+    # Seven messages, each with an end, and the one that the policy has written itself; not what the parrot repeats.
+    assert stepped.tokens.count(tokenizer.eos_token_id) == 8

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 PAD = 0
 
@@ -112,3 +112,13 @@ def test_a_missing_part_leaves_no_parts_rather_than_a_zero() -> None:
 
 def test_scores_keep_their_value() -> None:
     assert outcome_of(rollout(0, 0, 1, 0.1)).scores_B.item() == pytest.approx(0.1, rel=1e-7)
+
+
+def test_rows_of_a_sample_with_one_score_count_once() -> None:
+    again, other = 1 + BRANCH_STRIDE, 1 + 2 * BRANCH_STRIDE
+    rewards = outcome_of(
+        rollout(0, 0, 1, 0.0), rollout(0, again, 1, 1.0), rollout(0, 1, 1, 1.0), rollout(0, other, 1, 0.5)
+    )
+    assert rewards.counted_B is not None
+    assert rewards.counted_B.tolist() == [0, 1, 1, 3]
+    assert outcome_of(rollout(0, 0, 1, 0.0), rollout(0, 1, 1, 0.0)).counted_B is None

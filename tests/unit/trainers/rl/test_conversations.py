@@ -18,6 +18,7 @@ from burnish.config.loading import load_run_data
 from burnish.data.template import ChatFormat
 from burnish.errors import BurnishError, ConfigError, DataError
 from burnish.models.characters import character_tokenizer
+from burnish.models.kept_thinking import keep_thinking
 from burnish.rollouts.conversation import ConversingEngine, Talk
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.rl.conversations import Conversations, open_conversations
@@ -31,7 +32,8 @@ PYTHONIC = """{%- for tool in tools or [] -%}{{ tool.function.name }}?{%- endfor
 {%- else -%}>{{ m.content }}<{%- endif -%}{%- endfor -%}"""
 # What follows an answer decides how the answer is written.
 REWRITES = PYTHONIC.replace("{{ m.content }}", "{%- if not loop.last %}earlier {% endif %}{{ m.content }}", 1)
-NO_CALLS = """{%- for m in messages -%}>{{ m.content }}<{%- endfor -%}"""
+NO_CALLS = """{%- for m in messages -%}
+{%- if m.role == "assistant" -%}{{ m.content }}${%- else -%}>{{ m.content }}<{%- endif -%}{%- endfor -%}"""
 UNKNOWN = PYTHONIC.replace("{{ call.function.name }}(", "call {{ call.function.name }} with (")
 
 PARTNERS = """
@@ -154,6 +156,51 @@ def test_what_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(kind, match=why):
         opened(conversation, template)
+
+
+# Thinking is left out of what is not the last turn.
+FORGETS = PYTHONIC.replace(
+    "{{ m.content }}",
+    "{%- set content = m.content -%}{%- if not loop.last and '</think>' in content -%}"
+    "{%- set content = content.split('</think>')[-1] -%}{%- endif -%}{{ content }}",
+    1,
+)
+# The same, as templates say it that are known to do so.
+KNOWN = FORGETS.replace("not loop.last and ", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "remedy"),
+    [
+        (KNOWN, "set model.chat_template: keep_thinking, which is the same template"),
+        (FORGETS, "set conversation.trajectory: fork, which gives each history a row of its own"),
+        (REWRITES, "set conversation.trajectory: fork, which gives each history a row of its own"),
+    ],
+)
+def test_what_can_be_done_about_a_template_that_forgets(opened: Callable[..., Any], template: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match="differently from what the policy was given and wrote") as caught:
+        opened({"environment": "{here}/partners.py:Game"}, template)
+    assert str(caught.value.remedy).startswith(remedy)
+
+
+def test_that_template_with_its_thinking_kept_can_be_used(opened: Callable[..., Any]) -> None:
+    conversations, said = opened({"environment": "{here}/partners.py:Game"}, keep_thinking(KNOWN))
+    assert partner(conversations).rewriting == frozenset()
+    assert "anew" not in said
+
+
+@pytest.mark.parametrize("template", [KNOWN, FORGETS, REWRITES])
+def test_a_template_that_forgets_can_be_used_with_forks(opened: Callable[..., Any], template: str) -> None:
+    game = {"environment": "{here}/partners.py:Game", "trajectory": "fork"}
+    conversations, said = opened(game, template)
+    assert partner(conversations).rewriting == {"user"}
+    assert "after messages of the role user the chat template writes earlier turns anew" in said
+
+
+def test_forks_are_not_made_without_need(opened: Callable[..., Any]) -> None:
+    conversations, said = opened({"tools": "calculator", "trajectory": "fork"})
+    assert partner(conversations).rewriting == frozenset()
+    assert "anew" not in said
 
 
 def prompts(*found: Prompt) -> Any:

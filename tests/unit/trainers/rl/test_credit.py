@@ -261,3 +261,33 @@ def test_an_estimator_from_outside_is_named_when_a_minibatch_is_whitened_too(
     batch = four_rows(token_rewards=torch.rand(4, 2), advantages=torch.rand(4, 2))
     with pytest.raises(ConfigError, match=rf"algorithm\.estimator .*mine.*{said}"):
         whiten_minibatch(batch, algorithm=algorithm, estimator=resolve_estimator(algorithm.estimator))
+
+
+def three_samples(**fields: torch.Tensor) -> Batch:
+    """One group of three samples, the first of which has two rows of 2 and 1 tokens."""
+    return four_rows(**fields).replace(group_ids=torch.tensor([7, 7, 7, 7]))
+
+
+TWO_ROWS = {"counted_B": torch.tensor([0, 0, 2, 3])}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "advantages"),
+    [
+        ("dr_grpo", [2.0, 2.0, -1.0, -1.0]),  # 3 - 1
+        ("rloo", [3.0, 3.0, -1.5, -1.5]),  # 3 - 0 and 0 - 1.5
+    ],
+)
+def test_a_sample_of_two_rows_counts_once_in_the_mean_of_its_group(estimator: str, advantages: list[float]) -> None:
+    batch, _ = run(AlgorithmConfig(estimator=estimator), [3.0, 3.0, 0.0, 0.0], three_samples(), **TWO_ROWS)
+    assert batch.advantages[:, 0].tolist() == advantages
+    assert batch.advantages.tolist()[1] == [advantages[1], 0.0]  # its second token is padding
+
+
+def test_the_kl_of_a_sample_is_that_of_all_its_rows() -> None:
+    """k1 is 1 at each token: the rows of the first sample have 2 + 1 of it, the others 2 each."""
+    logprobs = {"old_logprobs": torch.zeros(4, 2), "ref_logprobs": torch.full((4, 2), -1.0)}
+    algorithm = AlgorithmConfig(estimator="dr_grpo", kl_in="reward", kl_estimator="k1")
+    batch, _ = run(algorithm, [3.0, 3.0, 0.0, 0.0], three_samples(**logprobs), kl_coef=0.5, **TWO_ROWS)
+    # 3 - 1.5, 0 - 1, 0 - 1; their mean is -1 / 6
+    assert batch.advantages[:, 0].tolist() == pytest.approx([5 / 3, 5 / 3, -5 / 6, -5 / 6])
