@@ -121,8 +121,8 @@ Author = Literal["policy", "tool", "environment"]
 class Turn:
     """A part of a response by one author: the tokens from `start` up to `stop`.
 
-    messages: what was said: one message of the policy, or the answers to its calls. reward: of this turn alone, if its
-    environment gives such.
+    messages: what was said: one message of the policy, or the answers to its calls. The policy's last turn may also
+    have the last words of an environment, which nobody read. reward: of this turn alone, if its environment gives such.
     """
 
     author: Author
@@ -199,7 +199,8 @@ class Rollout:
     log-probability is 0. Its first and last turns are the policy's, and `response` is the text of the last one.
     `environment_reward` is what the environment paid for the whole conversation; None if it pays nothing.
     `ends_in` is set if the conversation goes on in another row, because its history was written anew: the sample index
-    of the row in which it ends. A reward scores that row, and the score counts for all of them.
+    of the row in which it ends. A reward scores that row, and the score counts for all of them. `history` is what was
+    said in earlier rows, which this one's prompt contains.
     `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
     first one, and `versions` has all of them; otherwise `versions` is empty.
     """
@@ -222,6 +223,7 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     environment_reward: float | None = None
     ends_in: int | None = None
+    history: tuple[Message, ...] = ()
 
     def policy_turns(self) -> list[Turn]:
         """The policy's turns that have tokens, in order. A response without `turns` is one."""
@@ -280,6 +282,7 @@ class Rollout:
             **({"turns": [turn.to_dict() for turn in self.turns]} if self.turns else {}),
             **({} if self.environment_reward is None else {"environment_reward": self.environment_reward}),
             **({} if self.ends_in is None else {"ends_in": self.ends_in}),
+            **({"history": [message.to_dict() for message in self.history]} if self.history else {}),
         }
 
     @staticmethod
@@ -294,6 +297,7 @@ class Rollout:
             "token_rewards": None if dense is None else tuple(dense),
             "versions": tuple((first, version) for first, version in row.get("versions", ())),
             "turns": tuple(Turn.from_dict(turn) for turn in row.get("turns", ())),
+            "history": tuple(Message.from_dict(message) for message in row.get("history", ())),
         }
         return Rollout(**{**row, **typed})
 

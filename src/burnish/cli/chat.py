@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -145,6 +146,7 @@ def turns_text(answer: Conversed, *, tinted: bool = False) -> Text:
     for turn in () if answer.typed else rollout.turns:
         if tinted and turn.author == "policy":
             text.append(_tinted(tokens[turn.start : turn.stop])).append("\n")
+            text.append(turn_text(replace(turn, messages=turn.messages[1:])))  # the last words of an environment
         else:
             text.append(turn_text(turn))
         if turn.reward:
@@ -163,8 +165,9 @@ def turn_text(turn: Turn) -> Text:
 
     text = Text()
     for message in turn.messages:
-        if turn.author != "policy":
-            text.append(f"  {message.extra.get('name', turn.author)}: {message.content}\n", style="dim")
+        if message.role != "assistant":
+            author = "environment" if turn.author == "policy" else turn.author
+            text.append(f"  {message.extra.get('name', author)}: {message.content}\n", style="dim")
             continue
         if message.content:
             text.append(f"{message.content}\n")

@@ -28,7 +28,7 @@ class ShownMessage(TypedDict):
 
 class ShownTurn(TypedDict):
     """The tokens from `start` up to `stop` of a response, by one author. `calls` are those of a turn of the policy;
-    `messages` what a tool or an environment said."""
+    `messages` what a tool or an environment said, in the last turn of the policy at the end."""
 
     author: str
     start: int
@@ -78,17 +78,18 @@ def cut_turns(turns: Sequence[ShownTurn], tokens: int, share: float) -> list[Sho
 
 
 def _shown(turn: Mapping[str, Any]) -> ShownTurn:
-    own = turn["author"] == "policy"
     messages = turn["messages"]
     shown: ShownTurn = {
         "author": turn["author"],
         "start": turn["start"],
         "stop": turn["stop"],
         "calls": [_call(call) for message in messages for call in message.get("tool_calls", ())],
-        # What the policy said is shown by its tokens.
-        "messages": []
-        if own
-        else [{"name": str(m.get("name", "")), "text": shortened(m["content"])} for m in messages],
+        # What the policy said is shown by its tokens. Its last turn has what was said at the end.
+        "messages": [
+            {"name": str(m.get("name", "")), "text": shortened(m["content"])}
+            for m in messages
+            if m["role"] != "assistant"
+        ],
     }
     if "reward" in turn:
         reward = turn["reward"]

@@ -35,7 +35,7 @@ def _messages(prompt: Prompt) -> list[dict[str, Json]]:
 
 def _transcript(prompt: Prompt, rollout: Rollout) -> list[dict[str, Json]]:
     """The prompt's messages and all that followed. A response without turns is one message of the assistant."""
-    said = [message for turn in rollout.turns for message in turn.messages]
+    said = [*rollout.history, *(message for turn in rollout.turns for message in turn.messages)]
     answers = said or [Message("assistant", rollout.response)]
     return [*_messages(prompt), *(message.to_dict() for message in answers)]
 

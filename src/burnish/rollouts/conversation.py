@@ -58,8 +58,8 @@ class Answer:
     """What follows a turn of the policy. Without tokens the conversation ends, for the reason that `ends` names.
 
     message: the policy's turn, as tools and rewards understand it. tokens: what is appended, which says `messages`; or,
-    if `is_whole`, the whole conversation so far, whose history is written anew. reward: of the policy's turn. failed:
-    why the environment is of no use any more.
+    if `is_whole`, the whole conversation so far, whose history is written anew. messages: the last words, if it ends.
+    reward: of the policy's turn. failed: why the environment is of no use any more.
     """
 
     message: Message
@@ -142,7 +142,7 @@ class Conversation:
 
     version: of the weights that sample. num_spoken: turns that the policy has had. most_tokens: that may follow the
     prompt. earlier: the rows that were left behind when the history was written anew, each with the turns since then.
-    reason: why it ended. failed: what was wrong with its environment.
+    history: what was said in them. reason: why it ended. failed: what was wrong with its environment.
     """
 
     request: RolloutRequest
@@ -159,6 +159,7 @@ class Conversation:
     num_spoken: int = 0
     response: str = ""
     earlier: list[Rollout] = field(default_factory=list)
+    history: tuple[Message, ...] = ()
     reason: FinishReason | None = None
     failed: str = ""
     reward: float | None = None
@@ -217,7 +218,8 @@ class Conversation:
 
     def _hear(self, answer: Answer, talk: Talk) -> None:
         """Note how the last turn was understood, and append what follows it, if there is room for that and more."""
-        self.turns[-1] = replace(self.turns[-1], messages=(answer.message,), reward=answer.reward)
+        last_words = () if answer.ends is None else answer.messages
+        self.turns[-1] = replace(self.turns[-1], messages=(answer.message, *last_words), reward=answer.reward)
         after = len(answer.tokens) + (-len(self.request.prompt_tokens) if answer.is_whole else len(self.tokens))
         if answer.ends is not None:
             self.reason = answer.ends
@@ -226,17 +228,19 @@ class Conversation:
         elif after >= self.most_tokens:
             self.reason = FinishReason.LENGTH
         elif answer.is_whole:
-            self._go_on_elsewhere(answer.tokens)
+            self._go_on_elsewhere(answer)
         else:
             self.turns.append(Turn(answer.author, len(self.tokens), after, answer.messages))
             self.tokens += answer.tokens
             self.logprobs += [0.0] * len(answer.tokens)
 
-    def _go_on_elsewhere(self, history: tuple[int, ...]) -> None:
-        """Leave the turns so far behind as a row, and begin another one, whose prompt is the history."""
+    def _go_on_elsewhere(self, answer: Answer) -> None:
+        """Leave the turns so far behind as a row, and begin another one, whose prompt is the whole history."""
         self.earlier.append(self._row(FinishReason.STOP))
-        self.most_tokens += len(self.request.prompt_tokens) - len(history)  # all in all there is the same room
-        self.request = replace(self.request, prompt_tokens=history)
+        said = (message for turn in self.turns for message in turn.messages)
+        self.history = (*self.history, *said, *answer.messages)
+        self.most_tokens += len(self.request.prompt_tokens) - len(answer.tokens)  # all in all there is the same room
+        self.request = replace(self.request, prompt_tokens=answer.tokens)
         self.tokens, self.logprobs, self.turns, self.versions = [], [], [], []
 
     def rollouts(self, *, only_last: bool) -> list[Rollout]:
@@ -266,6 +270,7 @@ class Conversation:
             response=self.response,
             versions=versions if len(versions) > 1 else (),
             turns=tuple(self.turns),
+            history=self.history,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_a_response_is_shown_turn_by_turn(tmp_path: Path) -> None:
     ]
     assert (response["count"], response["given"], response["environment"]) == (4, 3, 0.5)
     assert (response["finish"], response["tokens"][5]) == ("turns", "<5>")
+
+
+def test_last_words_stand_in_the_turn_that_they_answer(tmp_path: Path) -> None:
+    rollout = talk()
+    words = (*rollout.turns[2].messages, Message("user", "right"))
+    (response,) = record(
+        tmp_path, replace(rollout, turns=(*rollout.turns[:2], replace(rollout.turns[2], messages=words)))
+    )
+    assert response["turns"][2]["messages"] == [{"name": "", "text": "right"}]
 
 
 def test_numbers_are_those_of_sampled_tokens(tmp_path: Path) -> None:
@@ -141,7 +151,7 @@ def test_returns_are_plotted_for_sampled_tokens(tmp_path: Path) -> None:
 
 def test_every_metric_of_conversations_is_in_their_charts() -> None:
     """None of them is among the further metrics, and none is a phase of the step."""
-    partner = ToolsAndEnvironment(FakeHost(), (), parser=object(), observations=None, encode=None, limits=None)  # type: ignore[arg-type]
+    partner = ToolsAndEnvironment(FakeHost(), (), parser=object(), observations=None, histories=None, limits=None)  # type: ignore[arg-type]
     partner.count(calls=4, turns=2, opened=1, seconds=3.0)
     metrics = MetricStore.of(
         [partner.take_metrics(), describe_conversations([talk()]), describe_conversations([talk()], "eval/")]

@@ -63,6 +63,9 @@ def test_conversations_of_several_turns() -> None:
     assert given["transcript"][1]["tool_calls"] == [dict(call.tool_calls[0])]
     assert given["messages"] == given["transcript"][:1]
     assert (given["environment_reward"], given["num_tokens"]) == (2.0, 2)
+    rollout = replace(rollout, history=(Message("assistant", "Hm."), Message("user", "Yes?")))
+    given = read_signature(reward, "reward", ()).arguments((prompt, rollout))
+    assert [message["content"] for message in given["transcript"]] == ["1+1?", "Hm.", "Yes?", "", "4", "It is 4."]
 
     def batched(responses: list, transcripts: list, turns: list, environment_rewards: list) -> list:
         return []

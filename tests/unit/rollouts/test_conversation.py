@@ -229,6 +229,17 @@ def test_nobody_waits_for_a_slow_tool() -> None:
     assert free == rounds
 
 
+def test_last_words_are_in_the_turn_that_they_answer() -> None:
+    class Parting(Echo):
+        def begin(self, key: Key, turn: Rollout, number: int) -> None:
+            words = (Message("user", "you win"),)
+            self._put(key, Answer(Message("assistant", "said"), messages=words, ends=FinishReason.STOP, reward=1.0))
+
+    (rollout,) = ask(engine_of(Script(), Parting()), request("p", 0))
+    assert rollout.response_tokens == (10,)
+    assert rollout.turns == (Turn("policy", 0, 1, (Message("assistant", "said"), Message("user", "you win")), 1.0),)
+
+
 def test_the_last_turn_allowed_ends_a_conversation() -> None:
     (rollout,) = ask(engine_of(Script(), Echo(calls=9), turns=2), request("p", 0))
     assert rollout.finish_reason is FinishReason.TURNS
@@ -463,6 +474,8 @@ def test_each_history_begins_a_row() -> None:
     assert all(row.response_tokens == (11, 11) and row.sampled_mask() == (True, True) for row in rows[:3])
     assert [[turn.reward for turn in row.turns] for row in rows[:3]] == [[1.0], [2.0], [None]]
     assert {row.environment_reward for row in rows} == {4.0}
+    said = [[message.content for message in row.history] for row in rows[:3]]
+    assert said == [[], ["said 1, heard", "echo"], ["said 1, heard", "echo"] * 2]
     assert [seen[0].prompt_id for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
     assert sorted(finished, key=lambda row: row.group_id) == rows
 

@@ -334,14 +334,16 @@ function givenSpan(response, index) {
 function turnNode(response, turn, ordinal, scale) {
   const own = turn.author === "policy", indices = [];
   for (let i = turn.start; i < Math.min(turn.stop, response.tokens.length); i++) indices.push(i);
-  const named = turn.messages.length && turn.messages.every((message) => message.name);
+  const named = !own && turn.messages.length && turn.messages.every((message) => message.name);
   const header = make("header", {}, named ? null : make("span", { class: "role" }, own ? `turn ${ordinal}` : turn.author),
     turn.reward === undefined ? null : chip(`reward of the turn ${number(turn.reward)}`, "reward"));
+  const author = own ? "environment" : turn.author;  // what stands in a turn of the policy was said at the end
+  const said = turn.messages.flatMap((message) => [message.name ? make("p", { class: "role" }, `${author}: ${message.name}`) :
+    own ? make("p", { class: "role" }, author) : null, folded(message.text)]);
   if (own) {
     return make("section", { class: "turn own" }, header, make("div", { class: "body" }, ...indices.map((i) => tokenSpan(response, i, scale))),
-      ...turn.calls.map(callNode));
+      ...turn.calls.map(callNode), ...said);
   }
-  const said = turn.messages.flatMap((message) => [message.name ? make("p", { class: "role" }, `${turn.author}: ${message.name}`) : null, folded(message.text)]);
   const exact = make("details", { class: "fold" }, make("summary", {}, make("small", {}, `as the policy read it: ${indices.length} tokens`)));
   exact.addEventListener("toggle", () => {  // made when it is asked for: most readers never do, and there may be many
     if (exact.open && exact.children.length === 1) exact.append(make("div", { class: "body" }, ...indices.map((i) => givenSpan(response, i))));
