@@ -15,6 +15,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 | log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
 | key/value cache | 2 L K b x rows x tokens of a row; 4 for b with `model.device: cpu` | rows decoded in parallel |
+| kept conversations | the same of all conversations of a step, at most 2^30 | they go on after an answer |
 | sampling policy | P b, reward models with `normalization.on: policy` | it samples responses to measure scores on |
 | reward models | P b and N b A, of each reward that is one, with its own P, b, N and A | it scores, a layer at a time |
 
@@ -30,12 +31,12 @@ own working memory, fragmentation, and attention without a memory-saving kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from burnish.config import names
-from burnish.config.domains import responses_per_step
+from burnish.config.domains import domain_settings, responses_per_step
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_data import LoraConfig
 from burnish.planning.model_facts import ModelFacts, RewardFacts
@@ -62,6 +63,7 @@ Sharding = Literal["whole", "optimizer", "full"]
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
 _UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
 _CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
+_KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.kept
 _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
 
 
@@ -231,7 +233,8 @@ def sampling_items(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]
         rollout = config.rollout
         at_once = -(-responses_per_step(config) // config.cluster.num_lanes)
         tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
-        return (_cache(min(rollout.max_batch_rows, at_once), tokens, facts, _cache_width(config, width)),)
+        cache = _cache(min(rollout.max_batch_rows, at_once), tokens, facts, _cache_width(config, width))
+        return (cache, *_kept_conversations(config, facts, width))
     settings = config.normalization
     if settings.kind == "none" or settings.on != "policy":
         return ()
@@ -277,6 +280,18 @@ def copy_of_weights(
     """A model's weights once more."""
     formula = f"{facts.num_parameters:,} parameters x {width} bytes"
     return MemoryItem(name, facts.num_parameters * width, formula, phases, at_most)
+
+
+def _kept_conversations(config: RlConfig, facts: ModelFacts, width: int) -> Iterator[MemoryItem]:
+    """Keys and values that the local engine keeps between the turns of conversations, where it samples in the process
+    that holds them and in one portion."""
+    talks = any(domain.conversation is not None for domain in domain_settings(config))
+    alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
+    if talks and alone and config.rollout.engine == "local":
+        tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+        whole = _cache(responses_per_step(config), tokens, facts, _cache_width(config, width))
+        formula = whole.formula if whole.num_bytes < _KEPT_BYTES else f"{bytes_in_words(_KEPT_BYTES)}, however many"
+        yield replace(whole, name="kept conversations", num_bytes=min(whole.num_bytes, _KEPT_BYTES), formula=formula)
 
 
 def _cache_width(config: Trained, width: int) -> int:

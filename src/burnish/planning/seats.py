@@ -1,7 +1,7 @@
 """The processes of a run: what each holds, and the memory it needs.
 
 Numbers that the model's sizes do not say were measured on a 2-core machine with PyTorch for CPUs (proportional set
-sizes): `PROCESS_BYTES` and `REWARD_WORKER_BYTES`.
+sizes): `PROCESS_BYTES`, `REWARD_WORKER_BYTES` and `CONVERSATION_PROCESS_BYTES`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from burnish.config import names
+from burnish.config.domains import domain_settings, responses_per_step
 from burnish.config.schema import RlConfig, RmConfig
 from burnish.config.torchrun import TorchrunRank
 from burnish.planning.memory import (
@@ -37,7 +38,10 @@ PROCESS_BYTES = 300 << 20
 """A process that has imported PyTorch and transformers and made a few passes, without its model."""
 REWARD_WORKER_BYTES = 16 << 20
 """A process that runs rewards that import nothing large."""
+CONVERSATION_PROCESS_BYTES = 6 << 20
+"""A process that runs the tools or the environment of one conversation, if these keep little."""
 _ON_GPU = " on GPU "
+_WORKS, _TALKS = "reward worker", "conversation process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ def seats_of(
     if isinstance(config, RlConfig):
         count = config.scoring.workers
         item = MemoryItem("processes", count * REWARD_WORKER_BYTES, f"{count} x {bytes_in_words(REWARD_WORKER_BYTES)}")
-        seats.append(Seat(f"{count} reward worker{'s' * (count > 1)}", ("rewards",), 1, None, (item,)))
+        seats.append(Seat(f"{count} {_WORKS}{'s' * (count > 1)}", ("rewards",), 1, None, (item,)))
+        seats += _conversation_seats(config)
     placed = [_placed(config, seat) for seat in seats]
     return _as_ranks(placed) if config.cluster.runs_on == "torchrun" else tuple(placed)
 
@@ -137,6 +142,17 @@ def _own_seats(
         else:
             items = () if facts is None else own_items(config, facts, model)
             yield _seat(name, (name,), threads, gpu, (), items)
+
+
+def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
+    """The processes of environments, of agents and of tools, as many as conversations may be held at the same time."""
+    talks = [domain.conversation for domain in domain_settings(config) if domain.conversation is not None]
+    alone = [talk for talk in talks if talk.own_tools or talk.environment is not None or talk.agent is not None]
+    if alone:
+        count = min(max(talk.max_open for talk in alone), responses_per_step(config))
+        each = CONVERSATION_PROCESS_BYTES
+        item = MemoryItem("processes", count * each, f"{count} x {bytes_in_words(each)}", ("sampling",), at_most=True)
+        yield Seat(f"{count} {_TALKS}{'es' * (count > 1)}", ("tools, environments",), 1, None, (item,))
 
 
 def _with_judges(seat: Seat, config: RlConfig, machine: Machine, rewards: Sequence[RewardFacts]) -> Iterator[Seat]:
@@ -177,8 +193,9 @@ def _rested(items: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
 
 
 def _is_started(seat: Seat) -> bool:
-    """Whether it is the process of a trainer, a model or a rollout worker, and not the command's or of rewards."""
-    return _process_of(seat) != "controller" and "reward worker" not in seat.name
+    """Whether it is the process of a trainer, a model or a rollout worker, and not the command's, of rewards or of
+    conversations."""
+    return _process_of(seat) != "controller" and _WORKS not in seat.name and _TALKS not in seat.name
 
 
 def _process_of(seat: Seat) -> str:
@@ -187,7 +204,7 @@ def _process_of(seat: Seat) -> str:
 
 def _as_ranks(seats: Sequence[Seat]) -> tuple[Seat, ...]:
     """The seats with the rank of torchrun's that has each. Trainer 0 is next to the controller, in rank 0, like the
-    reward workers; every other process is a rank of its own."""
+    small processes; every other one is a rank of its own."""
     others = dict.fromkeys(_process_of(seat) for seat in seats if _is_started(seat) and seat.name != "trainer 0")
     ranks = {name: rank for rank, name in enumerate(others, 1)}
     return tuple(replace(seat, name=f"rank {ranks.get(_process_of(seat), 0)}: {seat.name}") for seat in seats)

@@ -15,6 +15,7 @@ from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.plan import plan_rl, seated
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import (
+    CONVERSATION_PROCESS_BYTES,
     PROCESS_BYTES,
     REWARD_WORKER_BYTES,
     Machine,
@@ -530,3 +531,34 @@ def test_memory_of_reward_models_is_unknown_with_that_of_the_policy() -> None:
     assert "host memory, at most" not in {line.name for line in plan.lines}
     unknown = replace(JUDGE, facts=None)
     assert WEIGHTS not in named(seats_of(judged(), FACTS, MACHINE, (unknown,))[0])
+
+
+def test_processes_of_conversations_are_counted() -> None:
+    """4 prompts x 8 responses at most, or as many as may be open; tools that others serve need none."""
+    rollout = {"prompts_per_step": 4, "group_size": 8}
+    for conversation, name in (
+        ({"environment": "a.py:B"}, "32 conversation processes"),
+        ({"environment": "a.py:B", "max_open": 5}, "5 conversation processes"),
+        ({"tools": "calculator", "max_open": 1}, "1 conversation process"),
+        ({"agent": "a.py:b"}, "32 conversation processes"),
+    ):
+        *_, seat = seats_of(rl(rollout=rollout, conversation=conversation), FACTS, MACHINE)
+        assert seat.name == name
+        assert named(seat) == {"processes": int(name.split()[0]) * CONVERSATION_PROCESS_BYTES}
+    for conversation in (None, {"tools": "python"}):
+        *_, seat = seats_of(rl(rollout=rollout, conversation=conversation), FACTS, MACHINE)
+        assert "reward worker" in seat.name
+
+
+def test_kept_conversations_are_counted_where_they_are_kept() -> None:
+    """2 layers x 2 x 5 numbers x 4 bytes a token; 12 responses of 30 tokens."""
+    rollout = {"prompts_per_step": 3, "group_size": 4, "max_prompt_tokens": 10, "max_response_tokens": 20}
+    talk = {"tools": "calculator"}
+    (controller, *_) = seats_of(rl(rollout=rollout, conversation=talk), FACTS, MACHINE)
+    assert named(controller)["kept conversations"] == 12 * 30 * 2 * 2 * 5 * 4
+    large = {**rollout, "max_response_tokens": 1 << 21}
+    (controller, *_) = seats_of(rl(rollout=large, conversation=talk), FACTS, MACHINE)
+    assert named(controller)["kept conversations"] == 1 << 30
+    for other in ({}, {"conversation": talk, "cluster": {"rollout_workers": 1}}):
+        for seat in seats_of(rl(rollout=rollout, **other), FACTS, MACHINE):
+            assert "kept conversations" not in named(seat)
