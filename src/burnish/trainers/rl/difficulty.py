@@ -100,11 +100,15 @@ class PassRates:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which prompts of a domain are sampled, and which of their groups are trained on."""
+    """Which prompts of a domain are sampled, and which of their groups are trained on.
+
+    by_turn: the estimator compares turns, so responses with the same score teach if their turns are paid differently.
+    """
 
     dynamic: bool
     difficulty: DifficultyConfig | None
     success: Success | None
+    by_turn: bool = False
 
     def asks_for(self, seen: Seen | None, step: int) -> bool:
         """Whether to sample a prompt of which this is known."""
@@ -116,7 +120,8 @@ class Filter:
     def why_left_out(self, group: RolloutGroup, step: int) -> str:
         """Why a group with at least one reward is not trained on; empty if it is."""
         rewards = [r.reward for r in group.rollouts if r.reward is not None]
-        if self.dynamic and len(set(rewards)) < 2:  # siblings whose reward failed do not count as different
+        # Siblings whose reward failed do not count as different.
+        if self.dynamic and len(_paid_by_turn(group) if self.by_turn else set(rewards)) < 2:
             return "group without signal"
         if self.difficulty is None:
             return ""
@@ -136,6 +141,17 @@ class Filter:
         assert self.difficulty is not None
         low, high = at_step(stages(self.difficulty.keep), step)
         return low <= share <= high
+
+
+def _paid_by_turn(group: RolloutGroup) -> set[tuple[float, ...]]:
+    """What responses were paid for each turn of the policy: the score alone, where no reward is of tokens."""
+    found: set[tuple[float, ...]] = set()
+    for rollout in group.rollouts:
+        if rollout.reward is not None:
+            paid = rollout.token_rewards
+            turns = rollout.policy_turns() if paid is not None else ()
+            found.add(tuple(sum((paid or ())[turn.start : turn.stop]) for turn in turns) or (rollout.reward,))
+    return found
 
 
 def recorded_files_of(folder: str, field: str) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from burnish.config import names
 from burnish.config.domains import DomainSettings, Split, used_domains
 from burnish.config.schema import RlConfig
 from burnish.data.feeds import DomainFeeds, SampledPrompts
@@ -85,7 +86,8 @@ def build_domains(
             field, ids = f"domains.{one.name}.difficulty.recorded", {prompt.id for prompt in train[one.name].prompts}
             found = recorded_outcomes(recorded, field, success, domain=one.name, prompt_ids=ids)
             rates.begin_with(one.name, found)
-        teaching = Filter(one.dynamic_sampling, one.difficulty, success)
+        by_turn = config.algorithm.estimator in names.TURN_ESTIMATORS
+        teaching = Filter(one.dynamic_sampling, one.difficulty, success, by_turn)
         domains[one.name] = Domain(one, build_sampling(config, one), teaching)
     seed, shuffle = config.seed, config.data.shuffle
     feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}

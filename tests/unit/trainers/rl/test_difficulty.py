@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from burnish.errors import ConfigError
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.difficulty import Filter, PassRates, Seen, recorded_outcomes
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Turn
 
 EXACT = Success({"exact": 1.0})
 
@@ -69,6 +70,25 @@ def test_dynamic_sampling_wants_two_different_rewards() -> None:
     assert keeps(Filter(True, None, None), group(0, 1))
     assert not keeps(Filter(True, None, None), group(0, 0, None))
     assert keeps(Filter(False, None, None), group(0, 0))
+
+
+def test_for_an_estimator_of_turns_it_wants_two_that_are_paid_differently() -> None:
+    """Both score 1, by the first turn or by the second one."""
+    turns = (Turn("policy", 0, 2), Turn("tool", 2, 3), Turn("policy", 3, 4))
+    early, late, same = (
+        replace(rollout(1.0, i), response_tokens=(1, 2, 3, 4), token_rewards=paid, turns=turns)
+        for i, paid in enumerate([(0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0), (1.0, 0.0, 0.0, 0.0)])
+    )
+
+    def of(*rollouts: Rollout) -> RolloutGroup:
+        return RolloutGroup(Prompt("p", text="x"), 0, rollouts)
+
+    by_turn = Filter(True, None, None, by_turn=True)
+    assert keeps(by_turn, of(early, late))
+    assert not keeps(by_turn, of(early, same))
+    assert not keeps(Filter(True, None, None), of(early, late))
+    assert keeps(by_turn, group(0, 1))
+    assert not keeps(by_turn, group(1, 1))
 
 
 def test_a_prompt_that_is_known_to_be_outside_is_asked_for_again_later() -> None:
