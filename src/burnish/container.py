@@ -30,7 +30,8 @@ class Limits:
 
 def container_limits(root: Path = Path("/")) -> Limits:
     """Limits by both versions of control groups. `root` is that of the file system."""
-    memory, processors = [], []
+    memory: list[int] = []
+    processors: list[float] = []
     for group in _groups(root):
         memory += _memory(group)
         processors += _processors(group)

@@ -12,7 +12,7 @@ from burnish.container import allowed_cores, container_limits
 from burnish.planning.memory import Trained
 from burnish.planning.model_facts import ModelFacts, RewardFacts, read_model_facts, read_reward_facts
 from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import ConfigT, Machine, seats_of, sharding_of, with_sharding
+from burnish.planning.seats import ConfigT, Machine, seats_of, sharding_of, threads_each, with_sharding
 from burnish.trainers.chaining import pinned
 
 
@@ -23,6 +23,12 @@ def this_machine() -> Machine:
     gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
     memory = memory if limits.memory_bytes is None else min(memory, limits.memory_bytes)
     return Machine(allowed_cores(limits), torch.get_num_threads(), memory, tuple(gpus))
+
+
+def threads_of(config: Trained) -> int:
+    """Threads of PyTorch in each process of the run."""
+    shares = config.cluster.runs_on != "ray"  # whose processes may be on other machines
+    return config.cluster.threads or (threads_each(config, this_machine()) if shares else torch.get_num_threads())
 
 
 def check_placement(config: Trained, machine: Machine | None = None) -> list[str]:
