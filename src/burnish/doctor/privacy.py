@@ -19,18 +19,12 @@ def hidden(text: str) -> str:
     text = " ".join(text.split())
     home = os.path.expanduser("~")
     for folder in sorted({home, os.path.realpath(home)} - {"/", "~"}, key=len, reverse=True):
-        text = re.sub(rf"{re.escape(folder)}(?![\w.-])", "~", text)
+        text = re.sub(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])", "~", text)
     for name in _user_names():
         text = re.sub(rf"(?<=/){re.escape(name)}(?![\w.-])", "USER", text)
     for name in _host_names():
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", "HOST", text)
     return text
-
-
-def hidden_path(path: Path) -> str:
-    """A path as it may be shown: from the home folder on, or by its last part alone."""
-    shown = hidden(str(path))
-    return shown if shown.startswith("~") or not path.is_absolute() else f".../{hidden(path.name)}"
 
 
 def _user_names() -> set[str]:

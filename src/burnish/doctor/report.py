@@ -13,7 +13,7 @@ from burnish.types import Json
 
 WIDTH = 116
 """Of the text, in characters: it does not follow the terminal, because it is made to be pasted elsewhere."""
-LEFT_OUT = "left out (--quick)"
+LEFT_OUT = "not tried (--quick)"
 _PRODUCTS = {"float32": "float32", "float32_fast": "float32, fast", "bfloat16": "bfloat16"}
 
 
@@ -80,10 +80,8 @@ def as_plain(facts: Facts, problems: Sequence[Problem]) -> dict[str, Json]:
 
 def _versions(versions: Versions) -> Iterator[tuple[str, str]]:
     commit, changed, _ = (versions.revision or "").partition("+")
-    yield (
-        "burnish",
-        versions.burnish + (f" (commit {commit[:12]}{' with changes' if changed else ''})" if commit else ""),
-    )
+    revision = f" (commit {commit[:12]}{', with changes' if changed else ''})" if commit else ""
+    yield "burnish", versions.burnish + revision
     yield "python", versions.python
     for package, version in versions.packages.items():
         yield package, versions.broken.get(package, "") or version or "not installed"
