@@ -15,17 +15,18 @@ from burnish.cli import main
 from burnish.doctor import examination, rates
 from burnish.doctor.examination import find_sandbox
 from burnish.doctor.versions import find_versions
+from burnish.forward import verdicts
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
 
 
 @pytest.fixture(autouse=True)
 def quick_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small products, no attacks, and a cache folder of this test alone."""
+    """Small products, no attacks, and kept timings of this test alone."""
     monkeypatch.setattr(rates, "_SHAPE", (8, 8, 8))
     monkeypatch.setattr(rates, "_MEMORY_BYTES", 1 << 16)
     monkeypatch.setattr(examination, "find_sandbox", lambda *, attacks: find_sandbox(attacks=False))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(verdicts, "cache_folder", lambda: tmp_path / "cache" / "kernels")
     monkeypatch.chdir(tmp_path)
     own_cache.cache_clear()
     yield
@@ -93,7 +94,7 @@ def test_nothing_private_is_shown(
     (home / "models").mkdir(parents=True)
     (home / "models" / "config.json").write_text("{")
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
     monkeypatch.setenv("CC", str(home / "no-such-compiler"))
     monkeypatch.setattr(getpass, "getuser", lambda: "wilhelmina")

@@ -15,6 +15,7 @@ from burnish.config.schema_data import ModelConfig
 from burnish.doctor import choices
 from burnish.doctor.choices import Question, asked_about, find_paths, forget, too_large
 from burnish.errors import KernelError
+from burnish.forward import verdicts
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
 from burnish.planning.seats import Machine
@@ -23,7 +24,7 @@ from burnish.planning.seats import Machine
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kept timings of this test alone."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(verdicts, "cache_folder", lambda: tmp_path / "cache" / "kernels")
     own_cache.cache_clear()
     yield
     own_cache.cache_clear()
