@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def _cache() -> _Cache:
     if folder is None:
         return _Cache(None, None, 0)
     shown = "burnish in XDG_CACHE_HOME" if os.environ.get("XDG_CACHE_HOME") else "~/.cache/burnish"
+    if sys.platform != "linux":  # elsewhere no kernels are built
+        return _Cache(shown, None, 0)
     try:
         with private_folder(folder) as opened:
             return _Cache(shown, None, sum(name.endswith(".so") for name in os.listdir(f"/proc/self/fd/{opened}")))

@@ -57,7 +57,12 @@ def _of_processor(processor: Processor) -> Iterator[Problem]:
     off |= {name: value for name, value in processor.settings.items() if (name, value) == ("BURNISH_TIMING", "off")}
     if off and processor.fault is None:
         named = ", ".join(f"{name}={value}" for name, value in off.items())
-        yield Problem("turned-off", "note", f"something is turned off: {named}", f"unset {', '.join(off)}, or mean it")
+        yield Problem(
+            "turned-off",
+            "note",
+            f"something is turned off: {named}",
+            f"unset {', '.join(off)}, unless it is on purpose",
+        )
     threads, cores = processor.threads, processor.allowed_cores
     if threads is not None and threads > cores:
         yield Problem(
@@ -161,7 +166,7 @@ def _of_bfloat16(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             "slow-bfloat16",
             "note",
-            f"bfloat16 products run at {part:.2g} of the rate of float32 ones: this processor emulates them",
+            f"bfloat16 products run at {part:.2g} of the rate of float32 ones: here they are emulated",
             "leave model.dtype at float32, unless you lack the memory",
         )
 

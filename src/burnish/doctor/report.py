@@ -7,14 +7,18 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from burnish.doctor.facts import FORMAT, Facts, Kernels, Paths, Problem, Processor, Rates, Versions
+from burnish.doctor.facts import FORMAT, Chosen, Facts, Kernels, Problem, Processor, Versions
 from burnish.planning.memory import bytes_in_words
 from burnish.types import Json
 
 WIDTH = 116
 """Of the text, in characters: it does not follow the terminal, because it is made to be pasted elsewhere."""
 LEFT_OUT = "not tried (--quick)"
-_PRODUCTS = {"float32": "float32", "float32_fast": "float32, fast", "bfloat16": "bfloat16"}
+_PRODUCTS = {"float32": "float32", "float32_fast": "fast float32", "bfloat16": "bfloat16"}
+FLOAT32, DECODING = "float32 products", "decoding"
+"""Paths that not every model has a choice of, and that everybody asks about."""
+WIDTH_OF_FLOAT32 = 512
+"""`burnish.forward.float32.WIDTH`, which cannot be read where PyTorch does not load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ def sections(facts: Facts) -> tuple[Section, ...]:
         found.append(Section("kernels in C", tuple(_kernels(facts.kernels))))
     if not facts.versions.broken:
         note = "" if facts.rates is None else f"with {_count(facts.rates.threads, 'thread')}, medians"
-        found.append(Section("rates", tuple(_rates(facts.rates)), note))
-        found.append(Section("paths of a run", tuple(_paths(facts.paths))))
+        found.append(Section("rates", tuple(_rates(facts)), note))
+        found.append(Section("paths of a run", tuple(_paths(facts))))
     found.append(Section("sandbox", tuple(_sandbox(facts))))
     if facts.gpus is not None:
         found.append(Section("GPUs", tuple(_gpus(facts))))
@@ -135,7 +139,7 @@ def _processor(processor: Processor) -> Iterator[tuple[str, str]]:
 def _kernels(kernels: Kernels) -> Iterator[tuple[str, str]]:
     yield "compiler", kernels.version or kernels.compiler or f"none: {kernels.problem}"
     if kernels.built is None:
-        yield "usable", LEFT_OUT if kernels.problem is None else f"no: {kernels.problem}"
+        yield "usable", LEFT_OUT if kernels.problem is None else "no"
     else:
         yield "usable", "yes" if kernels.built else f"no: {kernels.problem}"
     if kernels.cache is None:
@@ -149,9 +153,10 @@ def _kernels(kernels: Kernels) -> Iterator[tuple[str, str]]:
         yield "forgotten", f"{_count(kernels.forgotten, 'timing')} (--fresh)"
 
 
-def _rates(rates: Rates | None) -> Iterator[tuple[str, str]]:
+def _rates(facts: Facts) -> Iterator[tuple[str, str]]:
+    rates = facts.rates
     if rates is None:
-        yield "all", LEFT_OUT
+        yield "all", _left_out(facts)
         return
     accurate = "as accurate as the usual ones" if rates.medium_is_accurate else "less accurate, so never used"
     for kind, rate in rates.products.items():
@@ -161,23 +166,40 @@ def _rates(rates: Rates | None) -> Iterator[tuple[str, str]]:
     yield "start of Python", f"{rates.process_start:.2g} s"
 
 
-def _paths(paths: Paths | None) -> Iterator[tuple[str, str]]:
+def _paths(facts: Facts) -> Iterator[tuple[str, str]]:
+    paths = facts.paths
     if paths is None:
-        yield "model", LEFT_OUT
+        yield "model", _left_out(facts)
         return
     yield "model", paths.model
     if paths.not_tried is not None:
         yield "not tried", paths.not_tried
         return
-    for choice in paths.choices:
-        timed = "" if choice.timed is None else f", timed {choice.timed}"
-        yield choice.path, choice.words.removeprefix(f"{choice.path} by ") + timed
-    if all(choice.path != "float32 products" for choice in paths.choices):
-        yield "float32 products", f"{paths.float32}: for this model others are not tried"
-    yield "training rows", "padded" if paths.attention is None else f"packed, attention by {paths.attention}"
-    if paths.decoder is not None and all(choice.path != "decoding" for choice in paths.choices):
-        yield "decoding", paths.decoder
+    chosen = {choice.path: _way(choice) for choice in paths.choices}
+    if FLOAT32 not in chosen:
+        yield (
+            FLOAT32,
+            f"{paths.float32}; others are tried for float32 models of width {WIDTH_OF_FLOAT32} and more, without a GPU",
+        )
+    yield from chosen.items()
+    if paths.decoder is not None and DECODING not in chosen:
+        yield DECODING, f"{paths.decoder}; others are tried for Llama's architecture, without debug.plain"
+    padded = "padded: packed ones were off (debug.plain, a reward model), or changed this model's numbers"
+    yield "training rows", padded if paths.attention is None else f"packed, attention by {paths.attention}"
     yield from (("note", note) for note in paths.notes)
+
+
+def _way(choice: Chosen) -> str:
+    way = choice.words.removeprefix(f"{choice.path} by ")
+    if choice.timed is not None:
+        return f"{way}, timed {choice.timed}"
+    if choice.path == FLOAT32 and choice.way == "highest":
+        return f"{way}; the faster ones are turned off, or less accurate here"
+    return way
+
+
+def _left_out(facts: Facts) -> str:
+    return LEFT_OUT if facts.processor.fault is None else "not tried, because every run is refused: see the problems"
 
 
 def _sandbox(facts: Facts) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from burnish.container import Limits
-from burnish.doctor.facts import Facts, Gpu, Gpus, Kernels, Paths, Problem, Sandbox
-from burnish.doctor.report import WIDTH, as_plain, text_lines
+from burnish.doctor.facts import Chosen, Facts, Gpu, Gpus, Kernels, Paths, Problem, Sandbox
+from burnish.doctor.report import WIDTH, WIDTH_OF_FLOAT32, as_plain, text_lines
+from burnish.forward.float32 import WIDTH as WIDTH_OF_TRIAL
 
 GIB = 1 << 30
 KEYS = {
@@ -111,10 +112,11 @@ def test_another_machine_reads_otherwise(machine: Callable[..., Facts]) -> None:
     assert found["processor: environment"] == "BURNISH_WITHOUT=onednn"
     assert "processor: has" not in found
     assert found["kernels in C: compiler"] == "none: there is no C compiler"
-    assert found["kernels in C: usable"] == "no: there is no C compiler"
+    assert found["kernels in C: usable"] == "no"
     assert found["kernels in C: forgotten"] == "4 timings (--fresh)"
-    assert found["paths of a run: training rows"] == "padded"
-    assert found["paths of a run: decoding"] == "the model's own pass"
+    assert found["paths of a run: training rows"].startswith("padded: packed ones were off (debug.plain")
+    assert found["paths of a run: decoding"].startswith("the model's own pass; others are tried for Llama's")
+    assert found["paths of a run: float32 products"].startswith("highest; others are tried for float32 models of")
     assert found["paths of a run: note"] == "a note"
     assert found["sandbox: namespaces"] == "refused"
     assert found["GPUs: GPU 0"] == "NVIDIA H100, 79.00 GiB of 80.00 GiB free, capability 9.0"
@@ -126,6 +128,21 @@ def test_the_text_is_plain_and_no_wider_than_an_issue_shows(machine: Callable[..
     assert all(len(line) <= WIDTH for line in shown.splitlines())
     assert shown.isascii()
     assert "\x1b" not in shown
+
+
+def test_why_nothing_was_tried(machine: Callable[..., Facts]) -> None:
+    only_way = Chosen("float32 products", "highest", "float32 products by highest", None, {})
+    found = rows(machine(paths={"choices": (only_way,), "not_tried": None}))
+    assert found["paths of a run: float32 products"].endswith("the faster ones are turned off, or less accurate here")
+    found = rows(machine(paths={"not_tried": "it is too large"}))
+    assert found["paths of a run: not tried"] == "it is too large"
+    assert "paths of a run: training rows" not in found
+    found = rows(replace(machine(processor={"fault": "BURNISH_TIMING is 'maybe'"}), rates=None, paths=None))
+    assert found["paths of a run: model"].endswith("every run is refused: see the problems")
+
+
+def test_the_width_is_that_of_the_trial() -> None:
+    assert WIDTH_OF_FLOAT32 == WIDTH_OF_TRIAL
 
 
 def test_what_was_left_out_is_said_and_what_cannot_be_known_is_not_shown(machine: Callable[..., Facts]) -> None:
