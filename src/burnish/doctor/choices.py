@@ -19,7 +19,7 @@ from burnish.doctor.facts import Chosen, Paths
 from burnish.doctor.privacy import hidden
 from burnish.errors import BurnishError, KernelError
 from burnish.forward.attention import packing_way
-from burnish.forward.fast_paths import Choice, FastPaths, in_words
+from burnish.forward.fast_paths import Choice, FastPaths, failure, in_words
 from burnish.forward.float32 import fast_float32
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.verdicts import own_cache
@@ -62,16 +62,17 @@ class Question:
     @staticmethod
     def of_folder(folder: Path) -> Question:
         """About the model in a folder, with the defaults of a run file."""
-        return Question(folder.resolve().name, ModelConfig(path=str(folder)))
+        return Question(folder.absolute().name, ModelConfig(path=str(folder)))
 
     @staticmethod
     def of_run(config: Trained) -> Question:
         """About the policy (or reward model) of a run file. Raises CheckpointError if its model is a run without one,
         or for a broken record of the ways that it began with."""
+        named = Path(config.model.path).name  # before it becomes a folder of weights inside of another run
         config, _ = pinned(config)
         rl = config if isinstance(config, RlConfig) else None
         return Question(
-            name=Path(config.model.path).name,
+            name=named,
             model=config.model,
             seed=config.seed,
             plain=config.debug.plain,
@@ -138,9 +139,15 @@ def _answer(question: Question) -> Paths:
     try:
         return _tried(question)
     except BurnishError as error:
-        return Paths(f"{question.name} ({question.model.dtype})", not_tried=hidden(str(error)), failed=True)
+        return _failed(question, str(error))
+    except Exception as error:  # noqa: BLE001 boundary: what a trial raises on this machine belongs into the report
+        return _failed(question, failure(error))
     finally:
         torch.set_num_threads(before)
+
+
+def _failed(question: Question, said: str) -> Paths:
+    return Paths(f"{question.name} ({question.model.dtype})", not_tried=hidden(said), failed=True)
 
 
 def _tried(question: Question) -> Paths:

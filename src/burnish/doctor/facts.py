@@ -90,7 +90,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Medians of a few repetitions. products: multiply-adds per second by kind. medium_is_accurate: whether the faster
+    """Medians of a few repetitions. products: multiply-adds per second by kind, without those that fail. medium_is_accurate: whether the faster
     float32 product loses nothing. Bytes per second of reading memory, seconds of starting an interpreter."""
 
     threads: int

@@ -32,8 +32,11 @@ def measure_rates(available_bytes: int | None) -> Rates:
     rows, inner, columns = _SHAPE
     products = {}
     for kind, (precision, dtype) in KINDS.items():
-        with matmul_precision(precision):
-            seconds = product_seconds(_SHAPE, dtype, repeats=_REPEATS, budget=_BUDGET_SECONDS)
+        try:
+            with matmul_precision(precision):
+                seconds = product_seconds(_SHAPE, dtype, repeats=_REPEATS, budget=_BUDGET_SECONDS)
+        except RuntimeError:  # this build of PyTorch, or this processor, has no such product
+            continue
         products[kind] = rows * inner * columns / statistics.median(seconds)
     return Rates(
         threads=torch.get_num_threads(),

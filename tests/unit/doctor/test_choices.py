@@ -143,6 +143,15 @@ def test_a_model_that_cannot_be_loaded_is_an_answer(model: Path) -> None:
     assert "config.json" in found.not_tried
 
 
+def test_whatever_a_trial_raises_is_an_answer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("in a kernel")
+
+    monkeypatch.setattr(choices, "_tried", fail)
+    found = find_paths(Question.of_folder(model))
+    assert (found.failed, found.not_tried) == (True, "the trial ended with ZeroDivisionError: in a kernel")
+
+
 def test_large_and_distant_models_are_not_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = too_large(ModelConfig(path="Qwen/Qwen2.5-0.5B-Instruct"))
     assert reason is not None

@@ -38,6 +38,16 @@ def test_all_of_it_runs_and_leaves_the_precision_as_it_was(small: None) -> None:
     assert all(rate > 0 for rate in (*found.products.values(), found.memory_read, found.process_start))
 
 
+def test_a_product_that_does_not_work_here_is_left_out(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky(shape: tuple[int, int, int], dtype: torch.dtype, *, repeats: int, budget: float) -> list[float]:
+        if dtype == torch.bfloat16:
+            raise RuntimeError("could not create a primitive descriptor")
+        return [1.0]
+
+    monkeypatch.setattr(rates, "product_seconds", picky)
+    assert set(measure_rates(None).products) == {"float32", "float32_fast"}
+
+
 def test_products_are_repeated_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(product_seconds((2, 2, 2), torch.float32, repeats=7)) == 7
     now = [0.0]
