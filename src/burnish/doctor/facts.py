@@ -90,8 +90,9 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Medians of a few repetitions. products: multiply-adds per second by kind, without those that fail. medium_is_accurate: whether the faster
-    float32 product loses nothing. Bytes per second of reading memory, seconds of starting an interpreter."""
+    """Medians of a few repetitions. products: multiply-adds per second by kind, without those that fail.
+    medium_is_accurate: whether the faster float32 product loses nothing. Bytes per second of reading memory, seconds of
+    starting an interpreter."""
 
     threads: int
     products: Mapping[str, float]

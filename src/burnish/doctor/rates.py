@@ -41,7 +41,7 @@ def measure_rates(available_bytes: int | None) -> Rates:
     return Rates(
         threads=torch.get_num_threads(),
         products=products,
-        medium_is_accurate=medium_is_accurate(),
+        medium_is_accurate="float32_fast" in products and medium_is_accurate(),
         memory_read=_memory_read(available_bytes),
         process_start=statistics.median(_timed(_start_process, 3)),
     )
