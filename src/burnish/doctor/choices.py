@@ -17,12 +17,11 @@ from burnish.config.schema import RlConfig, RmConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.doctor.facts import Chosen, Paths
 from burnish.doctor.privacy import hidden
-from burnish.errors import BurnishError, KernelError
+from burnish.errors import BurnishError
 from burnish.forward.attention import packing_way
 from burnish.forward.fast_paths import Choice, FastPaths, failure, in_words
 from burnish.forward.float32 import fast_float32
 from burnish.forward.kernel_layers import uses_layer_kernels
-from burnish.forward.verdicts import own_cache
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import Head, LoadedModel, load_model, resolve_device
 from burnish.models.loading_bars import without_loading_bars
@@ -99,17 +98,6 @@ def find_paths(question: Question | None) -> Paths:
             return _answer(question)
         with _small_model() as small:
             return _answer(small)
-
-
-def forget() -> int:
-    """Remove all timings that are kept on this machine; returns their number. KernelError if that is not possible."""
-    try:
-        return own_cache().forget()
-    except OSError as error:
-        raise KernelError(
-            f"the timings in the cache folder cannot be removed: {error.strerror}",
-            remedy="remove the folder burnish/paths in ~/.cache (or XDG_CACHE_HOME)",
-        ) from error
 
 
 def too_large(model: ModelConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""The C compiler, whether it builds kernels, and where they are kept."""
+"""The C compiler, whether it builds kernels, and where they are kept, with the timings of ways beside them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ def find_kernels(*, builds: bool) -> Kernels:
         libraries=cache.libraries,
         timings=own_cache().count(),
     )
+
+
+def forget_timings() -> int:
+    """Remove all timings that are kept on this machine; returns their number. KernelError if that is not possible."""
+    try:
+        return own_cache().forget()
+    except OSError as error:
+        raise KernelError(
+            f"the timings in the cache folder cannot be removed: {error.strerror}",
+            remedy="remove the folder burnish/paths in ~/.cache (or XDG_CACHE_HOME)",
+        ) from error
 
 
 def _compiler() -> tuple[str | None, str | None, KernelError | None]:

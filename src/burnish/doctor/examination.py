@@ -57,14 +57,15 @@ def nearest_folder(path: Path) -> Path:
 
 
 def _with_pytorch(facts: Facts, about: Trained | Path | None, *, quick: bool, fresh: bool) -> Facts:
-    from burnish.doctor.choices import asked_about, find_paths, forget
-    from burnish.doctor.compiling import find_kernels
+    from burnish.doctor.compiling import find_kernels, forget_timings
     from burnish.doctor.devices import find_gpus
-    from burnish.doctor.rates import measure_rates
 
     facts = replace(facts, processor=_as_pytorch_sees_it(facts.processor), gpus=find_gpus())
-    forgotten = forget() if fresh else None
+    forgotten = forget_timings() if fresh else None
     if facts.processor.fault is None and not quick:
+        from burnish.doctor.choices import asked_about, find_paths  # slow to import
+        from burnish.doctor.rates import measure_rates
+
         facts = replace(facts, rates=measure_rates(facts.system.available_bytes), paths=find_paths(asked_about(about)))
     return replace(facts, kernels=replace(find_kernels(builds=not quick), forgotten=forgotten))
 

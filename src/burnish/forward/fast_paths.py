@@ -70,6 +70,7 @@ class FastPaths:
         self._timed = processor.times_paths() if timed is None else timed
         self._race = run_race or _race_here
         self._choices: dict[str, Choice] = {}
+        self._timed_now: set[str] = set()
         self.notes: list[str] = []
 
     def choose(self, path: str, shape: str, ways: Sequence[Way], *, required: str | None = None) -> str:
@@ -113,8 +114,9 @@ class FastPaths:
         }
         known = self._cache.find(key)
         if known is not None:
-            return known, "before"
+            return known, "now" if f"{path} ({shape})" in self._timed_now else "before"
         able = [way for way in ways if self._runs(path, way)]
+        self._timed_now.add(f"{path} ({shape})")
         if len(able) == len(ways):
             return self._cache.keep(key, self._race(ways)), "now"
         if len(able) > 1:

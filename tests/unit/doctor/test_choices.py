@@ -13,10 +13,9 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.doctor import choices
-from burnish.doctor.choices import Question, asked_about, find_paths, forget, too_large
-from burnish.errors import KernelError
+from burnish.doctor.choices import Question, asked_about, find_paths, too_large
+from burnish.doctor.compiling import forget_timings
 from burnish.forward import verdicts
-from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
 from burnish.planning.seats import Machine
 
@@ -69,18 +68,8 @@ def test_timings_are_kept_for_a_run_and_can_be_forgotten(model: Path, monkeypatc
     assert timed
     assert {choice.timed for choice in timed} == {"before"}
     assert [choice.way for choice in first.choices] == [choice.way for choice in second.choices]
-    assert forget() == len(timed)
+    assert forget_timings() == len(timed)
     assert own_cache().count() == 0
-
-
-def test_timings_that_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    own_cache().keep({"path": "decoding"}, RaceResult("own", {"own": 1.0}))
-    monkeypatch.setattr(Path, "unlink", fail)
-    with pytest.raises(KernelError, match="cannot be removed: Permission denied"):
-        forget()
 
 
 def test_a_question_is_that_of_the_run(model: Path, tmp_path: Path) -> None:

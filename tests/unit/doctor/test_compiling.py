@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from burnish.doctor import compiling
-from burnish.doctor.compiling import find_kernels
+from burnish.doctor.compiling import find_kernels, forget_timings
 from burnish.errors import KernelError
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
@@ -88,3 +88,13 @@ def test_errors_of_the_build_are_the_kernels_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compiling, "load_library", fail)
     found = find_kernels(builds=True)
     assert (found.built, found.problem, found.remedy) == (False, "built for another processor", "remove -march")
+
+
+def test_timings_that_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    own_cache().keep({"path": "decoding"}, RaceResult("own", {"own": 1.0}))
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(KernelError, match="cannot be removed: Permission denied"):
+        forget_timings()

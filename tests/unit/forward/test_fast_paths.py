@@ -68,6 +68,8 @@ def test_a_run_says_whether_it_has_timed_or_knew(tmp_path: Path) -> None:
     second.choose("training", "8 x 8", ways("kernels", "own"))
     assert second.lines()[0].endswith("; timed now: training; the others timed before")
     assert [choice.timed for choice in second.choices] == ["before", "now"]
+    second.choose("training", "8 x 8", ways("kernels", "own"))  # asked again by this start
+    assert [choice.timed for choice in second.choices] == ["before", "now"]
     second.choose("packing", "8 x 8", ways("own"))
     assert second.choices[-1].timed is None
 
