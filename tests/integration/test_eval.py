@@ -185,7 +185,7 @@ def test_float32_products_are_those_of_training(
 
     monkeypatch.setattr(float32, "WIDTH", 1)
     monkeypatch.setattr(float32, "_faster_precision", lambda model, paths: "medium")
-    monkeypatch.setattr(float32, "_precision", precision)
+    monkeypatch.setattr(float32, "matmul_precision", precision)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(Evaluator, "evaluate", noting(Evaluator.evaluate))
     monkeypatch.setattr(held_out, "held_out_loss", noting(held_out.held_out_loss))

@@ -13,10 +13,10 @@ from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, as_overrides, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
-from burnish.api.silence import without_loading_bars
 from burnish.checkpointing.chaining import find_checkpoint
 from burnish.config.kinds import kind_of_data
 from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:
     from rich.console import Console

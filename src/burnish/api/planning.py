@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, next_folder, output_of, prepare
-from burnish.api.silence import without_loading_bars
 from burnish.config.kinds import kind_of_data
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.config.yaml_text import parse_yaml, read_run_text
+from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.plan import Plan
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.api.pictures import tinted_html
-from burnish.api.silence import without_loading_bars
 from burnish.config.schema_data import DataConfig, ModelConfig
 from burnish.errors import BurnishError, DataError
+from burnish.models.loading_bars import without_loading_bars
 from burnish.observability.atomic import disk_remedy
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, prepared_run
 from burnish.api.run import Run
-from burnish.api.silence import without_loading_bars
 from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.moving import move_run_aside
 from burnish.checkpointing.output import check_output
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import Kind
+from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,6 +20,7 @@ COMMANDS = (
     ("check", "check_rewards", "Look before you run"),
     ("algorithms", "show_algorithms", "Look before you run"),
     ("sandbox", "commands", "Look before you run"),
+    ("doctor", "examine_machine", "Look before you run"),
     ("report", "write_report", "Look after a run"),
     ("replay", "replay", "Look after a run"),
     ("chat", "chat", "Look after a run"),

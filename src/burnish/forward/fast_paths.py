@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -33,13 +33,19 @@ _SIZES = (
 )
 
 
+Timed = Literal["now", "before"]
+"""Whether this start has timed the ways, or an earlier one on this machine whose times were kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way that a run takes. `outcome` is None if nothing was timed; `required`: the run file asked for it."""
+    """The way that a run takes. `outcome` and `timed` are None if nothing was timed; `required`: the run file asked for
+    it."""
 
     path: str
     way: str
     outcome: RaceResult | None = None
+    timed: Timed | None = None
     recorded: bool = False
     required: bool = False
 
@@ -64,13 +70,14 @@ class FastPaths:
         self._timed = processor.times_paths() if timed is None else timed
         self._race = run_race or _race_here
         self._choices: dict[str, Choice] = {}
+        self._timed_now: set[str] = set()
         self.notes: list[str] = []
 
     def choose(self, path: str, shape: str, ways: Sequence[Way], *, required: str | None = None) -> str:
         """Name of the way to take. `ways`: those that compute the same, the plainest last; `path` and `shape` say what
         and of what size. `required` is taken whatever it costs, and timed all the same."""
         entry = f"{path} ({shape})"
-        outcome = self.timings(path, shape, ways)
+        outcome, timed = self._timed_ways(path, shape, ways)
         names = [way.name for way in ways] if outcome is None else list(outcome.seconds)
         before = self._recorded.get(entry)
         if required is not None:
@@ -84,14 +91,17 @@ class FastPaths:
                 f"this run began with {path} by {before}, and goes on with {way}: its numbers will differ in the last "
                 "bits from those of an undisturbed run"
             )
-        self._choices[entry] = Choice(path, way, outcome, before == way, required is not None)
+        self._choices[entry] = Choice(path, way, outcome, timed, before == way, required is not None)
         return way
 
     def timings(self, path: str, shape: str, ways: Sequence[Way]) -> RaceResult | None:
         """How long each way takes here, as known from before or timed now; None where there is nothing to compare or
         nothing is timed. Ways that fail are left out, and that is not kept: the next start may have the memory."""
+        return self._timed_ways(path, shape, ways)[0]
+
+    def _timed_ways(self, path: str, shape: str, ways: Sequence[Way]) -> tuple[RaceResult | None, Timed | None]:
         if len(ways) < 2 or not self._timed:
-            return None
+            return None, None
         key = {
             "path": path,
             "shape": shape,
@@ -104,14 +114,15 @@ class FastPaths:
         }
         known = self._cache.find(key)
         if known is not None:
-            return known
+            return known, "now" if f"{path} ({shape})" in self._timed_now else "before"
         able = [way for way in ways if self._runs(path, way)]
+        self._timed_now.add(f"{path} ({shape})")
         if len(able) == len(ways):
-            return self._cache.keep(key, self._race(ways))
+            return self._cache.keep(key, self._race(ways)), "now"
         if len(able) > 1:
-            return self._race(able)
+            return self._race(able), "now"
         only = able[0].name if able else ways[-1].name
-        return RaceResult(only, {only: 0.0})
+        return RaceResult(only, {only: 0.0}), None
 
     def _runs(self, path: str, way: Way) -> bool:
         try:
@@ -126,6 +137,11 @@ class FastPaths:
         found = [choice.way for choice in self._choices.values() if choice.path == path]
         return found[-1] if found else None
 
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """All of this start, in the order in which they were made."""
+        return tuple(self._choices.values())
+
     def record(self) -> dict[str, str]:
         """Ways by `path (shape)`: those that the run began with, and those chosen now."""
         return {**self._recorded, **{entry: choice.way for entry, choice in self._choices.items()}}
@@ -135,9 +151,11 @@ class FastPaths:
         self._recorded.update(recorded)
 
     def lines(self) -> list[str]:
-        """One line on what was chosen and by what factor, where there was anything to choose, and the notes."""
-        said = dict.fromkeys(in_words(choice) for choice in self._choices.values())
-        return [*([f"fast paths: {', '.join(said)}"] if said else []), *dict.fromkeys(self.notes)]
+        """One line on what was chosen, by what factor and by whose timing, where there was anything to choose, and the
+        notes."""
+        said = dict.fromkeys(in_words(choice) for choice in self.choices)
+        line = f"fast paths: {', '.join(said)}{_by_whose_timing(self.choices)}"
+        return [*([line] if said else []), *dict.fromkeys(self.notes)]
 
 
 def _race_here(ways: Sequence[Way]) -> RaceResult:
@@ -156,6 +174,13 @@ def in_words(choice: Choice) -> str:
     if choice.recorded:
         remarks.append("as the run began")
     return f"{text} ({', '.join(remarks)})" if remarks else text
+
+
+def _by_whose_timing(choices: Sequence[Choice]) -> str:
+    now = dict.fromkeys(choice.path for choice in choices if choice.timed == "now")
+    if not any(choice.timed == "before" for choice in choices):
+        return "; timed now" if now else ""
+    return f"; timed now: {', '.join(now)}; the others timed before" if now else "; timed before"
 
 
 def _comparisons(way: str, outcome: RaceResult) -> list[str]:

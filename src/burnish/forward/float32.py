@@ -42,7 +42,7 @@ def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPath
     if plain or not fits or _faster_precision(model, paths or FastPaths()) == "highest":
         yield False
         return
-    with _precision("medium"):
+    with matmul_precision("medium"):
         yield True
 
 
@@ -68,14 +68,15 @@ def _may_be_medium(paths: FastPaths) -> bool:
 def _linear_pass(precision: str, width: int) -> None:
     """The three products of a linear layer: its outputs, and the gradients of its inputs and weights."""
     inputs, weight = torch.ones(_ROWS, width), torch.ones(4 * width, width)
-    with _precision(precision):
+    with matmul_precision(precision):
         outputs = inputs @ weight.T
         _ = outputs @ weight
         _ = outputs.T @ inputs
 
 
 @contextmanager
-def _precision(precision: str) -> Iterator[None]:
+def matmul_precision(precision: str) -> Iterator[None]:
+    """PyTorch's precision of float32 products inside."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -91,7 +92,7 @@ def usual_float32() -> Iterator[None]:
     if torch.get_float32_matmul_precision() == "highest":
         yield
         return
-    with _precision("highest"):
+    with matmul_precision("highest"):
         yield
 
 
@@ -101,11 +102,11 @@ def medium_is_accurate() -> bool:
 
 
 @torch.no_grad()
-def rms_error(precision: str) -> float:
-    """Root-mean-square error of a float32 product at this precision, over the root mean square of the result."""
+def rms_error(precision: str, dtype: torch.dtype = torch.float32) -> float:
+    """Root-mean-square error of a product of this type at this precision, over the root mean square of the result."""
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(512, 512, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
-    with _precision(precision):
-        error = (left @ right).double() - exact
+    with matmul_precision(precision):
+        error = (left.to(dtype) @ right.to(dtype)).double() - exact
     return float(error.square().mean().sqrt() / exact.square().mean().sqrt())

@@ -7,13 +7,14 @@ replaced, so that processes that start together take the same paths and get the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,7 @@ _SOURCES = Path(__file__).resolve().parent.parent
 _ROOMS = ("kernels", "forward", "models", "rollouts")
 """Rooms whose code is timed."""
 _MOST_BYTES = 1 << 20
+_NAME_LENGTH, _ENDING = 32, ".json"
 
 Key = Mapping[str, object]
 
@@ -55,6 +57,19 @@ class VerdictCache:
         self._known[text] = outcome
         return outcome
 
+    def count(self) -> int:
+        """Outcomes that are kept in files, whatever they are about."""
+        return 0 if self._folder is None else len(_files(self._folder))
+
+    def forget(self) -> int:
+        """Remove all outcomes, so that everything is timed again; returns how many files there were. Runs that have
+        begun go on as they began, because their folders hold what they chose. Raises OSError."""
+        self._known.clear()
+        files = [] if self._folder is None else _files(self._folder)
+        for file in files:
+            file.unlink(missing_ok=True)  # another process may forget them, too
+        return len(files)
+
 
 @cache
 def own_cache() -> VerdictCache:
@@ -80,24 +95,41 @@ def _text(key: Key) -> str:
 
 
 def _name(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"
+    return hashlib.sha256(text.encode()).hexdigest()[:_NAME_LENGTH] + _ENDING
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob(f"*{_ENDING}") if len(path.stem) == _NAME_LENGTH]
 
 
 def _publish(folder: Path, name: str, text: str, outcome: RaceResult) -> None:
     """Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / name
-    if _read(path, text) is None:  # no answer yet, or a broken one
-        path.unlink(missing_ok=True)
     content = {"key": text, "winner": outcome.winner, "seconds": outcome.seconds}
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps(content, indent=1) + "\n")
-        with contextlib.suppress(FileExistsError):
+        with _alone(folder), contextlib.suppress(FileExistsError):
+            if _read(path, text) is None:  # no answer yet, or a broken one
+                path.unlink(missing_ok=True)
             os.link(temporary, path)  # complete at once, and only if there is none
     finally:
         os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Inside, no other process replaces a broken file here: of two that found it broken, the second would remove the
+    answer of the first, by which that one already goes."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: Path, text: str) -> RaceResult | None:

@@ -65,6 +65,11 @@ def find_compilers() -> list[list[str]]:
     return found
 
 
+def compiler_version(compiler: list[str]) -> bytes:
+    """What the compiler says about itself. Raises KernelError if it does not."""
+    return _run([*compiler, "--version"])
+
+
 def cache_folder() -> Path | None:
     """Where built libraries are kept: `burnish/kernels` in XDG_CACHE_HOME, else in ~/.cache; None without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -90,7 +95,7 @@ def _from_any_compiler(source: str, dtype: torch.dtype) -> ctypes.CDLL:
 def _build_and_load(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDLL:
     options = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", f"-DBFLOAT16={ELEMENTS[dtype]}", *_target(compiler)]
     texts = [path.read_bytes() for path in (source, *sorted(_HERE.glob("*.h")))]
-    identity = [os.fsencode(shlex.join([*compiler, *options])), _version(compiler), _processor(), *texts]
+    identity = [os.fsencode(shlex.join([*compiler, *options])), compiler_version(compiler), _processor(), *texts]
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32] + ".so"
     compile_it = [*compiler, *options, "-c", str(source), "-o", _OBJECT]
     link_it = [*compiler, "-shared", _OBJECT, "-o", _LIBRARY, "-lm"]
@@ -215,10 +220,6 @@ def _target(compiler: list[str]) -> list[str]:
     if any(word.startswith(("-march=", "-mcpu=")) for word in named):
         return []
     return ["-march=native" if platform.machine() == "x86_64" else "-mcpu=native", *named]
-
-
-def _version(compiler: list[str]) -> bytes:
-    return _run([*compiler, "--version"])
 
 
 def _processor() -> bytes:

@@ -39,12 +39,11 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
-from burnish.planning.seats import threads_each
 from burnish.plugins import is_outside
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.own_processes import own_processes
 from burnish.trainers.path_record import record_paths, recorded_ways
-from burnish.trainers.placement import check_placement, placed, this_machine
+from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
 from burnish.trainers.rl.cast import Inline, Players
 from burnish.trainers.rl.elsewhere import Ways, engine_role, trained_roles
@@ -107,8 +106,7 @@ def shared_work(config: RunOfSeveral, console: Console) -> Iterator[Site]:
     if config.cluster.uses_processes:
         say(console, check_placement(config))
     before = torch.get_num_threads()
-    own = before if config.cluster.runs_on == "ray" else threads_each(config, this_machine())
-    torch.set_num_threads(config.cluster.threads or own)
+    torch.set_num_threads(threads_of(config))
     try:
         with _site(config, rank) as site:
             yield site

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
 import torch
 
 from burnish.config.schema import RlConfig, RunConfig
+from burnish.container import allowed_cores, container_limits
 from burnish.planning.memory import Trained
 from burnish.planning.model_facts import ModelFacts, RewardFacts, read_model_facts, read_reward_facts
 from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import ConfigT, Machine, seats_of, sharding_of, with_sharding
+from burnish.planning.seats import ConfigT, Machine, seats_of, sharding_of, threads_each, with_sharding
 from burnish.trainers.chaining import pinned
-
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says how much memory a container may use."""
 
 
 def this_machine() -> Machine:
     """Cores, threads, memory and GPUs that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
+    limits = container_limits()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
-    return Machine(cores, torch.get_num_threads(), min([memory, *_limits()]), tuple(gpus))
+    memory = memory if limits.memory_bytes is None else min(memory, limits.memory_bytes)
+    return Machine(allowed_cores(limits), torch.get_num_threads(), memory, tuple(gpus))
 
 
-def _limits() -> list[int]:
-    found = [file.read_text(encoding="ascii").strip() for file in CGROUP_LIMITS if file.is_file()]
-    return [int(text) for text in found if text.isdigit()]  # "max" is no limit
+def threads_of(config: Trained) -> int:
+    """Threads of PyTorch in each process of the run."""
+    shares = config.cluster.runs_on != "ray"  # whose processes may be on other machines
+    return config.cluster.threads or (threads_each(config, this_machine()) if shares else torch.get_num_threads())
 
 
 def check_placement(config: Trained, machine: Machine | None = None) -> list[str]:

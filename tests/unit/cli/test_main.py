@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", ["rl", "sft", "rm", "eval", "plan", "check", "algorithms", "report"])
+@pytest.mark.parametrize("command", ["rl", "sft", "rm", "eval", "plan", "check", "algorithms", "report", "doctor"])
 def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out

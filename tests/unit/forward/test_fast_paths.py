@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -39,10 +40,10 @@ def paths(watch: Stopwatch, recorded: dict[str, str] | None = None, cache: Verdi
 def test_a_fast_path_that_is_slower_here_is_not_taken() -> None:
     slower = paths(Stopwatch(kernels=2.0, own=1.0))
     assert slower.choose("decoding", "8 x 8", ways("kernels", "own")) == "own"
-    assert slower.lines() == ["fast paths: decoding by own (kernels is 100 % slower here)"]
+    assert slower.lines() == ["fast paths: decoding by own (kernels is 100 % slower here); timed now"]
     faster = paths(Stopwatch(kernels=1.0, own=1.6))
     assert faster.choose("decoding", "8 x 8", ways("kernels", "own")) == "kernels"
-    assert faster.lines() == ["fast paths: decoding by kernels (1.60x own)"]
+    assert faster.lines() == ["fast paths: decoding by kernels (1.60x own); timed now"]
 
 
 def test_a_verdict_is_found_again_for_the_same_question_only() -> None:
@@ -58,13 +59,30 @@ def test_a_verdict_is_found_again_for_the_same_question_only() -> None:
     assert paths(turned, cache=cache).choose("decoding", "8 x 8", ways("kernels", "fused", "own")) == "own"
 
 
+def test_a_run_says_whether_it_has_timed_or_knew(tmp_path: Path) -> None:
+    first, second = (paths(Stopwatch(kernels=1.0, own=2.0), cache=VerdictCache(tmp_path)) for _ in range(2))
+    assert first.choose("decoding", "8 x 8", ways("kernels", "own")) == "kernels"
+    assert second.choose("decoding", "8 x 8", ways("kernels", "own")) == "kernels"
+    assert first.lines() == ["fast paths: decoding by kernels (2.00x own); timed now"]
+    assert second.lines() == ["fast paths: decoding by kernels (2.00x own); timed before"]
+    second.choose("training", "8 x 8", ways("kernels", "own"))
+    assert second.lines()[0].endswith("; timed now: training; the others timed before")
+    assert [choice.timed for choice in second.choices] == ["before", "now"]
+    second.choose("training", "8 x 8", ways("kernels", "own"))  # asked again by this start
+    assert [choice.timed for choice in second.choices] == ["before", "now"]
+    second.choose("packing", "8 x 8", ways("own"))
+    assert second.choices[-1].timed is None
+
+
 def test_a_resumed_run_goes_on_as_it_began() -> None:
     began = paths(Stopwatch(kernels=2.0, own=1.0))
     began.choose("decoding", "8 x 8", ways("kernels", "own"))
     resumed = paths(Stopwatch(kernels=1.0, own=2.0), began.record())
     assert resumed.choose("decoding", "8 x 8", ways("kernels", "own")) == "own"
     assert resumed.record() == began.record() == {"decoding (8 x 8)": "own"}
-    assert resumed.lines() == ["fast paths: decoding by own (kernels is only 50 % faster here, as the run began)"]
+    assert resumed.lines() == [
+        "fast paths: decoding by own (kernels is only 50 % faster here, as the run began); timed now"
+    ]
     assert resumed.choose("decoding", "9 x 9", ways("kernels", "own")) == "kernels"  # of another model
 
 
@@ -81,7 +99,7 @@ def test_a_run_that_cannot_go_on_as_it_began_says_so() -> None:
 def test_what_is_required_is_taken_and_said_to_be_slower() -> None:
     slower = paths(Stopwatch(kernels=1.25, own=1.0))
     assert slower.choose("decoding", "8 x 8", ways("kernels", "own"), required="kernels") == "kernels"
-    assert slower.lines() == ["fast paths: decoding by kernels (0.80x own, required)"]
+    assert slower.lines() == ["fast paths: decoding by kernels (0.80x own, required); timed now"]
 
 
 def test_without_timing_the_first_is_taken() -> None:

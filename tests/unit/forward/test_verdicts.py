@@ -75,6 +75,30 @@ def test_what_others_may_have_written_is_not_trusted(tmp_path: Path, monkeypatch
     assert VerdictCache(tmp_path).find(KEY) is None
 
 
+def test_of_two_that_find_a_broken_file_the_first_answer_stands(tmp_path: Path) -> None:
+    """Both have looked before either answers: the second must not take the first one's file for the broken one."""
+    VerdictCache(tmp_path).keep(KEY, FIRST)
+    only_file(tmp_path).write_text("{")
+    one, other = VerdictCache(tmp_path), VerdictCache(tmp_path)
+    assert one.find(KEY) is other.find(KEY) is None
+    assert one.keep(KEY, SECOND) == SECOND
+    assert other.keep(KEY, FIRST) == SECOND
+
+
+def test_what_is_forgotten_is_asked_again(tmp_path: Path) -> None:
+    cache = VerdictCache(tmp_path / "paths")
+    assert (cache.count(), cache.forget()) == (0, 0)
+    for threads in (1, 2):
+        cache.keep({**KEY, "threads": threads}, FIRST)
+    (tmp_path / "paths" / "notes.json").write_text("of somebody else")
+    assert cache.count() == 2
+    assert cache.forget() == 2
+    assert cache.find(KEY) is None
+    assert [file.name for file in (tmp_path / "paths").iterdir()] == ["notes.json"]
+    assert cache.keep(KEY, SECOND) == SECOND
+    assert VerdictCache(None).forget() == VerdictCache(None).count() == 0
+
+
 def test_without_a_folder_that_can_be_written_it_is_known_in_this_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (None, tmp_path / "file" / "below"):

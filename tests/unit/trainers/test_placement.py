@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from burnish.config.loading import load_run_data
+from burnish.container import Limits
 from burnish.errors import ConfigError
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.seats import Machine, seats_of, with_sharding
@@ -32,12 +33,10 @@ def test_this_machine_has_what_pytorch_and_linux_say() -> None:
     assert len(machine.gpu_bytes) == torch.cuda.device_count()
 
 
-def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [tmp_path / name for name in ("none", "max", "bytes")]
-    files[1].write_text("max\n")
-    files[2].write_text("123456789\n")
-    monkeypatch.setattr(placement, "CGROUP_LIMITS", files)
+def test_the_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "container_limits", lambda: Limits(processors=0.5, memory_bytes=123_456_789))
     assert this_machine().memory_bytes == 123_456_789
+    assert this_machine().cores == 1
 
 
 def test_an_impossible_run_leaves_nothing_behind(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What other packages print while a call of `burnish` runs."""
+"""The progress bars that transformers shows while it loads and writes weights."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+"""What the control groups of this process leave it of the machine: processors and memory.
+
+Containers (Docker, Kubernetes, Slurm) set such limits. PyTorch does not look at them: it starts as many threads as the
+machine has cores, and memory past the limit ends the process without a message.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_MOUNT = "sys/fs/cgroup"
+_UNLIMITED = 1 << 60
+"""The first version of control groups says "no limit" with a number near the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The lowest limits of the groups that this process is in, None where there are none. processors: seconds of
+    processor time that it gets for each second."""
+
+    processors: float | None = None
+    memory_bytes: int | None = None
+
+
+def container_limits(root: Path = Path("/")) -> Limits:
+    """Limits by both versions of control groups. `root` is that of the file system."""
+    memory: list[int] = []
+    processors: list[float] = []
+    for group in _groups(root):
+        memory += _memory(group)
+        processors += _processors(group)
+    return Limits(min(processors, default=None), min(memory, default=None))
+
+
+def allowed_cores(limits: Limits | None = None) -> int:
+    """Cores that this process may keep busy: those that it may run on, and no more than its groups pay for."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    limit = (container_limits() if limits is None else limits).processors
+    return cores if limit is None else max(1, min(cores, math.ceil(limit)))
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Folders of the groups of this process and of those above them. In a container the path that the kernel names may
+    be one of the machine, of which only the top is visible."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
+            controllers, _, path = line.partition(":")[2].partition(":")
+            inner = PurePosixPath(path.lstrip("/") or ".")
+            for name in {controllers, *controllers.split(",")}:
+                yield from (root / _MOUNT / name / part for part in (inner, *inner.parents))
+
+
+def _memory(group: Path) -> Iterator[int]:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _text(group / name)
+        if text.isdigit() and int(text) < _UNLIMITED:  # "max" is no limit
+            yield int(text)
+
+
+def _processors(group: Path) -> Iterator[float]:
+    words = _text(group / "cpu.max").split()
+    older = [_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")]
+    for quota, period in (pair for pair in (words, older) if len(pair) == 2):
+        if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:  # -1 and "max" are no limits
+            yield int(quota) / int(period)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,126 @@
+"""`burnish doctor`: its text, its JSON, its exit status, and what it never shows."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from burnish.cli import main
+from burnish.doctor import examination, rates
+from burnish.doctor.examination import find_sandbox
+from burnish.doctor.versions import find_versions
+from burnish.forward import verdicts
+from burnish.forward.race import RaceResult
+from burnish.forward.verdicts import own_cache
+
+
+@pytest.fixture(autouse=True)
+def quick_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small products, no attacks, and kept timings of this test alone."""
+    monkeypatch.setattr(rates, "_SHAPE", (8, 8, 8))
+    monkeypatch.setattr(rates, "_MEMORY_BYTES", 1 << 16)
+    monkeypatch.setattr(examination, "find_sandbox", lambda *, attacks: find_sandbox(attacks=False))
+    monkeypatch.setattr(verdicts, "cache_folder", lambda: tmp_path / "cache" / "kernels")
+    monkeypatch.chdir(tmp_path)
+    own_cache.cache_clear()
+    yield
+    own_cache.cache_clear()
+
+
+@pytest.fixture
+def model(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("0123456789")
+
+
+def test_a_quick_report_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--quick"]) == 0
+    text = capsys.readouterr().out
+    titles = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    assert titles == [
+        "versions",
+        "system",
+        "processor",
+        "kernels in C",
+        "rates",
+        "paths of a run",
+        "sandbox",
+        "GPUs",
+        "problems",
+    ]
+    assert "not tried (--quick)" in text
+    assert "\x1b" not in text
+
+
+def test_the_whole_report_about_a_run_file_as_json(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f"output: runs/x\nmodel: {{path: {model}, device: cpu}}\ndata: {{train: t.jsonl}}\nrewards: exact\nsteps: 1\n"
+        "rollout: {max_prompt_tokens: 8, max_response_tokens: 8}\n"
+    )
+    assert main(["doctor", "run.yaml", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["paths"]["model"].startswith(model.name)
+    assert {choice["path"] for choice in found["paths"]["choices"]} >= {"training passes", "decoding"}
+    assert set(found["rates"]["products"]) == {"float32", "float32_fast", "bfloat16"}
+    assert "Loading weights" not in captured.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_folder_and_the_folder_of_a_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(model)]) == 0
+    assert f"{model.name} (llama, 1 layers" in capsys.readouterr().out
+    (tmp_path / "run").mkdir()
+    assert main(["doctor", "run"]) == 2
+    assert "neither a model's folder nor a run's" in capsys.readouterr().err
+    assert main(["doctor", "nowhere.yaml"]) == 2
+    assert main(["doctor", str(model), "--quick"]) == 2
+
+
+def test_nothing_private_is_shown(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A home folder that is in the way of everything, secrets in the environment, and a model that fails with paths."""
+    home = tmp_path / "home" / "wilhelmina"
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "config.json").write_text("{")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    monkeypatch.setenv("CC", str(home / "no-such-compiler"))
+    monkeypatch.setattr(getpass, "getuser", lambda: "wilhelmina")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node17.cluster.internal")
+    monkeypatch.chdir(home)
+    for words in (["--json"], []):
+        assert main(["doctor", str(home / "models"), *words]) == 0
+        text = capsys.readouterr().out
+        assert "~/models" in text
+        for secret in ("wilhelmina", "hf_very_secret", "node17", str(tmp_path / "home")):
+            assert secret not in text
+
+
+def test_fresh_forgets_what_was_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    own_cache().keep({"path": "decoding"}, RaceResult("own", {"own": 1.0}))
+    assert main(["doctor", "--quick", "--fresh", "--json"]) == 0
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
+    assert (kernels["forgotten"], kernels["timings"]) == (1, 0)
+
+
+def test_the_exit_status_is_1_only_where_nothing_can_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = replace(find_versions(), broken={"torch": "OSError: no libcudart"})
+    monkeypatch.setattr(examination, "find_versions", lambda: broken)
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "fatal: torch is installed and cannot be imported: OSError: no libcudart" in text
+    assert "rates" not in text
