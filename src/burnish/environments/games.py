@@ -107,8 +107,17 @@ class Game(Instance):
         """Never called: games have no tools."""
         raise EnvironmentFailedError(f"the environment {self._name} is a game and has no tool {name!r}")
 
+    _has_stepped = False
+
+    def reward(self) -> float | None:
+        """What `get_reward` returns, or else the sum of what steps were paid, which is 0 before the first one: a turn
+        that is cut never becomes a step. None if there were steps, and none of them was paid."""
+        paid = super().reward()
+        return 0.0 if paid is None and not self._has_stepped else paid
+
     def step(self, text: str) -> Step:
         """Take the action that a turn is or holds. A turn that holds none is answered with what is expected."""
+        self._has_stepped = True
         action = self.actions.read(text)
         if action is None:
             return self._noted(Step(f"Error: {self.actions.expected()}.", reward=0.0))

@@ -89,6 +89,7 @@ class OpenEnv:
         self._text_field = text_field
         self._by_step = by_step
         self._rewards: list[float] = []
+        self._has_stepped = False
         self._ended = False
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> Step:
@@ -120,8 +121,9 @@ class OpenEnv:
         return self._ended
 
     def reward(self) -> float | None:
-        """The sum of the rewards of all steps, None if no step had one."""
-        return sum(self._rewards) if self._rewards else None
+        """The sum of the rewards of all steps, which is 0 before the first one. None if there were steps, and none of
+        them had one."""
+        return sum(self._rewards) if self._rewards or not self._has_stepped else None
 
     def close(self) -> None:
         """End the session."""
@@ -142,6 +144,7 @@ class OpenEnv:
         return Step(_result(observation) if is_result else texts.observation_text(observation), paid, ended)
 
     def _taken(self, action: Mapping[str, Json]) -> Step:
+        self._has_stepped = True
         return self.read(self._session.ask("step", action), "step")
 
 

@@ -150,7 +150,7 @@ def test_five_values(place: str) -> None:
     number = game._thing.number  # type: ignore[attr-defined]
     assert started(place, "Game", seed=3)._thing.number == number  # type: ignore[attr-defined]
     assert game.opening == "Guess from 0 to 9. None"
-    assert game.reward() is None  # nothing was paid yet
+    assert game.reward() == 0.0  # a turn that is cut never becomes a step
     assert game.step("ten") == Step("wrong", -0.25, False)
     assert game.step(f" {number}\n") == Step("correct", 1.0, True)
     assert (game.ended(), game.reward()) == (True, 0.75)
