@@ -329,7 +329,7 @@ def test_a_response_that_is_cut_goes_on_as_if_it_had_not_been(
             got = found[expected.group_id, expected.sample_index]
             assert (got.response_tokens, got.finish_reason) == (expected.response_tokens, expected.finish_reason)
             assert (got.response, got.versions) == (expected.response, ())
-            assert got.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=1e-5)
+            assert got.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=2e-5)
 
 
 def test_the_versions_of_a_response_that_several_weights_sampled(make_engine: Make, llama: Any) -> None:
