@@ -5,6 +5,7 @@ A session is a WebSocket: `reset`, `step` and `close`, and the tools of environm
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,20 +19,42 @@ from burnish.types import Json
 from burnish.words import suggestion
 
 _TIMEOUT_SECONDS = 30.0
+_OPTIONS = ("timeout_seconds", "token_variable")
 
 
 def openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> OpenEnvSource:
-    """The environment of the server at a URL. Its only option is `timeout_seconds`. Raises ConfigError if URL or
-    options cannot be used, EnvironmentFailedError if there is no server."""
+    """The environment of the server at a URL. Options: `timeout_seconds`, and `token_variable`, the name of the
+    variable that holds a token. Raises ConfigError if URL or options cannot be used, EnvironmentFailedError if there
+    is no server."""
     if urlsplit(url).scheme not in ("http", "https", "ws", "wss") or not urlsplit(url).netloc:
         raise ConfigError(f"{wanted}, which is not the address of a server", remedy="use openenv:http://HOST:PORT")
     for name in options:
-        if name != "timeout_seconds":
-            raise ConfigError(f"{wanted}, which has no option {name!r}", remedy=suggestion(name, ["timeout_seconds"]))
+        if name not in _OPTIONS:
+            raise ConfigError(f"{wanted}, which has no option {name!r}", remedy=suggestion(name, _OPTIONS))
     seconds = options.get("timeout_seconds", _TIMEOUT_SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
         raise ConfigError(f"{wanted}, whose timeout_seconds is {seconds!r}", remedy="give a number of seconds above 0")
-    return OpenEnvSource(Server(url.rstrip("/"), float(seconds)))
+    return OpenEnvSource(Server(url.rstrip("/"), float(seconds), _token(options.get("token_variable"), wanted)))
+
+
+def _token(variable: Json, wanted: str) -> str | None:
+    """What the variable holds; ConfigError, which does not show it, if nothing or what no header can hold."""
+    if variable is None:
+        return None
+    if not isinstance(variable, str):
+        raise ConfigError(f"{wanted}, whose token_variable is {variable!r}", remedy="give the name of a variable")
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ConfigError(
+            f"{wanted}, whose token_variable {variable!r} is not set for it",
+            remedy="set it where the run is started, and add it to conversation.variables",
+        )
+    if not token.isascii() or not token.isprintable():
+        raise ConfigError(
+            f"{wanted}, whose token_variable {variable!r} holds what no header can hold",
+            remedy="set it to a token of printable ASCII characters",
+        )
+    return token
 
 
 class OpenEnvSource:
@@ -121,9 +144,10 @@ class OpenEnv:
         return self._ended
 
     def reward(self) -> float | None:
-        """The sum of the rewards of all steps, which is 0 before the first one. None if there were steps, and none of
-        them had one."""
-        return sum(self._rewards) if self._rewards or not self._has_stepped else None
+        """The sum of the rewards of all steps, which is 0 before the first one. None if none of them had one, or if
+        there are only tools of MCP, whose calls have none."""
+        awaits_a_step = not self._has_stepped and (self._text_field is not None or self._by_step is not None)
+        return sum(self._rewards, 0.0) if self._rewards or awaits_a_step else None
 
     def close(self) -> None:
         """End the session."""

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,10 +32,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is. timeout: seconds for a connection, for each message, and for a free session."""
+    """Where a server is. timeout: seconds for a connection, for each message, and for a free session. token: for a
+    server that asks for one."""
 
     url: str
     timeout: float
+    token: str | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -54,7 +56,8 @@ class Server:
         # Proxies are for other machines.
         handlers = [urllib.request.ProxyHandler({})] if self._is_here() else []
         try:
-            with urllib.request.build_opener(*handlers).open(address, timeout=self.timeout) as answer:
+            request = urllib.request.Request(address, headers=self._headers())
+            with urllib.request.build_opener(*handlers).open(request, timeout=self.timeout) as answer:
                 read = json.loads(answer.read(_LARGEST))
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self.failed(f"does not give its schemas at {address}: {error}", _START) from error
@@ -74,10 +77,14 @@ class Server:
                 ping_interval=self.timeout,
                 ping_timeout=self.timeout,
                 max_size=_LARGEST,
+                additional_headers=self._headers(),
                 **more,
             )
         except (OSError, _errors()) as error:
             raise self.failed(f"cannot be reached: {error}", _START) from error
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
     def _base(self, scheme: str) -> str:
         parts = urlsplit(self.url)

@@ -37,6 +37,7 @@ class FakeServer:
         from websockets.sync.server import serve
 
         self.action, self.tools, self.capacity = action, tools, capacity
+        self.token: str | None = None
         self.answers: dict[str, Callable[[Any], Any]] = {}
         self.resets: list[Any] = []
         self.sessions: set[Any] = set()
@@ -50,6 +51,8 @@ class FakeServer:
             session.close()
 
     def _request(self, connection: Any, request: Any) -> Any:
+        if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "no")
         if request.path == "/ws":
             return None
         if request.path == "/schema":
@@ -139,7 +142,7 @@ def test_turns_are_actions_of_one_text(server: Callable[..., FakeServer]) -> Non
     assert (source.schemas, source.answers_text) == ((), True)
     first, second = source.start({"number": 3, "prompt": "p"}, 9), source.start({}, 9)
     assert fake.resets == [{"seed": 9, "number": 3, "prompt": "p"}, {"seed": 9}]
-    assert (first.opening, first.reward(), first.ended()) == ("Guess.", None, False)
+    assert (first.opening, first.reward(), first.ended()) == ("Guess.", 0.0, False)
     assert first.step("7") == Step("wrong", 0.0, False)
     assert second.step("7") == Step("correct", 1.0, True)  # each has a session of its own
     assert first.step("three") == Step("Error: guess: not a number", 0.0, False)
@@ -248,6 +251,40 @@ def test_a_reset_that_is_refused(server: Callable[..., FakeServer]) -> None:
     fake.answers["reset"] = lambda message: {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "no disk"}}
     with pytest.raises(EnvironmentFailedError, match="refuses to reset: no disk"):
         source.start({}, 0)
+
+
+def test_a_server_that_asks_for_a_token(server: Callable[..., FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    there = server(TEXT)
+    there.token = "secret"
+    options: dict[str, Json] = {"timeout_seconds": 5.0, "token_variable": "BURNISH_TEST_TOKEN"}
+    monkeypatch.setenv("BURNISH_TEST_TOKEN", "secret\n")
+    environment = find_environment(f"openenv:{there.url}", options).start({}, 0)
+    assert environment.step("7") == Step("correct", 1.0, True)
+    environment.close()
+    monkeypatch.setenv("BURNISH_TEST_TOKEN", "guessed")
+    with pytest.raises(EnvironmentFailedError, match="401") as caught:
+        find_environment(f"openenv:{there.url}", options)
+    assert "guessed" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "variable", "why"),
+    [
+        (None, "BURNISH_TEST_TOKEN", "is not set for it"),
+        (" ", "BURNISH_TEST_TOKEN", "is not set for it"),
+        ("séc\nret", "BURNISH_TEST_TOKEN", "holds what no header can hold"),
+        ("secret", 3, "whose token_variable is 3"),
+    ],
+)
+def test_tokens_that_cannot_be_used(
+    value: str | None, variable: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BURNISH_TEST_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("BURNISH_TEST_TOKEN", value)
+    with pytest.raises(ConfigError, match=why) as caught:
+        find_environment("openenv:http://127.0.0.1:1", {"token_variable": variable})
+    assert "ret" not in str(caught.value.message)
 
 
 def test_what_is_no_server_of_openenv(server: Callable[..., FakeServer]) -> None:
