@@ -311,6 +311,10 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
     greedy: Rollout | None = None
 
+    def samples(self) -> list[Rollout]:
+        """Each response once: of a conversation of several rows the one in which it ends."""
+        return [rollout for rollout in self.rollouts if rollout.ends_in is None]
+
 
 @dataclass(frozen=True, slots=True)
 class Preference:

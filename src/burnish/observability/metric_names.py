@@ -81,6 +81,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("conversation/turns_mean", "turns", "mean", "", "Turns of the policy in a response, on average."),
         MetricName("conversation/called_fraction", "fraction", "mean", "", "Share of responses that call a tool."),
         MetricName("conversation/sampled_tokens_mean", "tokens", "mean", "", "Tokens of a response that the policy sampled; `rollout/response_tokens_mean` counts what it was answered, too."),
+        MetricName("conversation/rows_mean", "rows", "mean", "", "Rows of a response. More than 1: the chat template writes earlier turns anew (`conversation.trajectory: fork`), or agents edit the history."),
         MetricName("conversation/out_of_turns_fraction", "fraction", "mean", "lower", "Share of responses that `conversation.max_turns` ended."),
         MetricName("conversation/failed_fraction", "fraction", "mean", "lower", "Share of responses whose environment failed, which have no score."),
         MetricName("conversation/environment_reward_mean", "score", "mean", "higher", "Mean of what the environment pays for a whole response."),

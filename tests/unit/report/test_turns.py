@@ -18,7 +18,17 @@ from burnish.report.turns import MOST_CHARACTERS
 from burnish.report.value_plots import value_charts
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.telemetry.conversations import describe_conversations
-from burnish.types import FinishReason, Message, Prompt, RewardStatus, Rollout, RolloutGroup, Turn
+from burnish.trainers.telemetry.groups import describe_groups
+from burnish.types import (
+    BRANCH_STRIDE,
+    FinishReason,
+    Message,
+    Prompt,
+    RewardStatus,
+    Rollout,
+    RolloutGroup,
+    Turn,
+)
 
 CALL = {"id": "call00100", "type": "function", "function": {"name": "python", "arguments": {"code": "a\nb", "n": 3}}}
 
@@ -172,3 +182,23 @@ class FakeHost:
 
     def take_restarts(self) -> int:
         return 0
+
+
+def test_a_response_of_several_rows_counts_once() -> None:
+    """Rows of 2 + 1 turns of the policy and one of 2; tokens likewise."""
+    first, second = talk(), talk()
+    rows = [
+        replace(first, sample_index=BRANCH_STRIDE, ends_in=0, finish_reason=FinishReason.STOP),
+        replace(second, turns=second.turns[:1], response_tokens=(1, 2), rollout_logprobs=(-1.0, -1.0)),
+        talk(sample_index=1, reward=0.0),
+    ]
+    found = {name: metric.result() for name, metric in describe_conversations(rows).items()}
+    assert found["conversation/turns_mean"] == 2.5
+    assert found["conversation/rows_mean"] == 1.5
+    assert found["conversation/sampled_tokens_mean"] == 5.0  # 4 + 2, and 4
+    assert found["conversation/out_of_turns_fraction"] == 1.0
+    group = RolloutGroup(Prompt("p", text="q"), 0, tuple(rows))
+    assert [row.sample_index for row in group.samples()] == [0, 1]
+    metrics = {name: metric.result() for name, metric in describe_groups([group]).items()}
+    assert metrics["reward/mean"] == 0.5
+    assert metrics["groups/constant_fraction"] == 0.0

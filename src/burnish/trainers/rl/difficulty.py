@@ -119,7 +119,7 @@ class Filter:
 
     def why_left_out(self, group: RolloutGroup, step: int) -> str:
         """Why a group with at least one reward is not trained on; empty if it is."""
-        rewards = [r.reward for r in group.rollouts if r.reward is not None]
+        rewards = [r.reward for r in group.samples() if r.reward is not None]
         # Siblings whose reward failed do not count as different.
         if self.dynamic and len(_paid_by_turn(group) if self.by_turn else set(rewards)) < 2:
             return "group without signal"
@@ -134,7 +134,7 @@ class Filter:
         """Whether each response that can be judged is solved."""
         if self.success is None:
             return []
-        judged = [self.success.solved(rollout) for rollout in group.rollouts]
+        judged = [self.success.solved(rollout) for rollout in group.samples()]
         return [solved for solved in judged if solved is not None]
 
     def _inside(self, share: float, step: int) -> bool:

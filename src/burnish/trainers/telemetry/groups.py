@@ -11,7 +11,7 @@ from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
 
 def is_constant(group: RolloutGroup) -> bool:
     """Whether at least two responses were scored and all of them have the same reward."""
-    rewards = [r.reward for r in group.rollouts if r.reward is not None]
+    rewards = [r.reward for r in group.samples() if r.reward is not None]
     return len(rewards) > 1 and min(rewards) == max(rewards)
 
 
@@ -20,12 +20,13 @@ def describe_groups(
 ) -> dict[str, Metric]:
     """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
 
-    Lengths count what the policy sampled, not what tools and environments said. missing: groups that the step lacks.
+    Lengths count what the policy sampled in a row, not what tools and environments said. missing: groups that the step lacks.
     fixed_length: no response ended by itself, so none counts as cut.
     """
     rollouts = [r for group in groups for r in group.rollouts]
-    rewards = [r.reward for r in rollouts if r.reward is not None]
-    comparable = [group for group in groups if sum(r.reward is not None for r in group.rollouts) > 1]
+    samples = [r for group in groups for r in group.samples()]
+    rewards = [r.reward for r in samples if r.reward is not None]
+    comparable = [group for group in groups if sum(r.reward is not None for r in group.samples()) > 1]
     lengths = [r.num_sampled() for r in rollouts]
     metrics = {
         "reward/mean": mean_of(rewards),
@@ -43,12 +44,12 @@ def describe_groups(
         "groups/constant_fraction": mean_of([is_constant(group) for group in comparable]),
         "groups/shrunk_to_one": Metric(
             Reduction.SUM,
-            sum(len(g.rollouts) > 1 and sum(r.reward is not None for r in g.rollouts) == 1 for g in groups),
+            sum(len(g.samples()) > 1 and sum(r.reward is not None for r in g.samples()) == 1 for g in groups),
         ),
     }
     domains = sorted({group.prompt.domain for group in groups})
     by_domain = _rewards_of(groups, domains) if len(domains) > 1 else {}  # those of the rows, where there are several
-    return metrics | mean_parts(rollouts, "reward/part") | by_domain | describe_conversations(rollouts)
+    return metrics | mean_parts(samples, "reward/part") | by_domain | describe_conversations(rollouts)
 
 
 def describe_domains(
@@ -66,7 +67,7 @@ def describe_domains(
         trained = sum(group.prompt.domain == name for group in kept)
         places = float(count > 0)  # without any, nothing is measured
         rollouts = [r for group in ours for r in group.rollouts]
-        comparable = [group for group in ours if sum(r.reward is not None for r in group.rollouts) > 1]
+        comparable = [group for group in ours if sum(r.reward is not None for r in group.samples()) > 1]
         found = {
             "prompts": Metric(Reduction.LAST, trained, places),
             "missing": Metric(Reduction.LAST, count - trained, places),
@@ -82,7 +83,7 @@ def describe_domains(
 
 def describe_audits(sampled: Sequence[RolloutGroup], labels: Sequence[str]) -> dict[str, Metric]:
     """Means of the rewards that are only watched."""
-    parts = [rollout.reward_parts for group in sampled for rollout in group.rollouts]
+    parts = [rollout.reward_parts for group in sampled for rollout in group.samples()]
     return {f"reward/audit/{label}": mean_of([part[label] for part in parts if label in part]) for label in labels}
 
 
@@ -105,7 +106,7 @@ def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:
 def _rewards_of(groups: Sequence[RolloutGroup], domains: Iterable[str]) -> dict[str, Metric]:
     return {
         f"reward/domain/{domain}": mean_of(
-            [r.reward for g in groups if g.prompt.domain == domain for r in g.rollouts if r.reward is not None]
+            [r.reward for g in groups if g.prompt.domain == domain for r in g.samples() if r.reward is not None]
         )
         for domain in domains
     }
