@@ -167,7 +167,7 @@ def test_every_metric_of_conversations_is_in_their_charts() -> None:
         [partner.take_metrics(), describe_conversations([talk()]), describe_conversations([talk()], "eval/")]
     ).row()
     charts = build_charts([{"step": 1, "time/step_seconds": 2.0, "time/generate_seconds": 1.0, **metrics}])
-    assert len(metrics) == 24
+    assert len(metrics) == 25
     assert not [chart["title"] for chart in charts if chart["section"] == "Further"]
     shown = [chart for chart in charts if chart["section"] == "Conversations"]
     assert sum(len(chart["series"]) for chart in shown) == len(metrics)

@@ -27,9 +27,7 @@ def describe_conversations(rollouts: Sequence[Rollout], prefix: str = "") -> dic
         "turns_mean": mean_of([len(turns) for turns in spoken]),
         "called_fraction": mean_of([count > 0 for count in calls]),
         "sampled_tokens_mean": mean_of([sum(row.num_sampled() for row in rows) for rows in held.values()]),
-        **(
-            {} if prefix else {"rows_mean": mean_of([len(rows) for rows in held.values()])}
-        ),  # evaluations have the last
+        **({} if prefix else {"rows_mean": mean_of([len(rows) for rows in held.values()])}),
         "out_of_turns_fraction": mean_of([rollout.finish_reason is FinishReason.TURNS for rollout in ends]),
         "failed_fraction": mean_of([rollout.finish_reason is FinishReason.FAILED for rollout in ends]),
         **({"environment_reward_mean": mean_of(pays)} if pays else {}),

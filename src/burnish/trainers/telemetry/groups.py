@@ -20,8 +20,8 @@ def describe_groups(
 ) -> dict[str, Metric]:
     """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
 
-    Lengths count what the policy sampled in a row, not what tools and environments said. missing: groups that the step lacks.
-    fixed_length: no response ended by itself, so none counts as cut.
+    Lengths count what the policy sampled in a row, not what tools and environments said. missing: groups that the step
+    lacks. fixed_length: no response ended by itself, so none counts as cut.
     """
     rollouts = [r for group in groups for r in group.rollouts]
     samples = [r for group in groups for r in group.samples()]
