@@ -28,7 +28,10 @@ product if it is as accurate (vLLM: `allocator` is also compiled instead of eage
 prompts, responses and optimizer steps, and response lengths with the same mean within four standard errors. TRL's
 micro-batch was searched only among the sizes of `--trl-microbatches` in the commands above; with a single size, a
 faster one may exist. TRL pads all responses of a step to the longest one, and without Triton, as on a CPU, its head
-scores every position, including the prompts."""
+scores every position, including the prompts. W8 and W9 are conversations, in which both sides call the same function
+at the end of every turn and log every step. All tokens of a response count, answers included; of each response the
+number of prompt tokens, of all tokens and of sampled ones is the same on both sides to the token. Burnish's tools run
+in processes of their own, which its peak memory leaves out."""
 
 
 def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:
@@ -94,7 +97,9 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     lines += ["", "## The fastest rows measured", "", *_best(report["rows"])]
     for name in dict.fromkeys(row["workload"] for row in report["rows"]):
         mean, _ = response_moments(WORKLOADS[name])
-        lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.", ""]
+        turns = WORKLOADS[name].turns
+        sampled = "" if turns is None else f" {turns.sampled} of them are sampled and trained on, the rest is answers."
+        lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.{sampled}", ""]
         lines += _table([row for row in report["rows"] if row["workload"] == name])
     return "\n".join(lines) + "\n"
 
