@@ -164,8 +164,8 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _versions(rows: Sequence[Mapping[str, Any]]) -> str:
-    found = {row["peer"]: row["versions"] for row in rows}
-    return "; ".join(f"{peer} ({', '.join(f'{k} {v}' for k, v in own.items())})" for peer, own in found.items())
+    named = (f"{row['peer']} ({', '.join(f'{k} {v}' for k, v in row['versions'].items())})" for row in rows)
+    return "; ".join(dict.fromkeys(named))
 
 
 def processor() -> str:
