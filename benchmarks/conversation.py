@@ -1,4 +1,5 @@
-"""What turns cost: conversations with keys and values kept between turns, without, and the same tokens in one turn.
+"""What turns cost: conversations with keys and values kept between turns, without, and the same tokens in one turn; and
+the loop's own share of a whole step of conversations (conversation_steps.py).
 
     python benchmarks/conversation.py                            # three shapes of conversations: some minutes
     python benchmarks/conversation.py --quick                    # few and short ones: some seconds
@@ -28,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.append(str(Path(__file__).parent / "peers"))
 from report import publish
 
+import conversation_steps
 from burnish.models.weights import Weights
 from burnish.rollouts.conversation import Answer, Closed, ConversingEngine, Event, Opened, Talk
 from burnish.rollouts.engine import KeepingEngine, OnFinished, Sampling
@@ -239,6 +241,16 @@ def to_markdown(report: Mapping[str, Any]) -> str:
             f"{row['read_again_to_one_turn']}x",
         ]
         lines.append(f"| {' | '.join(map(str, numbers))} |")
+    step = report["step"]
+    words = (
+        f"{step['workload']}: {step['steps']} steps of training, with metrics and rollouts written. Sampling is the "
+        "engine's calls, training the passes and the update. The rest is the loop's own: "
+        f"{conversation_steps.spread(step['own_shares'])} of the steps. Seconds and shares are medians. The tool takes "
+        "microseconds: waiting for it is messages to its processes and back, and the time in which answers are "
+        "gathered."
+    )
+    lines += ["", "## The loop's own share of a step", "", *textwrap.wrap(words, 120), ""]
+    lines += conversation_steps.to_lines(step)
     return "\n".join(lines) + "\n"
 
 
@@ -250,6 +262,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="few and short conversations, one repeat")
     parser.add_argument("--repeats", type=int, default=5, help="of each case (default: 5)")
+    parser.add_argument("--steps", type=int, default=15, help="of training, for the loop's own share (default: 15)")
     parser.add_argument(
         "--output", type=Path, default=Path("benchmarks/results/conversation"), help="without the ending"
     )
@@ -258,8 +271,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    step = conversation_steps.measure_steps(2 if options.quick else options.steps)
     rows = [measure(case, 1 if options.quick else options.repeats) for case in (QUICK if options.quick else CASES)]
-    publish("conversation", options.output, rows, to_markdown, threads=torch.get_num_threads())
+    publish("conversation", options.output, rows, to_markdown, threads=torch.get_num_threads(), step=step)
 
 
 if __name__ == "__main__":

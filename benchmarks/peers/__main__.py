@@ -13,6 +13,8 @@ product, where that is as accurate (vLLM: eager as it comes, else compiled). Non
 slower the fast way. TRL's micro-batch is the fastest of the sizes in --trl-microbatches, by one step of each; with a
 single size there, nothing is searched.
 bfloat16 is float32 masters on both sides: Burnish computes with a bfloat16 copy, TRL under autocast (`bf16=True`).
+W8 and W9 are conversations: the model itself writes a call at the end of each turn (turn_models.py), both sides run the
+same function (look_up.py), TRL by `tools=`, and both log every step; Burnish records its rollouts as well.
 Burnish (naive), in W7: `debug.plain`, rows padded and never packed, so that each prompt is read once per response in
 every pass; all logits of a micro-batch at once.
 """
@@ -69,10 +71,9 @@ class Bench:
 
     def run(self, peer: str, workload: Workload, precision: str, settings: str, **more: Any) -> dict[str, Any]:
         """One peer's result. `more` goes into the task as it is."""
-        variant = "geometric" if workload.geometric else "exact"
         task = {
             "workload": workload.name,
-            "model": str(self.folder / f"{workload.model}-{variant}"),
+            "model": str(self.folder / f"{workload.model}-{workload.variant}"),
             "prompts": str(self.folder / f"{workload.name}.jsonl"),
             "output": tempfile.mkdtemp(dir=self.folder),
             "precision": precision,
@@ -156,11 +157,17 @@ def write(report: dict[str, Any], output: Path) -> None:
 def prepare(bench: Bench, workloads: Sequence[Workload], gsm8k: Path | None) -> None:
     """Models and prompts of the workloads. One prompt for every one that any step draws, so that none comes twice."""
     from models import read_questions, write_model, write_prompts
+    from turn_models import write_turn_model
 
     questions = read_questions(gsm8k)
-    for model, geometric in sorted({(workload.model, workload.geometric) for workload in workloads}):
-        say(f"model {model}, {'geometric' if geometric else 'exact'} lengths")
-        write_model(model, geometric, bench.folder / f"{model}-{'geometric' if geometric else 'exact'}")
+    for model, variant in sorted({(workload.model, workload.variant) for workload in workloads}):
+        say(f"model {model}, lengths: {variant}")
+        folder = bench.folder / f"{model}-{variant}"
+        turns = next(w.turns for w in workloads if (w.model, w.variant) == (model, variant))
+        if turns is None:
+            write_model(model, variant == "geometric", folder)
+        else:
+            write_turn_model(model, turns, folder)
     for workload in workloads:
         count = workload.prompts * (bench.warmup + bench.steps)
         write_prompts(workload, count, questions, bench.folder / f"{workload.name}.jsonl")
@@ -173,11 +180,12 @@ def measure(bench: Bench, workload: Workload, precision: str, rate: float) -> li
         jobs.append(("burnish", "Burnish (naive)", {"naive": True}))
     elif "trl" in bench.interpreters:
         jobs.append(("trl", "TRL", {"rows_per_microbatch": best_microbatch(bench, workload, precision)}))
-    samples_alike = workload.kl or workload.ppo  # as W2, whose sampling rows are there already
+    # Sampling rows of W4 and W7 are those of W2; one call of `generate` or vLLM holds no conversation.
+    samples_only = not (workload.kl or workload.ppo or workload.turns)
     jobs += [
         (peer, name, {})
         for peer, name in (("generate", "transformers.generate"), ("vllm", "vLLM"))
-        if peer in bench.interpreters and not samples_alike
+        if peer in bench.interpreters and samples_only
     ]
     rows = []
     for peer, name, more in jobs:

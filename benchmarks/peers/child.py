@@ -4,6 +4,7 @@ A peer is a script `run_NAME.py TASK.json RESULT.json`. The task is plain data (
   seconds         one dictionary of seconds by phase for each measured step, `step` being all of it and `cpu` the
                   processor's seconds of this process in it (all threads), which other work on the machine hardly moves
   lengths         for each measured step the [prompt tokens, response tokens] of every response
+  sampled         with turns: for each measured step how many of each response's tokens the policy wrote
   distinct_prompts, optimizer_steps (None where there are none), versions, settings (what was chosen beside the task)
 and gets the process's peak resident memory.
 """

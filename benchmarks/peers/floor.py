@@ -1,7 +1,7 @@
 """Multiply-adds that a step cannot avoid, each prompt read once by all the responses to it.
 
 Sampling: every prompt token and every response token but the last of each response goes through the layers, every
-response token needs logits once (the first ones are shared by the group). A training pass does the same arithmetic
+sampled token needs logits once (the first ones are shared by the group). A training pass does the same arithmetic
 again, its backward pass twice as much; a pass without gradient (reference, old log-probabilities, values) once.
 Left out: norms, softmax, sampling, the optimizer, everything that is no matrix product.
 """
@@ -23,7 +23,10 @@ def step_macs(workload: Workload, lengths: Lengths) -> dict[str, float]:
     """
     shape = MODELS[workload.model]
     trunk = trunk_macs(shape, group_lengths(lengths, workload.group))
-    head = shape.head_macs * (sum(response for _, response in lengths) - len(lengths) + workload.prompts)
+    sampled = sum(response for _, response in lengths)
+    if workload.turns is not None:
+        sampled = len(lengths) * workload.turns.sampled
+    head = shape.head_macs * (sampled - len(lengths) + workload.prompts)
     macs = {"generate": float(trunk + head), "update": 3.0 * workload.epochs * (trunk + head)}
     if workload.kl or workload.optimizer_steps > 1:
         macs["logprobs"] = float(trunk + head)

@@ -12,14 +12,25 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from workloads import EOS, FIRST_WORD, MEAN_RESPONSE, MODELS, PAD, UNKNOWN, ModelShape, Workload
+from workloads import (
+    AROUND_PROMPT,
+    EOS,
+    FIRST_SPOKEN_WORD,
+    FIRST_WORD,
+    MEAN_RESPONSE,
+    MODELS,
+    PAD,
+    UNKNOWN,
+    ModelShape,
+    Workload,
+)
 
 NEVER = -40.0
 """Logit of a token that is not to be sampled."""
@@ -73,9 +84,11 @@ def aim_end_token(model: Any, geometric: bool) -> None:
         head[EOS, 0] = (normalizer - math.log(MEAN_RESPONSE - 1)) / level
 
 
-def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Words `w3 w4 ...` apart by blanks, one token each."""
-    words = {"<pad>": PAD, "<eos>": EOS, "<unk>": UNKNOWN} | {f"w{n}": n for n in range(FIRST_WORD, vocabulary)}
+def build_tokenizer(vocabulary: int, signs: Mapping[str, int] | None = None) -> PreTrainedTokenizerFast:
+    """Words `w3 w4 ...` apart by blanks, one token each. `signs` are words that stand in the place of some of them."""
+    words = {"<pad>": PAD, "<eos>": EOS, "<unk>": UNKNOWN} | dict(signs or {})
+    taken = set(words.values())
+    words |= {f"w{n}": n for n in range(FIRST_WORD, vocabulary) if n not in taken}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -97,12 +110,13 @@ def write_prompts(workload: Workload, count: int, questions: Sequence[str], file
 
 def _numbers(workload: Workload, count: int, questions: Sequence[str], generator: random.Random) -> Iterator[list[int]]:
     vocabulary = MODELS[workload.model].vocabulary
+    first = FIRST_WORD if workload.turns is None else FIRST_SPOKEN_WORD
     for index in range(count):
         if workload.prompt_tokens is not None:
-            length = workload.prompt_tokens
+            length = workload.prompt_tokens - (0 if workload.turns is None else AROUND_PROMPT)
         else:  # one token for each word, number and sign of the question
             length = len(re.findall(r"\w+|[^\w\s]", questions[index % len(questions)]))
-        yield [generator.randrange(FIRST_WORD, vocabulary) for _ in range(length)]
+        yield [generator.randrange(first, vocabulary) for _ in range(length)]
 
 
 def read_questions(file: Path | None) -> list[str]:

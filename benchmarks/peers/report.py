@@ -28,7 +28,11 @@ product if it is as accurate (vLLM: `allocator` is also compiled instead of eage
 prompts, responses and optimizer steps, and response lengths with the same mean within four standard errors. TRL's
 micro-batch was searched only among the sizes of `--trl-microbatches` in the commands above; with a single size, a
 faster one may exist. TRL pads all responses of a step to the longest one, and without Triton, as on a CPU, its head
-scores every position, including the prompts."""
+scores every position, including the prompts. W8 and W9 are conversations: both sides call the same function after
+every turn but the last, and log every step. All tokens of a response count, answers included. The model's weights
+alone make turns and calls as they are, nothing is forced, and every response has the same prompt tokens, sampled
+tokens and tokens in all on both sides. Burnish's tools run in processes of their own, which its peak memory leaves
+out."""
 
 
 def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:
@@ -41,6 +45,7 @@ def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str,
     samples_only = result["optimizer_steps"] is None
     floors = [(m["generate"] if samples_only else sum(m.values())) / rate for m in macs]
     step_seconds = [step["step"] for step in seconds]
+    sampled = result["sampled"] if workload.turns is not None else None
     return {
         **label,
         "samples_only": samples_only,
@@ -58,6 +63,7 @@ def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str,
         "peak_bytes": result["peak_bytes"],
         "responses": sum(map(len, result["lengths"])),
         "response_tokens_mean": sum(tokens) / sum(map(len, result["lengths"])),
+        "sampled_tokens_mean": None if sampled is None else statistics.mean(statistics.mean(step) for step in sampled),
         "optimizer_steps": result["optimizer_steps"],
         "chosen": result["settings"],
         "versions": result["versions"],
@@ -94,7 +100,9 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     lines += ["", "## The fastest rows measured", "", *_best(report["rows"])]
     for name in dict.fromkeys(row["workload"] for row in report["rows"]):
         mean, _ = response_moments(WORKLOADS[name])
-        lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.", ""]
+        turns = WORKLOADS[name].turns
+        sampled = "" if turns is None else f" {turns.sampled} of them are sampled and trained on, the rest is answers."
+        lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.{sampled}", ""]
         lines += _table([row for row in report["rows"] if row["workload"] == name])
     return "\n".join(lines) + "\n"
 
@@ -128,7 +136,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells += [f"{row['peak_bytes'] / GB:.2f}", f"{row['over_floor']:.2f}"]
         cells += ["-" if row[name] is None else f"{row[name]:.2f}" for name in ("ratio", "cpu_ratio")]
         cells += [str(row["responses"])]
-        cells += [f"{row['response_tokens_mean']:.1f}", "-" if row["samples_only"] else str(row["optimizer_steps"])]
+        written = row.get("sampled_tokens_mean")  # rows of older runs have none
+        each = f"{row['response_tokens_mean']:.1f}" + ("" if written is None else f" ({written:.1f} sampled)")
+        cells += [each, "-" if row["samples_only"] else str(row["optimizer_steps"])]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -154,8 +164,8 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _versions(rows: Sequence[Mapping[str, Any]]) -> str:
-    found = {row["peer"]: row["versions"] for row in rows}
-    return "; ".join(f"{peer} ({', '.join(f'{k} {v}' for k, v in own.items())})" for peer, own in found.items())
+    named = (f"{row['peer']} ({', '.join(f'{k} {v}' for k, v in row['versions'].items())})" for row in rows)
+    return "; ".join(dict.fromkeys(named))
 
 
 def processor() -> str:

@@ -1,4 +1,5 @@
-"""Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved. `naive` in the task is `debug.plain`:
+"""Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved; in conversations, metrics and rollouts
+are written at every step. `naive` in the task is `debug.plain`:
 rows padded, never packed, every prompt read once per response, all logits at once (see `python benchmarks/peers
 --help`)."""
 
@@ -19,8 +20,10 @@ from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.types import RolloutGroup
 
 REWARD = Path(__file__).parent / "reward.py"
+TOOL = Path(__file__).parent / "look_up.py"
 
 
 class WatchedCollector:
@@ -35,12 +38,15 @@ class WatchedCollector:
         self.seen.append(self._collector.collect(step, positions, stopwatch))
         return self.seen[-1]
 
+    def why_left_out(self, group: RolloutGroup, step: int) -> str:
+        return self._collector.why_left_out(group, step)
+
 
 def main() -> None:
     task, workload = child.read_task()
     config = build_config(task, workload)
     with open_rl_run(config, Console(quiet=True)) as run:
-        result = measure(run, task["warmup"], task["steps"])
+        result = measure(run, task["warmup"], task["steps"], logged=workload.turns is not None)
     result["settings"] = {"tokens_per_microbatch": config.optimization.tokens_per_microbatch}
     child.report(result, ["burnish", "torch", "transformers"])
 
@@ -54,7 +60,7 @@ def build_config(task: dict[str, Any], workload: Workload) -> RlConfig:
     data = {
         "output": task["output"],
         "model": {"path": task["model"], "dtype": task["precision"], "device": "cpu"},
-        "data": {"train": task["prompts"], "shuffle": False, "chat": "never"},
+        "data": {"train": task["prompts"], "shuffle": False, "chat": "always" if workload.turns else "never"},
         "rewards": [f"{REWARD}:score"],
         "algorithm": algorithm,
         "steps": task["warmup"] + task["steps"],
@@ -71,36 +77,41 @@ def build_config(task: dict[str, Any], workload: Workload) -> RlConfig:
         },
         "critic": {"learning_rate": LEARNING_RATE} if workload.ppo else {},
         "evaluation": {"at_start": False, "every_steps": None},
-        "logging": {"sinks": [], "record_rollouts": False},
+        "logging": {"sinks": [], "record_rollouts": workload.turns is not None},
         "debug": {"plain": task["naive"]},
     }
+    if workload.turns is not None:
+        data["conversation"] = {"tools": [f"{TOOL}:look_up"], "parser": "hermes", "max_turns": workload.turns.count}
     return load_run_data(data).rl
 
 
-def measure(run: RlRun, warmup: int, steps: int) -> dict[str, Any]:
+def measure(run: RlRun, warmup: int, steps: int, *, logged: bool) -> dict[str, Any]:
     watched = WatchedCollector(run.supply.collector)
     run.supply.collector = watched  # type: ignore[assignment]
     for _ in range(warmup):
         run.train_step()
     watched.seen.clear()
     before = run.policy.version
-    rows = [timed_step(run) for _ in range(steps)]
+    rows = [timed_step(run, logged) for _ in range(steps)]
     rollouts = [[r for group in step.sampled for r in group.rollouts] for step in watched.seen]
     return {
         "seconds": rows,
         "lengths": [[(len(r.prompt_tokens), len(r.response_tokens)) for r in step] for step in rollouts],
+        "sampled": [[r.num_sampled() for r in step] for step in rollouts],
         "distinct_prompts": [len({r.prompt_tokens for r in step}) for step in rollouts],
         "optimizer_steps": run.policy.version - before,
     }
 
 
-def timed_step(run: RlRun) -> dict[str, float]:
+def timed_step(run: RlRun, logged: bool) -> dict[str, float]:
     """Seconds by phase as the loop's own stopwatch tells them."""
-    started = time.process_time()
+    started, cpu_started = time.perf_counter(), time.process_time()
     row = run.train_step()
-    names = ("generate", "reward", "logprobs", "values", "update", "record", "step")
+    if logged:
+        run.journal.write(run.progress.step, row)
+    names = ("generate", "reward", "logprobs", "values", "update", "record")
     seconds = {name: row[f"time/{name}_seconds"] for name in names if f"time/{name}_seconds" in row}
-    return seconds | {"cpu": time.process_time() - started}
+    return seconds | {"step": time.perf_counter() - started, "cpu": time.process_time() - cpu_started}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,17 @@ from typing import Any
 
 PAD, EOS, UNKNOWN, FIRST_WORD = 0, 1, 2, 3
 """Token ids; every id from FIRST_WORD on is a word `w<id>`."""
+OPENING = ("<user>", "<assistant>", "<tool>", "<tools>", "look_up")
+"""What the chat template of conversations writes, one token each."""
+CALL = ("<tool_call>", '{"name":', '"look_up",', '"arguments":', '{"words":', '"', '"}}', "</tool_call>")
+"""What calls are written with: all but the last two stand before the words that are looked up."""
+WORDS_IN_CALL = 3
+FIRST_SPOKEN_WORD = FIRST_WORD + len(OPENING) + len(CALL)
+"""In conversations these signs take the first words' ids."""
+AROUND = 3
+"""Tokens of the chat template around a tool's answer: `<tool> ... <eos> <assistant>`."""
+AROUND_PROMPT = 6
+"""`<tools> look_up <eos> <user> ... <eos> <assistant>`."""
 MEAN_RESPONSE = 64
 LEARNING_RATE = 1e-8
 """So small that no step changes how long the next step's responses are."""
@@ -51,11 +62,33 @@ MODELS = {
 
 
 @dataclass(frozen=True)
+class Turns:
+    """Responses that are conversations: `count` turns of the policy of exactly `said` tokens, each of which calls a
+    tool. After all but the last one the tool answers with `answered` words, to which the chat template adds AROUND
+    tokens."""
+
+    count: int
+    said: int
+    answered: int
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of a response that the policy writes, and that are trained on."""
+        return self.count * self.said
+
+    @property
+    def tokens(self) -> int:
+        """Of a response, answers included."""
+        return self.sampled + (self.count - 1) * (self.answered + AROUND)
+
+
+@dataclass(frozen=True)
 class Workload:
     """One step: `prompts` x `group` responses. prompt_tokens None: the lengths of the GSM8K questions.
 
     max_response: exactly this many tokens, or with `geometric` the cut of geometric lengths of mean MEAN_RESPONSE.
-    kl: a reference is scored. ppo: a critic, and `epochs` x `minibatches` optimizer steps.
+    kl: a reference is scored. ppo: a critic, and `epochs` x `minibatches` optimizer steps. turns: responses are
+    conversations, and both sides log every step.
     """
 
     name: str
@@ -70,6 +103,14 @@ class Workload:
     ppo: bool = False
     epochs: int = 1
     minibatches: int = 1
+    turns: Turns | None = None
+
+    @property
+    def variant(self) -> str:
+        """Of the model: how its responses end."""
+        if self.turns is not None:
+            return "turns"
+        return "geometric" if self.geometric else "exact"
 
     @property
     def rows(self) -> int:
@@ -79,6 +120,13 @@ class Workload:
     def optimizer_steps(self) -> int:
         """Of the policy, in one step of the loop."""
         return self.epochs * self.minibatches
+
+
+def conversations(name: str, title: str, model: str) -> Workload:
+    """Three turns with two answers between them, after prompts of 64 tokens."""
+    turns = Turns(count=3, said=32, answered=20)
+    title = f"{title}, prompt 64, {turns.count} turns of {turns.said}, {turns.count - 1} answers of {turns.answered}"
+    return Workload(name, title, model, 8, 8, 64, turns.tokens, False, turns=turns)
 
 
 WORKLOADS = {
@@ -105,6 +153,8 @@ WORKLOADS = {
             epochs=2,
             minibatches=4,
         ),
+        conversations("W8", "tool calls: 8 x 8 conversations, on the tiny model", "tiny"),
+        conversations("W9", "W8 on the larger model", "mid"),
     )
 }
 
@@ -133,7 +183,7 @@ def check_same_work(name: str, workload: Workload, result: dict[str, Any], steps
     mean, deviation = response_moments(workload)
     error = deviation / math.sqrt(len(responses))
     found = sum(responses) / len(responses)
-    checks = {
+    checks: dict[str, Any] = {
         "steps": (len(lengths), steps),
         "responses of each step": (set(rows), {workload.rows}),
         "distinct prompts of each step": (set(result["distinct_prompts"]), {workload.prompts}),
@@ -142,6 +192,11 @@ def check_same_work(name: str, workload: Workload, result: dict[str, Any], steps
         checks["optimizer steps"] = (result["optimizer_steps"], steps * workload.optimizer_steps)
     if workload.prompt_tokens is not None:
         checks["prompt tokens"] = (set(prompts), {workload.prompt_tokens})
+    if workload.turns is not None:
+        checks["tokens sampled in each response"] = (
+            {n for step in result["sampled"] for n in step},
+            {workload.turns.sampled},
+        )
     for what, (got, wanted) in checks.items():
         if got != wanted:
             raise ValueError(f"{name} did other work in {workload.name}: {what} {got}, wanted {wanted}")

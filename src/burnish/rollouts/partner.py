@@ -48,13 +48,14 @@ _GRACE_SECONDS = 0.01
 class PartnerLimits:
     """open_seconds: for an environment to start, and to say what it pays. call_seconds: for the calls of one turn, or
     for a step of the environment. result_characters: of one result. prompt_tokens: of a prompt with what an environment
-    adds to it. same_start: the environments of a group start alike."""
+    adds to it. same_start: the environments of a group start alike. turns: of the policy, at most."""
 
     open_seconds: float = 60.0
     call_seconds: float = 30.0
     result_characters: int = 4_000
     prompt_tokens: int | None = None
     same_start: bool = True
+    turns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,10 @@ class _Answers:
         line.parsed = Parsed(turn.response)
         if partner.parser is not None:
             line.parsed = partner.parser.parse(turn.response, partner.schemas)
-        if line.parsed.calls:
+        if line.parsed.calls and number == partner.limits.turns and not partner.has_environment:
+            # Nobody would read the results. An environment may pay for what its tools do.
+            self._events[key] = Answer(_said(line), ends=FinishReason.TURNS)
+        elif line.parsed.calls:
             self._call(line)
         elif partner.answers_text:
             limit = partner.limits.result_characters

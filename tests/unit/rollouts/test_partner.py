@@ -494,6 +494,23 @@ def test_fractions_are_of_all_calls(tools: ConversationHost) -> None:
         assert talker.numbers() == {}
 
 
+def test_calls_of_the_last_turn_are_made_only_for_an_environment(
+    tools: ConversationHost, desk: ConversationHost
+) -> None:
+    with Talker(partner_of(tools, turns=2)) as talker:
+        talker.open({})
+        (first,) = talker.say(call("add", a=2, b=3))
+        (last,) = talker.say(call("add", a=2, b=3))
+        assert results(first) == ["5"]
+        assert (last.ends, last.tokens, last.messages) == (FinishReason.TURNS, (), ())
+        assert [made["function"]["name"] for made in last.message.tool_calls] == ["add"]
+        assert talker.numbers()["tool/calls"] == 1
+    with Talker(partner_of(desk, turns=1)) as talker:
+        talker.open({})
+        (only,) = talker.say(call("add", a=2, b=3))
+        assert results(only) == ["5"]
+
+
 def test_random_tools_draw_the_same_whichever_process_serves_them(tools: ConversationHost) -> None:
     drawn = []
     for before in (0, 3):

@@ -159,6 +159,7 @@ def open_partner(
             result_characters=conversation.max_result_characters,
             prompt_tokens=domain.max_prompt_tokens,
             same_start=conversation.same_start,
+            turns=conversation.max_turns,
         ),
         rewriting=rewriting,
         where=where,
