@@ -1,7 +1,6 @@
 """Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved; in conversations, metrics and rollouts
-are written at every step. `naive` in the task is `debug.plain`:
-rows padded, never packed, every prompt read once per response, all logits at once (see `python benchmarks/peers
---help`)."""
+are written at every step. `naive` in the task is `debug.plain`: rows padded, never packed, every prompt read once per
+response, all logits at once (see `python benchmarks/peers --help`)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import RolloutGroup
 
 REWARD = Path(__file__).parent / "reward.py"
 TOOL = Path(__file__).parent / "look_up.py"
@@ -32,14 +30,13 @@ class WatchedCollector:
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self.engine = collector.engine
+        self.domains = collector.domains
+        self.needs_greedy = collector.needs_greedy
         self.seen: list[Collected] = []
 
     def collect(self, step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
         self.seen.append(self._collector.collect(step, positions, stopwatch))
         return self.seen[-1]
-
-    def why_left_out(self, group: RolloutGroup, step: int) -> str:
-        return self._collector.why_left_out(group, step)
 
 
 def main() -> None:
