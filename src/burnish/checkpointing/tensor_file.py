@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import CheckpointError
+from burnish.observability.atomic import PRIVATE
 
 BLOCK_BYTES = 16 << 20
 """Bytes that are written and hashed at a time, and the most that is copied."""
@@ -62,12 +64,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     ordered = dict(sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0])))
     digest = hashlib.sha256()
     # Hashing and writing take about the same time, and both let other threads run.
-    with path.open("wb") as file, ThreadPoolExecutor(1, "hashing") as hashing:
+    with open(path, "wb", opener=_private) as file, ThreadPoolExecutor(1, "hashing") as hashing:
         for block in _blocks(ordered):
             hashed = hashing.submit(digest.update, block)
             file.write(block)
             hashed.result()  # before the next block may take the buffer
     return digest.hexdigest()
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file for its owner only, as the library does."""
+    return os.open(path, flags, PRIVATE)
 
 
 def _blocks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -117,5 +124,6 @@ def _lies_as_in_the_file(tensor: Tensor) -> bool:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    numbers: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # `reshape` leaves a single number its stride
+    numbers: memoryview = flat.view(torch.uint8).numpy().data
     return numbers
