@@ -18,21 +18,27 @@ from typing import Any
 import numpy
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from burnish.checkpointing.tensor_file import write_tensors
 from burnish.errors import CheckpointError
 from burnish.reading import UnreadableError, read_json, reading
 from burnish.types import Json
 
 
-def write_state(folder: Path, name: str, state: Mapping[str, object]) -> None:
-    """Write `name.json` and `name.safetensors`. CheckpointError for a value that cannot be stored exactly."""
+def write_state(folder: Path, name: str, state: Mapping[str, object]) -> dict[str, str]:
+    """Write `name.json` and `name.safetensors`. Returns file -> SHA-256 of those that were hashed while being written.
+
+    Tensors are written from where they are, so nothing may change them meanwhile. CheckpointError for a value that
+    cannot be stored exactly.
+    """
     tensors: dict[str, Tensor] = {}
     plain = _encode(state, name, tensors)
-    save_file(tensors, folder / f"{name}.safetensors")
+    sha256 = write_tensors(folder / f"{name}.safetensors", tensors)
     text = json.dumps(plain, allow_nan=False, ensure_ascii=True)
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    return {f"{name}.safetensors": sha256}
 
 
 def read_state(folder: Path, name: str) -> dict[str, Any]:
@@ -64,9 +70,9 @@ def restoring(folder: Path) -> Iterator[None]:
 
 def _encode(value: object, where: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(value, Tensor):
-        return {"$tensor": _store_tensor(value.detach(), tensors)}
+        return {"$tensor": _add_tensor(value, tensors)}
     if isinstance(value, numpy.ndarray):
-        return {"$array": _store_tensor(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
+        return {"$array": _add_tensor(torch.from_numpy(numpy.ascontiguousarray(value)), tensors)}
     if isinstance(value, Mapping):
         return _encode_mapping(value, where, tensors)
     # `type` instead of `isinstance` from here on: a subclass would be read back as its base class.
@@ -98,11 +104,10 @@ def _encode_scalar(value: object, where: str) -> Json:
     )
 
 
-def _store_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+def _add_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     """Add the tensor to `tensors` and return its name."""
     name = str(len(tensors))
-    # Cloned, because safetensors refuses tensors that share memory.
-    tensors[name] = tensor.cpu().contiguous().clone()
+    tensors[name] = tensor
     return name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from burnish.observability.atomic import fsync_file, fsync_folder
@@ -14,9 +15,13 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 
 
-def seal(folder: Path, step: int) -> None:
-    """Hash every file below `folder`, write the manifest, and force all of it to disk."""
-    files = {_relative(path, folder): _fingerprint(path) for path in _files(folder)}
+def seal(folder: Path, step: int, hashed: Mapping[str, str] | None = None) -> None:
+    """Hash every file below `folder`, write the manifest, and force all of it to disk.
+
+    hashed: file -> SHA-256 of the bytes that were written, of files that need not be read again.
+    """
+    known = hashed or {}
+    files = {(name := _relative(path, folder)): _fingerprint(path, known.get(name)) for path in _files(folder)}
     content = {"format": FORMAT, "step": step, "files": files}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
     # Everything must be on disk before the folder gets its final name. Otherwise a power failure could leave a
@@ -63,9 +68,13 @@ def _check(folder: Path, relative: str, expected: object) -> str | None:
     return None
 
 
-def _fingerprint(path: Path) -> dict[str, int | str]:
+def _fingerprint(path: Path, known: str | None = None) -> dict[str, int | str]:
+    return {"size": path.stat().st_size, "sha256": _sha256(path) if known is None else known}
+
+
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:

@@ -52,8 +52,10 @@ class CheckpointStore:
         self._keep = keep
         self._extra_files = dict(extra_files or {})
 
-    def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
+    def save(self, step: int, write: Callable[[Path], Mapping[str, str] | None]) -> Checkpoint:
         """Call `write` with an empty folder to fill, seal it as the checkpoint of `step`, then remove old ones.
+
+        What it returns is for `seal`: the hashes of files that it has hashed already.
 
         A checkpoint of the same step is replaced. Raises CheckpointError if writing to the disk fails. Then older
         checkpoints are untouched, and nothing half-written remains.
@@ -63,10 +65,10 @@ class CheckpointStore:
         with self._disk_errors(step, writing):
             _remove(writing)
             writing.mkdir(parents=True)
-            write(writing)
+            hashed = write(writing)
             for name, text in self._extra_files.items():
                 (writing / name).write_text(text, encoding="utf-8")
-            seal(writing, step)
+            seal(writing, step, hashed)
             self._put_in_place(writing, final)
             self._remove_old(step)
         return Checkpoint(step, final)

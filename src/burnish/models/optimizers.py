@@ -236,19 +236,18 @@ class WeightOptimizer:
     def state(self) -> TrainingState:
         """Moments (and float32 masters, if any) by parameter name: tensors only, no pickled objects.
 
+        They are the optimizer's own, not copies of them, so that saving takes no memory: the next step changes them.
         Every process of a team makes this call. The first one gets the state, the others nothing.
         """
         if not self._lanes.keeps_state:
             return {}
         moments = {
-            name: {key: value.detach().clone() for key, value in self._adam.state[master].items()}
+            name: {key: value.detach() for key, value in self._adam.state[master].items()}
             for name, master in self._masters.items()
             if master in self._adam.state
         }
         masters = {
-            name: master.detach().clone()
-            for name, master in self._masters.items()
-            if master is not self._parameters[name]
+            name: master.detach() for name, master in self._masters.items() if master is not self._parameters[name]
         }
         return {"moments": moments, "masters": masters}
 

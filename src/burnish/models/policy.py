@@ -316,7 +316,7 @@ class LocalPolicy:
     def training_state(self) -> TrainingState:
         """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate has no
         state: it is a pure function of the planned step (or the version). Of a team every process makes this call, and
-        the first one gets the optimizer state."""
+        the first one gets the optimizer state. The next update changes its tensors."""
         return {"version": self._version, "optimizer": self._optimizer.state()}
 
     def load_training_state(self, state: TrainingState) -> None:

@@ -18,10 +18,10 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -264,11 +264,21 @@ class RestingOptimizer:
             self._optimizer.refresh()
 
     def state(self) -> TrainingState:
-        """See `WeightOptimizer.state`."""
+        """See `WeightOptimizer.state`. What rests again afterwards is copied."""
         with self.resting.awake():
-            return self._optimizer.state()
+            state = self._optimizer.state()
+            places = {tensor.data_ptr() for tensor in self._optimizer.state_tensors()}
+            copied: TrainingState = _copied(state, places)
+            return copied
 
     def load_state(self, state: TrainingState) -> None:
         """See `WeightOptimizer.load_state`."""
         with self.resting.awake():
             self._optimizer.load_state(state)
+
+
+def _copied(value: Any, places: Collection[int]) -> Any:
+    """The state, or a part of it, with copies of the tensors that are in one of these places."""
+    if isinstance(value, dict):
+        return {name: _copied(part, places) for name, part in value.items()}
+    return value.clone() if isinstance(value, Tensor) and value.data_ptr() in places else value

@@ -145,7 +145,7 @@ class Policy(Protocol):
         ...
 
     def training_state(self) -> TrainingState:
-        """Optimizer state and version: tensors and plain values."""
+        """Optimizer state and version: tensors and plain values. The next update may change the tensors."""
         ...
 
     def load_training_state(self, state: TrainingState) -> None:

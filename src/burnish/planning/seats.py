@@ -40,6 +40,8 @@ REWARD_WORKER_BYTES = 16 << 20
 """A process that runs rewards that import nothing large."""
 CONVERSATION_PROCESS_BYTES = 6 << 20
 """A process that runs the tools or the environment of one conversation, if these keep little."""
+BLOCK_BYTES = 16 << 20
+"""As in burnish.checkpointing.tensor_file."""
 _ON_GPU = " on GPU "
 _WORKS, _TALKS = "reward worker", "conversation process"
 
@@ -101,12 +103,14 @@ def seats_of(
     if config.cluster.trains_here:
         holds = ("the loop", "data", *_trained(config))
         training = [*_training(config, facts, on_gpu, sharding), *_normalizing(config, facts)]
-        controller = _seat("controller", holds, threads, 0 if on_gpu else None, shared, training)
+        host = (*shared, *_buffer(facts), *_saved_weights(config, facts, on_gpu, sharding))
+        controller = _seat("controller", holds, threads, 0 if on_gpu else None, host, training)
     else:
-        received = (*shared, *_normalizing(config, facts), *_state(config, facts, "optimizer state, to be saved", 2))
+        state = _state(config, facts, "optimizer state, to be saved", 2)
+        received = (*shared, *_normalizing(config, facts), *state, *_buffer(facts))
         controller = _seat("controller", ("the loop", "data"), threads, None, received, ())
         for rank in range(trainers):
-            sent = _state(config, facts, "optimizer state, sent to the controller", 1) if rank == 0 else ()
+            sent = _sent(config, facts, on_gpu, sharding) if rank == 0 else ()
             items = _training(config, facts, on_gpu, sharding, saves=rank == 0)
             seats.append(_seat(f"trainer {rank}", _trained(config), threads, rank if on_gpu else None, sent, items))
     if isinstance(config, RlConfig) and "reward_model" not in config.cluster.own_process:
@@ -327,12 +331,15 @@ def _trained(config: Trained) -> tuple[str, ...]:
 def _training(
     config: Trained, facts: ModelFacts | None, on_gpu: bool, sharding: Sharding, *, saves: bool = True
 ) -> list[MemoryItem]:
-    """What a trainer needs where it computes. `saves`: its state goes into checkpoints."""
+    """What a trainer needs where it computes. `saves`: its state goes into checkpoints, which are written from where
+    the state is, unless it rests."""
     if facts is None:
         return []
     items = list(trainer_items(config, facts, config.cluster.trainers, sharding))
-    if saves:
-        items += _state(config, facts, "optimizer state, copied to be saved", 1)
+    if saves and sharding == "whole" and "optimizer" in config.cluster.offload:
+        items += _state(config, facts, "optimizer state, copied before it rests", 1)
+    if saves and sharding != "full" and config.model.lora is not None:
+        items.append(copy_of_weights("merged weights, to be saved", facts, width_of(config), ("checkpoint",)))
     if not num_rollout_workers(config):
         items += _engine(config, facts, on_gpu, own_copy=False)
     return items
@@ -358,8 +365,30 @@ def _normalizing(config: Trained, facts: ModelFacts | None) -> tuple[MemoryItem,
     return sampling_items(config, facts) if isinstance(config, RmConfig) and facts is not None else ()
 
 
+def _buffer(facts: ModelFacts | None) -> tuple[MemoryItem, ...]:
+    """What the process that writes the optimizer's state copies of it at a time, if it has to."""
+    words = "at most, whatever the model's size"
+    return () if facts is None else (MemoryItem("buffer of checkpoints", BLOCK_BYTES, words, ("checkpoint",), True),)
+
+
+def _saved_weights(
+    config: Trained, facts: ModelFacts | None, on_gpu: bool, sharding: Sharding
+) -> tuple[MemoryItem, ...]:
+    """Weights in the host's memory while they are saved, if they are not there anyway."""
+    if facts is None or not (on_gpu or sharding == "full"):
+        return ()
+    return (copy_of_weights("weights, copied to be saved", facts, width_of(config), ("checkpoint",)),)
+
+
+def _sent(config: Trained, facts: ModelFacts | None, on_gpu: bool, sharding: Sharding) -> tuple[MemoryItem, ...]:
+    """What the first trainer has in the host's memory while a checkpoint is written."""
+    weights = _saved_weights(config, facts, on_gpu, sharding)
+    collected = _state(config, facts, "optimizer state, collected from slices", 1) if sharding != "whole" else ()
+    return (*weights, *collected, *_state(config, facts, "optimizer state, sent to the controller", 1))
+
+
 def _state(config: Trained, facts: ModelFacts | None, name: str, copies: int) -> tuple[MemoryItem, ...]:
-    """Copies of the optimizer's state, in the host's memory while a checkpoint is written."""
+    """Copies of the optimizer's state while a checkpoint is written."""
     if facts is None:
         return ()
     trained, each = num_trained(config.model.lora, facts), ParameterBytes.of(config.model.dtype).optimizer

@@ -164,7 +164,7 @@ def save(training: Training) -> None:
     uninterrupted run would remember."""
     progress, journal = training.progress, training.journal
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> Mapping[str, str]:
         state: dict[str, Any] = {
             "step": progress.step,
             "position": progress.position,
@@ -176,8 +176,9 @@ def save(training: Training) -> None:
             state[name] = learner.training_state()
         for name, controller in training.controllers().items():
             state[name] = controller.state_dict()
-        write_state(folder, STATE_NAME, state)
+        hashed = write_state(folder, STATE_NAME, state)
         write_pending(folder, progress.pending)
+        return hashed
 
     journal.check_place()
     training.store.save(progress.step, write)

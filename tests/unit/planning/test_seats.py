@@ -15,6 +15,7 @@ from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.plan import plan_rl, seated
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import (
+    BLOCK_BYTES,
     CONVERSATION_PROCESS_BYTES,
     PROCESS_BYTES,
     REWARD_WORKER_BYTES,
@@ -143,8 +144,9 @@ def test_the_bytes_of_each_process_by_hand() -> None:
         "weights in shared memory": 4 * M,
         "their next version, while it is written": 4 * M,
         "optimizer state, to be saved": 2 * 8 * M,
+        "buffer of checkpoints": BLOCK_BYTES,
     }
-    assert controller.host_bytes == PROCESS_BYTES + 4 * M + 16 * M  # while a checkpoint is written
+    assert controller.host_bytes == PROCESS_BYTES + 4 * M + 16 * M + BLOCK_BYTES  # while a checkpoint is written
     of_both = {
         "Python and its libraries": PROCESS_BYTES,
         "policy weights": 4 * M,
@@ -154,10 +156,9 @@ def test_the_bytes_of_each_process_by_hand() -> None:
         "log-probabilities": 4 * 4000 + 4 * (3 * 4000 + 3 * 40 * 10),
     }
     assert named(second) == of_both
-    states = {"optimizer state, sent to the controller": 8 * M, "optimizer state, copied to be saved": 8 * M}
-    assert named(first) == of_both | states
+    assert named(first) == of_both | {"optimizer state, sent to the controller": 8 * M}
     assert second.host_bytes == sum(of_both.values())  # the update
-    assert first.host_bytes == PROCESS_BYTES + 12 * M + 16 * M
+    assert first.host_bytes == second.host_bytes  # which takes more than writing a checkpoint: 10 MB of gradients
     assert named(worker) == {
         "Python and its libraries": PROCESS_BYTES,
         "weights": 4 * M,
@@ -218,8 +219,32 @@ def test_a_phase_needs_only_its_own_memory() -> None:
     always = PROCESS_BYTES + 12 * M
     update = always + 4 * M + sizes["activations"] + sizes["log-probabilities"]
     sampling = always + 4 * M + sizes["key/value cache"]
-    assert seat.host_bytes == max(update, sampling, always + 8 * M)
-    assert peak_bytes(seat.host, certain=True) == always + 8 * M  # texts may be short
+    assert sizes["buffer of checkpoints"] == BLOCK_BYTES
+    assert seat.host_bytes == max(update, sampling, always + BLOCK_BYTES)
+    assert peak_bytes(seat.host, certain=True) == always + 4 * M  # texts may be short
+
+
+def test_what_saving_copies() -> None:
+    def in_checkpoint(config: RlConfig | SftConfig, machine: Machine = MACHINE) -> list[dict[str, int]]:
+        """Of the processes with a model: what only a checkpoint needs."""
+        items = ([*seat.host, *seat.device] for seat in seats_of(config, FACTS, machine) if "reward" not in seat.name)
+        return [{item.name: item.num_bytes for item in held if item.phases == ("checkpoint",)} for held in items]
+
+    buffer = {"buffer of checkpoints": BLOCK_BYTES}
+    weights, merged = {"weights, copied to be saved": 4 * M}, {"merged weights, to be saved": 4 * M}
+    assert in_checkpoint(sft()) == [buffer]
+    assert in_checkpoint(sft(offload=["optimizer"])) == [
+        buffer | {"optimizer state, copied before it rests": 8 * M},
+    ]
+    gpus = Machine(8, 8, 64 << 30, (80 << 30,) * 2)
+    assert in_checkpoint(rl(model="m"), gpus) == [buffer | weights]
+    assert in_checkpoint(rl(model={"path": "m", "device": "cpu", "lora": {"rank": 2}})) == [buffer | merged]
+    state = {"optimizer state, to be saved": 16 * M}
+    sent = {"optimizer state, sent to the controller": 8 * M}
+    collected = {"optimizer state, collected from slices": 8 * M}
+    assert in_checkpoint(sft(trainers=2, sharding="whole")) == [state | buffer, sent, {}]
+    assert in_checkpoint(sft(trainers=2, sharding="optimizer")) == [state | buffer, sent | collected, {}]
+    assert in_checkpoint(sft(trainers=2, sharding="full")) == [state | buffer, weights | sent | collected, {}]
 
 
 def test_versions_of_the_weights_for_batches_ahead_of_training() -> None:
@@ -260,12 +285,12 @@ def test_more_gpus_than_there_are_are_refused() -> None:
 def test_too_little_memory_is_refused_with_the_numbers_of_each_process() -> None:
     config = sft(trainers=2, lanes=2, sharding="whole")
     seats = seats_of(config, FACTS, MACHINE)
-    certain = [PROCESS_BYTES + 16 * M, PROCESS_BYTES + 12 * M + 16 * M, PROCESS_BYTES + 12 * M + 10 * M]
+    certain = [PROCESS_BYTES + 16 * M, *[PROCESS_BYTES + 12 * M + 10 * M] * 2]
     assert [peak_bytes(seat.host, certain=True) for seat in seats] == certain
     refuse_impossible(config, seats, Machine(8, 8, sum(certain)))
     text = refusal(config, Machine(8, 8, sum(certain) - 1))
-    assert "cluster.trainers is 2: the processes of this run need at least 962.9 MiB of memory" in text
-    assert "(controller 315.3 MiB, trainer 0 326.7 MiB, trainer 1 321.0 MiB)" in text
+    assert "cluster.trainers is 2: the processes of this run need at least 957.2 MiB of memory" in text
+    assert "(controller 315.3 MiB, trainer 0 321.0 MiB, trainer 1 321.0 MiB)" in text
     assert "model.dtype: bfloat16" in text
     refuse_impossible(sft(), seats_of(sft(), FACTS, MACHINE), Machine(8, 8, 1))  # one process may always try
 
@@ -307,10 +332,10 @@ def test_what_rests_counts_in_the_phases_that_need_it() -> None:
         items = [item for item in seats_of(config, FACTS, MACHINE)[0].host if not item.at_most]
         return {phase: (bytes_in(phase, items) - PROCESS_BYTES) // M for phase in PHASES}
 
-    copied = 8  # of the policy's moments, for the checkpoint
+    copied = 8  # of the policy's moments, for the checkpoint, if they rest again
     awake = 4 + 8 + 4 + 4 + 8  # policy, its moments, reference, critic, its moments
     passes = ("update", "optimizer step", "critic update", "critic's optimizer step")  # with 4 of gradients
-    assert in_phases() == {phase: awake + 4 * (phase in passes) for phase in PHASES} | {"checkpoint": awake + copied}
+    assert in_phases() == {phase: awake + 4 * (phase in passes) for phase in PHASES}
     assert in_phases("optimizer", "reference", "critic") == {
         "sampling": 4,
         "scoring": 4,
