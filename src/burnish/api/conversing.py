@@ -143,6 +143,12 @@ def conversing(
     chosen = domain_with_conversations(config, domain)
     with ExitStack() as stack:
         partner, _ = open_partner(config, chosen, loaded, stack)
+        if partner.rewriting:
+            raise ConfigError(
+                "the chat template writes earlier turns anew (conversation.trajectory: fork), which cannot be done "
+                "here: what is said is appended",
+                remedy="look at the run's responses with burnish report, or at held-out ones with burnish eval",
+            )
         yield Conversing(loaded, engine_for, config, chosen, partner)
 
 

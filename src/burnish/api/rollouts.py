@@ -65,7 +65,11 @@ def recorded(path: Path) -> list[RecordedRollout]:
 
 def _short_turn(turn: Turn) -> str:
     said = [
-        part for message in turn.messages for part in (message.content, *map(call_text, message.tool_calls)) if part
+        part
+        for message in turn.messages
+        if turn.author != "policy" or message.role == "assistant"
+        for part in (message.content, *map(call_text, message.tool_calls))
+        if part
     ]
     return " ".join(_shortened(" ".join(part.split())) for part in said)
 

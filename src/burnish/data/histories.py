@@ -65,10 +65,15 @@ class HistoryEncoder:
         if self._plain.control_tokens(tokens) == self._plain.control_tokens(harmless):
             return tokens
         begin, end = marks(messages)
-        for some in (messages, _changed(messages, heard, str.strip)):
-            marked = write(_changed(some, heard, lambda text: begin + text + end))
-            if marked.replace(begin, "").replace(end, "") == written:
-                return self._apart(marked, begin, end)
+
+        def between(text: str) -> str:
+            """The text with marks; white space around it, which many templates remove, stays outside of them."""
+            core = text.strip()
+            return text.replace(core, begin + core + end, 1) if core else text
+
+        marked = write(_changed(messages, heard, between))
+        if marked.replace(begin, "").replace(end, "") == written:
+            return self._apart(marked, begin, end)
         raise DataError(
             f"{where}: the chat template changes what tools or environments say",
             remedy="set model.chat_template to one that writes the contents of messages as they are",

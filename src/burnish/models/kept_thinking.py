@@ -1,8 +1,9 @@
 """Chat templates that leave the thinking out of earlier turns, changed so that they keep it.
 
 With such a template a conversation does not only grow: what the policy has written is written differently later on.
-Qwen3, GLM-4.5, DeepSeek-R1 and their kin do that with a few expressions, which are replaced here. Everything else of a
-template stays as it is, so its prompts are those that the model knows.
+Qwen3 and its kin do that with a few expressions, which are replaced here. Everything else of a template stays as it is,
+so its prompts are those that the model knows. Where the beginning of the policy's turn opens or fills its thinking, the
+history lacks that, and no expression that could be replaced would write it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _EDITS = (
     # A turn is taken apart into thinking and answer. Left whole, it is written as the policy wrote it.
     (re.compile(r"""(\bif\s+)((["'])</think>\3\s+in\s)"""), r"\1false and \2"),
     # Thinking is only written in turns after the last question.
-    (re.compile(r"\bloop\.index0\s*>=?\s*\(?\s*(?:ns\.)?last_(?:user|query)_index\s*\)?"), "true"),
+    (re.compile(r"\bloop\.index0\s*>=?\s*(?:ns\.)?last_(?:user|query)_index\b"), "true"),
     # Only in the last turn there is an empty place for thinking.
     (re.compile(r"\bloop\.last\s+or\s+\(\s*not\s+loop\.last\s+and\s+(\w+)\s*\)"), r"\1"),
 )

@@ -45,7 +45,12 @@ def shown_turns(line: RecordedLine) -> list[ShownTurn]:
 
 def spoken(line: RecordedLine) -> list[str]:
     """The text of each turn, for a response whose tokens were recorded without their texts."""
-    return ["\n".join(message["content"] for message in turn["messages"]) for turn in line["turns"]]
+    return ["\n".join(message["content"] for message in _own(turn)) for turn in line["turns"]]
+
+
+def _own(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The messages of whoever has the turn: without an environment's last words in one of the policy."""
+    return [m for m in turn["messages"] if turn["author"] != "policy" or m["role"] == "assistant"]
 
 
 def by_text(turns: Sequence[ShownTurn]) -> list[ShownTurn]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from burnish.errors import RewardError
 from burnish.rewards.inputs import Item
 from burnish.types import FinishReason, Rollout
 
@@ -22,8 +21,8 @@ def is_lost(rollout: Rollout) -> bool:
 
 
 def with_scores(items: Sequence[Item], scored: Iterable[Rollout]) -> list[Rollout]:
-    """All rollouts, with the results for those `to_score`, in their order. Raises RewardError for token rewards of a
-    conversation of several rows: each of them would be one of all its rows."""
+    """All rollouts, with the results for those `to_score`, in their order. Token rewards are of the row that ends: the
+    others have its score."""
     results = iter(scored)
     own = [rollout if is_lost(rollout) or rollout.ends_in is not None else next(results) for _, rollout in items]
     ends = {(rollout.group_id, rollout.sample_index): rollout for rollout in own if rollout.ends_in is None}
@@ -36,13 +35,6 @@ def with_scores(items: Sequence[Item], scored: Iterable[Rollout]) -> list[Rollou
 
 
 def _as_end(rollout: Rollout, end: Rollout) -> Rollout:
-    if end.token_rewards is not None:
-        raise RewardError(
-            f"a reward gives token rewards to a conversation of several rows (prompt {rollout.prompt_id!r}, sample "
-            f"{end.sample_index}), but only its score can count for all of them",
-            remedy="use a reward that scores whole responses, or a chat template that does not write earlier turns "
-            "anew, without conversation.trajectory: fork",
-        )
     return replace(
         rollout,
         reward=end.reward,

@@ -220,6 +220,9 @@ class Conversation:
         """Note how the last turn was understood, and append what follows it, if there is room for that and more."""
         last_words = () if answer.ends is None else answer.messages
         self.turns[-1] = replace(self.turns[-1], messages=(answer.message, *last_words), reward=answer.reward)
+        seen = (*self.request.prompt_tokens, *self.tokens)
+        if answer.is_whole and answer.tokens[: len(seen)] == seen:  # nothing was written differently this time
+            answer = replace(answer, tokens=answer.tokens[len(seen) :], is_whole=False)
         after = len(answer.tokens) + (-len(self.request.prompt_tokens) if answer.is_whole else len(self.tokens))
         if answer.ends is not None:
             self.reason = answer.ends

@@ -93,3 +93,14 @@ def test_what_was_heard_is_text_wherever_it_stands_and_what_was_said_is_not() ->
         2,
     ]
     assert tokenizer.decode(tokens).count(HOSTILE) == 2
+
+
+def test_white_space_is_removed_where_the_template_removes_it() -> None:
+    """Around what tools say, and not around what users say."""
+    tokenizer = tokenizer_of(CHATML.replace("m.content", "(m.content | trim if m.role == 'tool' else m.content)"))
+    messages = [USER, Message("assistant", "I call"), Message("tool", f"{HOSTILE}\n"), Message("user", f" {HOSTILE} ")]
+    tokens = HistoryEncoder(tokenizer).encode(messages, {2: 0, 3: 0}, (), where="test")
+    assert tokens.count(tokenizer.eos_token_id) == 4
+    written = tokenizer.decode(tokens)
+    assert f"tool\n{HOSTILE}<|im_end|>" in written
+    assert f"user\n {HOSTILE} <|im_end|>" in written

@@ -60,6 +60,18 @@ def test_earlier_turns_stay_as_they_were(template: str, turns: tuple[tuple[str, 
         assert written(kept, *history) == before + (turn[1] if turn[0] == "assistant" else f"<user>{turn[1]}")
 
 
+@pytest.mark.parametrize(
+    ("condition", "changed"),
+    [
+        ("loop.index0 > ns.last_user_index and m.thought", "true and m.thought"),
+        ("(keeps or loop.index0 > last_query_index) and m.thought", "(keeps or true) and m.thought"),
+        ("(loop.index0 >= ns.last_query_index)", "(true)"),
+    ],
+)
+def test_what_stands_around_a_condition_stays(condition: str, changed: str) -> None:
+    assert keep_thinking(f"{{% if {condition} %}}a{{% endif %}}") == f"{{% if {changed} %}}a{{% endif %}}"
+
+
 @pytest.mark.parametrize("template", [SINCE_QUESTION, NEVER])
 def test_the_template_itself_forgets(template: str) -> None:
     assert "<think>t" not in written(template, USER, THOUGHT, USER)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from burnish.errors import RewardError
 from burnish.rewards.trajectories import to_score, with_scores
 from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout
 
@@ -45,7 +42,7 @@ def test_all_rows_have_the_score_of_the_end() -> None:
     assert [r.ends_in for r in found] == [r.ends_in for r in ROWS]
 
 
-def test_token_rewards_are_of_one_row() -> None:
-    with pytest.raises(RewardError, match="token rewards to a conversation of several rows") as caught:
-        with_scores(ITEMS, [replace(scored(ROWS[1], 0.5), token_rewards=(0.5,)), scored(ROWS[5], 0.0)])
-    assert "trajectory: fork" in str(caught.value.remedy)
+def test_token_rewards_are_those_of_the_row_that_ends() -> None:
+    found = with_scores(ITEMS, [replace(scored(ROWS[1], 0.5), token_rewards=(0.5,)), scored(ROWS[5], 0.0)])
+    assert [r.token_rewards for r in found[:2]] == [None, (0.5,)]
+    assert [r.reward for r in found[:2]] == [0.5, 0.5]

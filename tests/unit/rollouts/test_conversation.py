@@ -504,3 +504,19 @@ def test_an_environment_that_fails_takes_all_rows_with_it() -> None:
     found = ask(engine_of(Script(), Forgetful(calls=2, fails={0: 3}, pays=1.0)), request("p", 0))
     assert [row.finish_reason for row in found] == [FinishReason.FAILED] * 3
     assert [(row.status, row.status_detail) for row in found] == [(RewardStatus.ERROR, "it broke")] * 3
+
+
+def test_a_history_that_is_as_it_was_goes_on_in_its_row() -> None:
+    class Faithful(Echo):
+        """Writes all of it anew, and writes the same."""
+
+        def begin(self, key: Key, turn: Rollout, number: int) -> None:
+            super().begin(key, turn, number)
+            answer = self._ready[key]
+            assert isinstance(answer, Answer)
+            if answer.tokens:
+                whole = (*turn.prompt_tokens, *turn.response_tokens, *answer.tokens)
+                self._ready[key] = replace(answer, tokens=whole, is_whole=True)
+
+    asked = (request("p", 0, 1), request("q", 1))
+    assert ask(engine_of(Script(), Faithful(calls=2)), *asked) == ask(engine_of(Script(), Echo(calls=2)), *asked)

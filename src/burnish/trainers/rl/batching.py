@@ -45,7 +45,7 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
     With `mask_truncated`, responses that hit the length limit have no trained tokens.
     """
     lengths = torch.tensor([len(r.response_tokens) for r in rollouts])
-    left_out = [mask_truncated and r.finish_reason is FinishReason.LENGTH for r in rollouts]
+    left_out = _truncated(rollouts) if mask_truncated else [False] * len(rollouts)
     masks = [
         (False,) * len(r.response_tokens) if out else r.sampled_mask()
         for r, out in zip(rollouts, left_out, strict=True)
@@ -60,6 +60,16 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
         turn_index=_turn_index(rollouts) if any(rollout.turns for rollout in rollouts) else None,
         rollout_logprobs=_padded([r.rollout_logprobs for r in rollouts], 0.0, torch.float32),
     )
+
+
+def _truncated(rollouts: Sequence[Rollout]) -> list[bool]:
+    """Which rows hit the length limit, or belong to a conversation that did so in another row."""
+    cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
+    samples = {sample_of(rollout) for rollout, is_cut in zip(rollouts, cut, strict=True) if is_cut}
+    return [
+        is_cut or (rollout.ends_in is not None and sample_of(rollout) in samples)
+        for rollout, is_cut in zip(rollouts, cut, strict=True)
+    ]
 
 
 def _turn_index(rollouts: Sequence[Rollout]) -> Tensor:
@@ -111,10 +121,13 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[st
 
 
 def _counted(rollouts: Sequence[Rollout]) -> Tensor:
-    """For each row the first one of the same sample with the same score. A conversation that was sampled once must not
-    count several times in the mean of its group because it is several rows."""
+    """For each row the first one of the same sample. A conversation that was sampled once must not count several times
+    in the mean of its group because it is several rows. Branches of an agent may have scores of their own: those with
+    the same score count once."""
     first: dict[tuple[tuple[int, int], float | None], int] = {}
-    return torch.tensor([first.setdefault((sample_of(r), r.reward), index) for index, r in enumerate(rollouts)])
+    forked = {sample_of(r) for r in rollouts if r.ends_in is not None}
+    keys = [(sample_of(r), None if sample_of(r) in forked else r.reward) for r in rollouts]
+    return torch.tensor([first.setdefault(key, index) for index, key in enumerate(keys)])
 
 
 def _groups_have_equal_parts(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping[str, float]) -> bool:

@@ -21,7 +21,7 @@ from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
 from burnish.trainers.rl.domains import Domains
 from burnish.trainers.telemetry.groups import describe_audits, describe_domains, describe_groups, describe_penalties
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest, sample_of
 
 Overlaps = Literal["all", "waiting", "none"]
 GREEDY_SAMPLE = -1
@@ -153,20 +153,33 @@ def why_left_out(group: RolloutGroup, step: int, domains: Domains, needs_greedy:
 
 def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> RolloutGroup:
     """The group with a soft over-long penalty over the last `fraction` of the length limit. It also applies to the
-    greedy response, because that is the baseline of the penalised ones."""
+    greedy response, because that is the baseline of the penalised ones. A conversation of several rows has the length
+    of all of them."""
     limit = domains.of(group.prompt).sampling.max_response_tokens
     buffer_tokens = max(1, round(fraction * limit))
+    longer: Counter[tuple[int, int]] = Counter()  # what was sampled in earlier rows of a conversation
+    for rollout in group.rollouts:
+        if rollout.ends_in is not None:
+            longer[sample_of(rollout)] += len(rollout.response_tokens)
+    ends = {sample_of(r): len(r.response_tokens) for r in group.samples()}
+
+    def length(rollout: Rollout) -> int:
+        sample = sample_of(rollout)
+        return longer[sample] + ends[sample] if sample in longer else len(rollout.response_tokens)
+
     return dataclasses.replace(
         group,
-        rollouts=tuple(_with_penalty(r, limit, buffer_tokens) for r in group.rollouts),
-        greedy=None if group.greedy is None else _with_penalty(group.greedy, limit, buffer_tokens),
+        rollouts=tuple(_with_penalty(r, length(r), limit, buffer_tokens) for r in group.rollouts),
+        greedy=None
+        if group.greedy is None
+        else _with_penalty(group.greedy, len(group.greedy.response_tokens), limit, buffer_tokens),
     )
 
 
-def _with_penalty(rollout: Rollout, limit: int, buffer_tokens: int) -> Rollout:
+def _with_penalty(rollout: Rollout, num_tokens: int, limit: int, buffer_tokens: int) -> Rollout:
     if rollout.reward is None:
         return rollout
-    penalty = _penalty(len(rollout.response_tokens), limit, buffer_tokens)
+    penalty = _penalty(num_tokens, limit, buffer_tokens)
     dense = rollout.token_rewards
     return dataclasses.replace(
         rollout,

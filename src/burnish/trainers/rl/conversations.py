@@ -20,7 +20,7 @@ from burnish.data.observations import ObservationFormat, Observer
 from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat, Template
 from burnish.environments.host import ConversationHost, Wanted
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, DataError
 from burnish.models.loading import LoadedModel
 from burnish.observability.console import say
 from burnish.rollouts.conversation import ConversingEngine, Talk
@@ -177,8 +177,7 @@ def _rewriting(
         return rewriting
     observer = min(rewriting)
     remedy = f"set {where}.trajectory: fork, which gives each history a row of its own"
-    changed = _with_kept_thinking(observations)
-    if not any(changed.rewrites(one, where=where) for one in observers):
+    if _is_mended_by_keeping_thinking(observations, observers):
         remedy = (
             f"set model.chat_template: {KEEP_THINKING}, which is the same template without what leaves out thinking, "
             f"or {where}.trajectory: fork, which gives each history a row of its own"
@@ -190,10 +189,14 @@ def _rewriting(
     )
 
 
-def _with_kept_thinking(observations: ObservationFormat) -> ObservationFormat:
+def _is_mended_by_keeping_thinking(observations: ObservationFormat, observers: Sequence[Observer]) -> bool:
     template = observations.template
     tokenizer = with_template(template.tokenizer, KEEP_THINKING)
-    return replace(observations, template=replace(template, tokenizer=tokenizer))
+    changed = replace(observations, template=replace(template, tokenizer=tokenizer))
+    try:
+        return not any(changed.rewrites(one, where=KEEP_THINKING) for one in observers)
+    except DataError:  # the changed template refuses what the template takes
+        return False
 
 
 def _wanted(conversation: ConversationConfig, where: str) -> Wanted:

@@ -64,7 +64,7 @@ def assign_advantages(
             scores_B = rewards.scores_B + _summed(scores_B - rewards.scores_B, rewards.counted_B)
     reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
-        rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch.loss_mask, estimator)
+        rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch, rewards, estimator)
     # Outcome estimators read scores_B and the others rewards_BT. Both have been through the same steps.
     rewards = dataclasses.replace(rewards, scores_B=scores_B)
     raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, algorithm)
@@ -134,7 +134,7 @@ def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, 
 
 
 def _whiten(
-    rewards_BT: Tensor, scores_B: Tensor, mask_BT: Tensor, estimator: Estimator
+    rewards_BT: Tensor, scores_B: Tensor, batch: Batch, rewards: BatchRewards, estimator: Estimator
 ) -> tuple[Tensor, Tensor, dict[str, Metric]]:
     """Rewards and scores, with those that the estimator reads whitened, and the deviation that they had.
 
@@ -142,10 +142,13 @@ def _whiten(
     the shift, and equal scores of responses of different lengths would become different.
     """
     if estimator.token_level:
-        whitened_BT, metrics = _whiten_tokens(rewards_BT, mask_BT)
+        whitened_BT, metrics = _whiten_tokens(rewards_BT, batch.loss_mask)
         return whitened_BT, scores_B, metrics
-    spread = masked_var(scores_B, torch.ones_like(scores_B, dtype=torch.bool)).sqrt()
-    return rewards_BT, shaping.whiten_scores(scores_B), {"reward/score_std": Metric(Reduction.LAST, spread)}
+    counted_B = torch.arange(len(scores_B)) if rewards.counted_B is None else rewards.counted_B
+    rows, place_B = counted_B.unique(return_inverse=True)  # a conversation of several rows counts once
+    once_B = scores_B[rows]
+    spread = masked_var(once_B, torch.ones_like(once_B, dtype=torch.bool)).sqrt()
+    return rewards_BT, shaping.whiten_scores(once_B)[place_B], {"reward/score_std": Metric(Reduction.LAST, spread)}
 
 
 def _whiten_tokens(rewards_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, dict[str, Metric]]:
@@ -199,9 +202,10 @@ def _estimate(
 
 
 def _once(tensors: Mapping[str, Tensor | None], counted_B: Tensor) -> dict[str, Tensor | None]:
-    """The tensors with only those rows that count for themselves."""
+    """The tensors with only those rows that count for themselves, and the lengths of all that they count for."""
     rows = counted_B.unique()
-    return {n: t if t is None or n == "weights_C" else t[rows] for n, t in tensors.items()}
+    whole = {**tensors, "lengths_B": _summed(present(tensors["lengths_B"], "lengths_B"), counted_B)}
+    return {n: t if t is None or n == "weights_C" else t[rows] for n, t in whole.items()}
 
 
 def _summed(numbers_B: Tensor, counted_B: Tensor) -> Tensor:

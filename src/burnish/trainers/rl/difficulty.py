@@ -102,13 +102,14 @@ class PassRates:
 class Filter:
     """Which prompts of a domain are sampled, and which of their groups are trained on.
 
-    by_turn: the estimator compares turns, so responses with the same score teach if their turns are paid differently.
+    turn_gamma: of an estimator that compares turns, for which responses with the same score teach if what follows one
+    of their turns differs. None for others.
     """
 
     dynamic: bool
     difficulty: DifficultyConfig | None
     success: Success | None
-    by_turn: bool = False
+    turn_gamma: float | None = None
 
     def asks_for(self, seen: Seen | None, step: int) -> bool:
         """Whether to sample a prompt of which this is known."""
@@ -121,7 +122,7 @@ class Filter:
         """Why a group with at least one reward is not trained on; empty if it is."""
         rewards = [r.reward for r in group.samples() if r.reward is not None]
         # Siblings whose reward failed do not count as different.
-        if self.dynamic and len(_paid_by_turn(group) if self.by_turn else set(rewards)) < 2:
+        if self.dynamic and len(set(rewards)) < 2 and not self._teaches_by_turn(group):
             return "group without signal"
         if self.difficulty is None:
             return ""
@@ -129,6 +130,18 @@ class Filter:
         if least is not None and _deviation(rewards) < least:
             return "spread of rewards below min_spread"
         return "" if not solved or self._inside(sum(solved) / len(solved), step) else "solved share outside of keep"
+
+    def _teaches_by_turn(self, group: RolloutGroup) -> bool:
+        """Whether the discounted rewards from some turn on differ within the group."""
+        if self.turn_gamma is None:
+            return False
+        by_number: dict[int, set[float]] = {}
+        for rollout in (r for r in group.samples() if r.token_rewards is not None):
+            paid, following = rollout.token_rewards or (), 0.0
+            for number, turn in reversed(list(enumerate(rollout.policy_turns()))):
+                following = sum(paid[turn.start : turn.stop]) + self.turn_gamma * following
+                by_number.setdefault(number, set()).add(round(following, 9))
+        return any(len(returns) > 1 for returns in by_number.values())
 
     def solved(self, group: RolloutGroup) -> list[bool]:
         """Whether each response that can be judged is solved."""
@@ -141,17 +154,6 @@ class Filter:
         assert self.difficulty is not None
         low, high = at_step(stages(self.difficulty.keep), step)
         return low <= share <= high
-
-
-def _paid_by_turn(group: RolloutGroup) -> set[tuple[float, ...]]:
-    """What responses were paid for each turn of the policy: the score alone, where no reward is of tokens."""
-    found: set[tuple[float, ...]] = set()
-    for rollout in group.rollouts:
-        if rollout.reward is not None:
-            paid = rollout.token_rewards
-            turns = rollout.policy_turns() if paid is not None else ()
-            found.add(tuple(sum((paid or ())[turn.start : turn.stop]) for turn in turns) or (rollout.reward,))
-    return found
 
 
 def recorded_files_of(folder: str, field: str) -> list[Path]:

@@ -68,7 +68,8 @@ class DomainCredit:
         """The rewards with the scores of each domain shifted, scaled and clipped as it asks for."""
         shift, scale, limit = [0.0] * len(rows), [1.0] * len(rows), [float("inf")] * len(rows)
         for members, settings in self._together(rows):
-            moments = self._moments(settings, [rewards.scores_B[i].item() for i in members])
+            counted = [i for i in members if rows[i][1].ends_in is None]  # a conversation counts once, by its end
+            moments = self._moments(settings, [rewards.scores_B[i].item() for i in counted])
             for index in members:
                 limit[index] = settings.own.reward_clip or float("inf")
                 if moments is not None:

@@ -86,8 +86,8 @@ def build_domains(
             field, ids = f"domains.{one.name}.difficulty.recorded", {prompt.id for prompt in train[one.name].prompts}
             found = recorded_outcomes(recorded, field, success, domain=one.name, prompt_ids=ids)
             rates.begin_with(one.name, found)
-        by_turn = config.algorithm.estimator in names.TURN_ESTIMATORS
-        teaching = Filter(one.dynamic_sampling, one.difficulty, success, by_turn)
+        turn_gamma = config.algorithm.gamma if config.algorithm.estimator in names.TURN_ESTIMATORS else None
+        teaching = Filter(one.dynamic_sampling, one.difficulty, success, turn_gamma)
         domains[one.name] = Domain(one, build_sampling(config, one), teaching)
     seed, shuffle = config.seed, config.data.shuffle
     feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}

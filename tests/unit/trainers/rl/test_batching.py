@@ -122,3 +122,21 @@ def test_rows_of_a_sample_with_one_score_count_once() -> None:
     assert rewards.counted_B is not None
     assert rewards.counted_B.tolist() == [0, 1, 1, 3]
     assert outcome_of(rollout(0, 0, 1, 0.0), rollout(0, 1, 1, 0.0)).counted_B is None
+
+
+def test_rows_of_a_conversation_count_once_whatever_each_scores() -> None:
+    """An end of 3 rows, and a sample of one row."""
+    first, second = (rollout(0, row * BRANCH_STRIDE, 1, score, ends_in=0) for row, score in ((1, 0.9), (2, 0.8)))
+    rewards = outcome_of(first, second, rollout(0, 0, 1, 0.7), rollout(0, 1, 1, 0.0))
+    assert rewards.counted_B is not None
+    assert rewards.counted_B.tolist() == [0, 0, 0, 3]
+
+
+def test_all_rows_of_a_conversation_that_was_cut_are_left_out() -> None:
+    rows = [
+        rollout(0, BRANCH_STRIDE, 2, ends_in=0),
+        rollout(0, 0, 2, finish_reason=FinishReason.LENGTH),
+        rollout(0, 1, 2),
+    ]
+    masked = build_batch(rows, pad_token_id=PAD, mask_truncated=True)
+    assert masked.loss_mask.any(dim=1).tolist() == [False, False, True]

@@ -13,12 +13,21 @@ from burnish.data.feeds import DomainFeeds, EncodedPrompt
 from burnish.data.shares import Shares
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.collection import Collector, Overlaps
+from burnish.trainers.rl.collection import Collector, Overlaps, penalised
 from burnish.trainers.rl.difficulty import Filter, PassRates
 from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.telemetry.groups import describe_groups
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import (
+    BRANCH_STRIDE,
+    FinishReason,
+    Metric,
+    Prompt,
+    RewardStatus,
+    Rollout,
+    RolloutGroup,
+    RolloutRequest,
+)
 
 Reward = Callable[[Prompt, Rollout], float | None]
 
@@ -231,3 +240,15 @@ def test_a_group_whose_greedy_response_failed_has_no_baseline_and_is_left_out() 
     collected = collector(greedy_of_p1_fails, needs_greedy=True).collect(1, {ALL: 0}, Stopwatch())
     assert [group.prompt.id for group in collected.groups] == ["p0", "p2"]
     assert len(collected.sampled) == 3
+
+
+def test_a_conversation_of_several_rows_bears_the_penalty_of_its_whole_length() -> None:
+    """10 tokens at most, buffer .8: free up to 2 tokens, then 1/8 a token. Rows of 2 + 2 tokens are like one of 4."""
+    domains = collector(lambda p, r: 1.0, overlong_buffer=0.8).domains
+    request = RolloutRequest("p", 0, (1, 2), (1, 3))
+    single, end = (_scored(_rollout(request, index), 1.0) for index in (3, 1))
+    earlier = dataclasses.replace(end, sample_index=1 + BRANCH_STRIDE, ends_in=1)
+    group = penalised(RolloutGroup(Prompt("p", text="x"), 0, (earlier, end, single)), 0.8, domains)
+    assert len(single.response_tokens) == 4
+    penalties = [row.reward_parts["overlong"] for row in group.rollouts]
+    assert penalties == [-0.25] * 3

@@ -291,3 +291,17 @@ def test_the_kl_of_a_sample_is_that_of_all_its_rows() -> None:
     batch, _ = run(algorithm, [3.0, 3.0, 0.0, 0.0], three_samples(**logprobs), kl_coef=0.5, **TWO_ROWS)
     # 3 - 1.5, 0 - 1, 0 - 1; their mean is -1 / 6
     assert batch.advantages[:, 0].tolist() == pytest.approx([5 / 3, 5 / 3, -5 / 6, -5 / 6])
+
+
+def test_the_length_of_a_sample_is_that_of_all_its_rows() -> None:
+    """OPO's baseline weighs by length: 2 + 1, 2 and 2 tokens of 7. 3 x 3 / 7 = 9 / 7."""
+    batch, _ = run(AlgorithmConfig(estimator="opo"), [3.0, 3.0, 0.0, 0.0], three_samples(), **TWO_ROWS)
+    assert batch.advantages[:, 0].tolist() == pytest.approx([12 / 7, 12 / 7, -9 / 7, -9 / 7])
+
+
+def test_scores_are_whitened_over_samples() -> None:
+    """3, 0 and 0: a deviation of the square root of 2."""
+    algorithm = AlgorithmConfig(estimator="raw", whiten_rewards=True)
+    batch, metrics = run(algorithm, [3.0, 3.0, 0.0, 0.0], three_samples(), **TWO_ROWS)
+    assert metrics["reward/score_std"].result() == pytest.approx(math.sqrt(2))
+    assert batch.advantages[0, 0].item() == pytest.approx(batch.advantages[1, 0].item())

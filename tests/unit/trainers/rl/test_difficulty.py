@@ -72,20 +72,23 @@ def test_dynamic_sampling_wants_two_different_rewards() -> None:
     assert keeps(Filter(False, None, None), group(0, 0))
 
 
-def test_for_an_estimator_of_turns_it_wants_two_that_are_paid_differently() -> None:
-    """Both score 1, by the first turn or by the second one."""
+def test_for_an_estimator_of_turns_what_follows_a_turn_is_what_differs() -> None:
+    """All score 1. Undiscounted, 1 follows the first turn of each; the second turns are paid 0 and 1."""
     turns = (Turn("policy", 0, 2), Turn("tool", 2, 3), Turn("policy", 3, 4))
     early, late, same = (
         replace(rollout(1.0, i), response_tokens=(1, 2, 3, 4), token_rewards=paid, turns=turns)
         for i, paid in enumerate([(0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0), (1.0, 0.0, 0.0, 0.0)])
     )
+    short = replace(rollout(1.0, 3), response_tokens=(1, 2), token_rewards=(0.0, 1.0), turns=turns[:1])
 
     def of(*rollouts: Rollout) -> RolloutGroup:
         return RolloutGroup(Prompt("p", text="x"), 0, rollouts)
 
-    by_turn = Filter(True, None, None, by_turn=True)
+    by_turn, discounted = Filter(True, None, None, turn_gamma=1.0), Filter(True, None, None, turn_gamma=0.5)
     assert keeps(by_turn, of(early, late))
     assert not keeps(by_turn, of(early, same))
+    assert not keeps(by_turn, of(late, short))  # 1 follows every turn, however many there are
+    assert keeps(discounted, of(late, short))  # .5 and 1 follow the first one
     assert not keeps(Filter(True, None, None), of(early, late))
     assert keeps(by_turn, group(0, 1))
     assert not keeps(by_turn, group(1, 1))
