@@ -401,12 +401,12 @@ def test_a_tool_that_hangs_is_ended_and_the_others_results_are_there_in_order(
 ) -> None:
     """Those of its own turn, and of the other conversation. With Python's lock in its hands, only what was done before
     it can have a result."""
-    with Talker(partner_of(tools, call_seconds=0.7)) as talker:
+    with Talker(partner_of(tools, call_seconds=2.5)) as talker:
         talker.open({}, {})
         first, last = (call("add", a=1, b=2), call("fail", kind="ValueError"))
         written = first + last + call(tool) if tool == "hang_in_c" else first + call(tool) + last
         answer, other = talker.say(written, call("add", a=5, b=5))
-        expected = ["3", "Error: no answer within 0.7 s", "Error: ValueError: in tool.py it broke"]
+        expected = ["3", "Error: no answer within 2.5 s", "Error: ValueError: in tool.py it broke"]
         if tool == "hang_in_c":
             assert results(answer)[2] == expected[1]
         else:
@@ -696,7 +696,7 @@ def test_a_game_answers_texts_and_pays(game: ConversationHost) -> None:
         ("raise", "ValueError: no more"),
         ("exit", "SystemExit: 2"),
         ("interrupt", "KeyboardInterrupt: stop"),
-        ("hang", "no answer within 0.7 s"),
+        ("hang", "no answer within 2.5 s"),
         ("die", "its process has ended"),
         ("kill", "its process has ended"),
         ("object", "object"),
@@ -706,7 +706,7 @@ def test_a_game_answers_texts_and_pays(game: ConversationHost) -> None:
 def test_an_environment_that_fails_ends_its_conversation_alone(
     game: ConversationHost, at: str, what: str, why: str
 ) -> None:
-    with Talker(partner_of(game, call_seconds=0.7, open_seconds=0.7)) as talker:
+    with Talker(partner_of(game, call_seconds=2.5, open_seconds=2.5)) as talker:
         bad, good = talker.open({"at": at, "what": what}, {})
         if at != "reset":
             bad, good = talker.say("a", "a")
@@ -795,12 +795,12 @@ def test_tools_of_an_environment_are_called_in_order_next_to_others(desk: Conver
     ("written", "why"),
     [
         (call("go_wrong", how="die"), "calls: its process has ended"),
-        (call("go_wrong", how="hang"), "calls: no answer within 0.7 s"),
-        (call("add", a=1, b=1) + call("hang"), "calls: no answer within 0.7 s"),
+        (call("go_wrong", how="hang"), "calls: no answer within 2.5 s"),
+        (call("add", a=1, b=1) + call("hang"), "calls: no answer within 2.5 s"),
     ],
 )
 def test_an_environment_is_lost_with_its_process(desk: ConversationHost, written: str, why: str) -> None:
-    with Talker(partner_of(desk, call_seconds=0.7)) as talker:
+    with Talker(partner_of(desk, call_seconds=2.5)) as talker:
         talker.open({}, {})
         lost, fine = talker.say(written, call("press", times=1))
         assert (lost.ends, lost.failed) == (FinishReason.FAILED, f"the environment failed: {why}")
