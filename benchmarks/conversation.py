@@ -247,7 +247,10 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         "engine's calls, training the passes and the update. The rest is the loop's own: "
         f"{conversation_steps.spread(step['own_shares'])} of the steps. Seconds and shares are medians. The tool takes "
         "microseconds: waiting for it is messages to its processes and back, and the time in which answers are "
-        "gathered."
+        "gathered. It gives the same few hundred answers again and again, as games do, and a conversation remembers "
+        "what the chat template writes for an answer. So the share is measured again with a tool whose answers are "
+        f"all new ({conversation_steps.spread(step['own_shares_anew'])}). Collections of garbage leave imports out, "
+        "as in the command."
     )
     lines += ["", "## The loop's own share of a step", "", *textwrap.wrap(words, 120), ""]
     lines += conversation_steps.to_lines(step)
@@ -262,7 +265,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="few and short conversations, one repeat")
     parser.add_argument("--repeats", type=int, default=5, help="of each case (default: 5)")
-    parser.add_argument("--steps", type=int, default=15, help="of training, for the loop's own share (default: 15)")
+    parser.add_argument(
+        "--steps", type=int, default=15, help="of training, for each of the loop's own shares (default: 15)"
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("benchmarks/results/conversation"), help="without the ending"
     )

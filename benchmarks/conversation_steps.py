@@ -2,7 +2,9 @@
 
 Part of `python benchmarks/conversation.py`. The steps are those of W8 in `benchmarks/peers`: a tiny model whose every
 turn calls a function. Its call takes microseconds, so nearly all of the time in which conversations wait for it is the
-loop's own: messages to the processes of the tools and back, and the milliseconds in which answers are gathered.
+loop's own: messages to the processes of the tools and back, and the milliseconds in which answers are gathered. The
+function gives the same few hundred answers again and again, as games do, so the share is also measured with one whose
+answers are all new.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from unittest.mock import patch
 
 from models import write_prompts
 from rich.console import Console
-from run_burnish import build_config
+from run_burnish import TOOL, build_config
 from turn_models import write_turn_model
 from workloads import WORKLOADS
 
+from burnish.collecting import uncollected
 from burnish.rollouts.engine import OnFinished
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.trainers.rl.loop import RlRun
@@ -30,12 +33,34 @@ from burnish.trainers.rl.setup import open_rl_run
 from burnish.types import Rollout
 
 WORKLOAD = WORKLOADS["W8"]
+TOOL_ANEW = Path(__file__).parent / "look_up_anew.py"
 OTHERS = ("sampling", "training")
 """The parts of a step that are not the loop's own."""
 
 
 def measure_steps(steps: int) -> dict[str, Any]:
-    """Median seconds and shares of each part, over `steps` steps after one that is not counted."""
+    """Median seconds and shares of each part, over `steps` steps after one that is not counted. Also the loop's own
+    shares if no answer is the same as an earlier one."""
+    with uncollected(lasting=True):  # as the command does
+        pass
+    measured = list(steps_with(TOOL, steps))
+    shares = [{name: seconds / sum(step.values()) for name, seconds in step.items()} for step in measured]
+    own, own_anew = own_shares(measured), own_shares(list(steps_with(TOOL_ANEW, steps)))
+    return {
+        "workload": WORKLOAD.title,
+        "steps": steps,
+        "step_seconds": round(statistics.median(sum(step.values()) for step in measured), 3),
+        "seconds": {name: round(statistics.median(step[name] for step in measured), 4) for name in measured[0]},
+        "shares": {name: round(statistics.median(step[name] for step in shares), 4) for name in measured[0]},
+        "own_share": round(statistics.median(own), 4),
+        "own_shares": [round(share, 4) for share in own],
+        "own_share_anew": round(statistics.median(own_anew), 4),
+        "own_shares_anew": [round(share, 4) for share in own_anew],
+    }
+
+
+def steps_with(tool: Path, steps: int) -> Iterator[dict[str, float]]:
+    """The seconds of each step's parts in a run whose tool is in this file, without those of the first step."""
     assert WORKLOAD.turns is not None
     with tempfile.TemporaryDirectory(prefix="turns-") as name:
         folder = Path(name)
@@ -50,19 +75,15 @@ def measure_steps(steps: int) -> dict[str, Any]:
             "warmup": 1,
             "steps": steps,
         }
-        with watched_engine() as watch, open_rl_run(build_config(task, WORKLOAD), Console(quiet=True)) as run:
-            measured = [timed_step(run, watch) for _ in range(steps + 1)][1:]
-    shares = [{name: seconds / sum(step.values()) for name, seconds in step.items()} for step in measured]
-    own = [sum(share for name, share in step.items() if name not in OTHERS) for step in shares]
-    return {
-        "workload": WORKLOAD.title,
-        "steps": steps,
-        "step_seconds": round(statistics.median(sum(step.values()) for step in measured), 3),
-        "seconds": {name: round(statistics.median(step[name] for step in measured), 4) for name in measured[0]},
-        "shares": {name: round(statistics.median(step[name] for step in shares), 4) for name in measured[0]},
-        "own_share": round(statistics.median(own), 4),
-        "own_shares": [round(share, 4) for share in own],
-    }
+        with watched_engine() as watch, open_rl_run(build_config(task, WORKLOAD, tool), Console(quiet=True)) as run:
+            timed_step(run, watch)
+            for _ in range(steps):
+                yield timed_step(run, watch)
+
+
+def own_shares(steps: Sequence[Mapping[str, float]]) -> list[float]:
+    """Of each step, the share that is neither sampling nor training."""
+    return [1 - sum(step[name] for name in OTHERS) / sum(step.values()) for step in steps]
 
 
 @dataclass(slots=True)
@@ -117,7 +138,11 @@ def to_lines(row: Mapping[str, Any]) -> list[str]:
     for name, seconds in row["seconds"].items():
         lines.append(f"| {name} | {1e3 * seconds:,.0f} | {row['shares'][name]:.1%} |")
     lines.append(f"| all of it | {1e3 * row['step_seconds']:,.0f} | |")
-    return [*lines, f"| **the loop's own: all but {' and '.join(OTHERS)}** | | **{row['own_share']:.1%}** |"]
+    return [
+        *lines,
+        f"| **the loop's own: all but {' and '.join(OTHERS)}** | | **{row['own_share']:.1%}** |",
+        f"| the same, if no answer comes again | | {row['own_share_anew']:.1%} |",
+    ]
 
 
 def spread(shares: Sequence[float]) -> str:

@@ -43,8 +43,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 from lines import write_json
+from origin import processor
 from parent import run_script
-from report import processor
 
 from scaling_axes import AXES, Axis, Finding, examine
 from scaling_page import draw, to_markdown

@@ -27,8 +27,8 @@ import torch
 from rich.console import Console
 
 sys.path.append(str(Path(__file__).parent / "peers"))
-from child import peak_resident_bytes
 from floor import step_macs
+from memory import peak_resident_bytes
 from models import write_model, write_prompts
 from run_burnish import build_config
 from workloads import MODELS, ModelShape, Workload
@@ -65,7 +65,7 @@ def main() -> None:
     point, steps = task["point"], task["steps"]
     MODELS["point"] = model_shape(point)  # the table that the peers' code looks a workload's model up in
     workload = Workload(
-        "point", "", "point", point["prompts"], point["group"], point["prompt"], point["response"], False, kl=True
+        "point", "", "point", point["prompts"], point["group"], point["prompt"], point["response"], kl=True
     )
     with tempfile.TemporaryDirectory() as folder:
         config = prepare(Path(folder), workload, steps + 2)
@@ -86,7 +86,7 @@ def model_shape(point: dict[str, int]) -> ModelShape:
 
 def prepare(folder: Path, workload: Workload, steps: int) -> RlConfig:
     """Model and prompts in `folder`, and the run of `steps` steps with them."""
-    write_model("point", False, folder / "model")
+    write_model("point", folder / "model")
     write_prompts(workload, workload.prompts * steps, [], folder / "prompts.jsonl")
     task = {
         "model": str(folder / "model"),

@@ -2,6 +2,7 @@
 
     python benchmarks/step_shares.py                                     # W1, W2, W3 and W7: a quarter of an hour
     python benchmarks/step_shares.py --workloads W1 --precisions float32
+    python benchmarks/step_shares.py --quick       # every part of this program, in a minute or two: no measurement
 
 Steps of `benchmarks/peers` as Burnish runs them, the last of them under PyTorch's profiler. Writes OUTPUT.md and
 OUTPUT.json. The profiler costs some per cent itself.
@@ -20,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "peers"))
+from bench import cells
 from floor import step_macs
 from lines import write_json
 from models import write_model, write_prompts
+from origin import CHANGED, commit, machine
 from parent import run_script
-from report import processor
-from workloads import WORKLOADS, Workload, check_same_work
+from workloads import WORKLOADS, Workload, check_same_work, encode, planned_lengths, quick
 
 PEERS = Path(__file__).parent / "peers"
+RESULTS, QUICK_RESULTS = Path("benchmarks/results/shares"), Path("build/shares-quick")
 COLUMNS = ("products", "attention", "kernels", "softmax", "copies", "optimizer", "other")
 EXPLANATION = """\
 Seconds. `floor`: the phase's unavoidable multiply-adds at the best matrix rate measured here. `reading`: the time to
@@ -39,19 +42,20 @@ gathering and filling; `other` is every other operation; `between` is time in no
 
 def main() -> None:
     options = parse()
+    origin = {"commit": commit(), "machine": machine(), "threads": options.threads}
+    if not options.quick and origin["commit"].endswith(CHANGED):
+        raise SystemExit("what is measured differs from its commit: commit it, so that the figures stand for something")
     rates = run_script(PEERS / "run_rates.py", {"threads": options.threads}, environment={})
     tables = []
     with tempfile.TemporaryDirectory(prefix="shares-") as folder:
-        for name in options.workloads:
-            workload = WORKLOADS[name]
-            for precision in options.precisions if workload.model != "tiny" else ["float32"]:
-                print(f"{name} {precision}", file=sys.stderr, flush=True)
-                tables.append(measure(workload, precision, Path(folder), rates, options.threads))
+        chosen = [quick(WORKLOADS[name]) if options.quick else WORKLOADS[name] for name in options.workloads]
+        for workload, precision in cells(chosen, options.precisions, quick=options.quick):
+            print(f"{workload.name} {precision}", file=sys.stderr, flush=True)
+            tables.append(measure(workload, precision, Path(folder), rates, options.threads))
     report = {
         "command": " ".join(["python", "benchmarks/step_shares.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "processor": processor(),
-        "threads": options.threads,
+        **origin,
         "load_after": os.getloadavg()[0],
         "rates": rates,
         "tables": tables,
@@ -64,26 +68,25 @@ def main() -> None:
 
 def measure(workload: Workload, precision: str, folder: Path, rates: Mapping[str, Any], threads: int) -> dict[str, Any]:
     """One workload at one precision: by phase the seconds of each column of the page."""
-    model = folder / f"{workload.model}-{'geometric' if workload.geometric else 'exact'}"
+    model = folder / workload.model
     if not model.exists():
-        write_model(workload.model, workload.geometric, model)
+        write_model(workload.model, model)
     prompts = folder / f"{workload.name}.jsonl"
     warmup = 1
     write_prompts(workload, workload.prompts * (warmup + 1), [], prompts)
     task = {
-        "workload": workload.name,
+        "workload": encode(workload),
         "model": str(model),
         "prompts": str(prompts),
         "output": tempfile.mkdtemp(dir=folder),
         "precision": precision,
-        "fast_matmul": False,
         "threads": threads,
         "warmup": warmup,
         "steps": 1,
         "naive": False,
     }
     result = run_script(PEERS / "run_shares.py", task, environment={})
-    check_same_work("burnish", workload, result, 1)
+    check_same_work("burnish", workload, result, planned_lengths(workload, prompts, range(warmup, warmup + 1)))
     names = ["float32", "float32_fast"] if precision == "float32" and rates["fast_is_accurate"] else [precision]
     rate = max(rates["macs_per_second"][name] for name in names)
     macs = step_macs(workload, result["lengths"][0])
@@ -107,8 +110,9 @@ def measure(workload: Workload, precision: str, folder: Path, rates: Mapping[str
 def to_markdown(report: Mapping[str, Any]) -> str:
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in report["rates"]["macs_per_second"].items())
     about = (
-        f"`{report['command']}` on {report['date']}: {report['processor']}, {report['threads']} threads, load average "
-        f"{report['load_after']:.1f} after. Matrix rate in 10^9 multiply-adds per second: {rates}."
+        f"`{report['command']}` on {report['date']}: commit {report['commit']}, {report['machine']}, "
+        f"{report['threads']} threads, load average {report['load_after']:.1f} after. Matrix rate in 10^9 "
+        f"multiply-adds per second: {rates}."
     )
     lines = ["# Where a step's time goes", "", *textwrap.wrap(about, 120), "", *textwrap.wrap(EXPLANATION, 120)]
     for table in report["tables"]:
@@ -134,12 +138,18 @@ def parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    without_questions = [name for name, workload in WORKLOADS.items() if workload.prompt_tokens is not None]
-    parser.add_argument("--workloads", nargs="+", choices=without_questions, default=["W1", "W2", "W3", "W7"])
+    alone = [name for name, workload in WORKLOADS.items() if workload.prompt_tokens and not workload.turns]
+    parser.add_argument("--workloads", nargs="+", choices=alone, default=["W1", "W2", "W3", "W7"])
     parser.add_argument("--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: all cores")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/shares"), help="without the ending")
-    return parser.parse_args()
+    parser.add_argument("--threads", type=int, help="default: all cores; quick: 1")
+    parser.add_argument("--quick", action="store_true", help="run every part once, on next to no work; no measurement")
+    parser.add_argument("--output", type=Path, help=f"without the ending (default {RESULTS}, quick {QUICK_RESULTS})")
+    options = parser.parse_args()
+    options.threads = options.threads or (1 if options.quick else os.cpu_count())
+    options.output = options.output or (QUICK_RESULTS if options.quick else RESULTS)
+    if options.quick and options.output.resolve().parent == RESULTS.resolve().parent:
+        parser.error(f"--quick measures nothing, so it writes nothing into {RESULTS.parent}")
+    return options
 
 
 if __name__ == "__main__":

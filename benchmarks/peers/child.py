@@ -5,8 +5,8 @@ A peer is a script `run_NAME.py TASK.json RESULT.json`. The task is plain data (
                   processor's seconds of this process in it (all threads), which other work on the machine hardly moves
   lengths         for each measured step the [prompt tokens, response tokens] of every response
   sampled         with turns: for each measured step how many of each response's tokens the policy wrote
-  distinct_prompts, optimizer_steps (None where there are none), versions, settings (what was chosen beside the task)
-and gets the process's peak resident memory.
+  distinct_prompts, optimizer_steps (None where there are none), settings (what was chosen beside the task)
+and gets versions, PyTorch's `capability` (its vector instructions), and the process's peak resident memory.
 """
 
 from __future__ import annotations
@@ -21,31 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workloads import WORKLOADS, Workload
+from memory import peak_resident_bytes
+from workloads import Workload, decode
 
 
 def read_task() -> tuple[dict[str, Any], Workload]:
-    """Keys: workload, model, prompts (file), output (folder), precision (float32 or bfloat16), fast_matmul, compiled,
-    threads, warmup, steps, naive. Sets threads and, with `fast_matmul`, the faster float32 matrix product."""
+    """Keys: workload (all of it), model, prompts (file), output (folder), precision (float32 or bfloat16), threads,
+    warmup, steps, and what the peer's settings are. Sets threads."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(task["threads"])
-    if task["fast_matmul"]:
-        torch.set_float32_matmul_precision("medium")
-    return task, WORKLOADS[task["workload"]]
+    return task, decode(task["workload"])
 
 
 def report(result: dict[str, Any], packages: Sequence[str]) -> None:
     result["versions"] = {name: importlib.metadata.version(name) for name in packages}
+    result["capability"] = torch.backends.cpu.get_cpu_capability()
     result["peak_bytes"] = peak_resident_bytes()
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
-
-
-def peak_resident_bytes() -> int:
-    """VmHWM of this process (Linux)."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmHWM")
 
 
 class Phases:

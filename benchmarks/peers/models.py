@@ -1,15 +1,14 @@
-"""Random models whose responses have known lengths, their tokenizers, and prompts; all a function of the seed.
+"""Random models that never end a response by themselves, their tokenizers, and prompts; all a function of the seed.
 
 Every embedding has the same value 1 in dimension 0, and no layer writes there, so that after the last norm that
-dimension is nearly the same number at every token. The head's rows of the special tokens read this dimension alone:
-padding and unknown are never sampled, and the end either never, or with probability 1 / MEAN_RESPONSE at every token,
-whatever stands before it. All peers run the same ordinary model, and response lengths are geometric.
+dimension is nearly the same number at every token. The head's rows of the special tokens read this dimension alone, so
+that padding, unknown and end are never sampled. All peers run the same ordinary model, and each response ends where
+`workloads.response_lengths` says.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from workloads import (
     EOS,
     FIRST_SPOKEN_WORD,
     FIRST_WORD,
-    MEAN_RESPONSE,
     MODELS,
     PAD,
     UNKNOWN,
@@ -36,12 +34,12 @@ NEVER = -40.0
 """Logit of a token that is not to be sampled."""
 
 
-def write_model(name: str, geometric: bool, folder: Path, seed: int = 0) -> None:
+def write_model(name: str, folder: Path, seed: int = 0) -> None:
     """Model and tokenizer in the Hugging Face layout."""
     shape = MODELS[name]
     torch.manual_seed(seed)
     model = build_model(shape)
-    aim_end_token(model, geometric)
+    silence_special_tokens(model)
     model.save_pretrained(folder)
     build_tokenizer(shape.vocabulary).save_pretrained(folder)
 
@@ -71,17 +69,13 @@ def build_model(shape: ModelShape) -> Any:
 
 
 @torch.no_grad()
-def aim_end_token(model: Any, geometric: bool) -> None:
-    """Point the head's rows of the special tokens at dimension 0, with the weight that their probability asks for."""
+def silence_special_tokens(model: Any) -> None:
+    """Point the head's rows of the special tokens at dimension 0, so that their logits are NEVER."""
     head = model.lm_head.weight
     tokens = torch.randint(FIRST_WORD, head.shape[0], (16, 64))
-    hidden = model.model(input_ids=tokens)[0].flatten(0, 1)
-    level = hidden[:, 0].mean()
-    normalizer = torch.logsumexp(hidden @ head[FIRST_WORD:].T, -1).mean()
+    level = model.model(input_ids=tokens)[0][..., 0].mean()  # after the last norm
     head[[PAD, EOS, UNKNOWN]] = 0.0
     head[[PAD, EOS, UNKNOWN], 0] = NEVER / level
-    if geometric:
-        head[EOS, 0] = (normalizer - math.log(MEAN_RESPONSE - 1)) / level
 
 
 def build_tokenizer(vocabulary: int, signs: Mapping[str, int] | None = None) -> PreTrainedTokenizerFast:

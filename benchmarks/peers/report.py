@@ -1,4 +1,4 @@
-"""From the peers' results to rows, and from rows to Markdown."""
+"""From the peers' results to rows, and from rows to the page."""
 
 from __future__ import annotations
 
@@ -13,31 +13,56 @@ from typing import Any
 
 from floor import step_macs
 from lines import write_json
-from workloads import WORKLOADS, Workload, response_moments
+from origin import origin_of, processor
+from settings import AS_IT_COMES, BOUNDED, SWITCHED_OFF
+from workloads import Workload
 
 PHASES = ("generate", "logprobs", "values", "update", "other")
 GB = 1e9
+HEAD = "TRL, head on responses only"
+"""TRL with a patch that lets its head score no more positions than it scores where there is Triton."""
+TRL = ("TRL", "TRL, low memory", "TRL, as written", "TRL with vLLM")
+"""Peers that are TRL as it is."""
 EXPLANATION = """\
-Seconds are medians over the steps after the warm-up. `cpu` is the training process's processor time per step, over all
-threads; other work on the machine hardly changes it. `over floor` is the time divided by that of the unavoidable
-multiply-adds at the best matrix rate of the precision. `ratio` is Burnish's tokens per second `as it comes`, with
-default settings, divided by the row's: above 1 Burnish is faster. `cpu ratio` is the same per processor second of
-whole steps. Rows that only sample are compared with Burnish's sampling. Peak memory is the training process's, without
-Burnish's two reward workers. Settings: `allocator` lets glibc keep freed memory; `fast float32` uses the faster matrix
-product if it is as accurate (vLLM: `allocator` is also compiled instead of eager). Every row has the same number of
-prompts, responses and optimizer steps, and response lengths with the same mean within four standard errors. TRL's
-micro-batch was searched only among the sizes of `--trl-microbatches` in the commands above; with a single size, a
-faster one may exist. TRL pads all responses of a step to the longest one, and without Triton, as on a CPU, its head
-scores every position, including the prompts. W8 and W9 are conversations: both sides call the same function after
-every turn but the last, and log every step. All tokens of a response count, answers included. The model's weights
-alone make turns and calls as they are, nothing is forced, and every response has the same prompt tokens, sampled
-tokens and tokens in all on both sides. Burnish's tools run in processes of their own, which its peak memory leaves
-out."""
+Every row did the same work: the same prompts, and in every step the same response lengths, which are prescribed
+(geometric ones are the quantiles of the distribution, in another order in each step). A peer that did anything else is
+refused. Seconds are medians over the measured steps, at least three, after at least one that is not measured. `cpu` is
+the training process's processor time per step, over all threads; other work on the machine hardly changes it. `over
+floor` is the time divided by that of the unavoidable multiply-adds at the best matrix rate of the precision. `ratio`
+is Burnish's tokens per second with default settings divided by the row's: above 1 Burnish is faster. `cpu ratio` is
+the same per processor second. Rows that only sample are compared with Burnish's sampling.
+
+Peak memory is that of the whole command, from its start to a saved checkpoint, with every process that it starts
+(Burnish's two reward workers, and its tools). It depends on the allocator, so it is compared under the same settings
+only: `bounded` are the thresholds that Burnish sets for itself on a CPU, `kept` gives nothing back.
+
+TRL's settings were searched for every workload and precision: rows of a micro-batch, the precision of float32 products
+where the faster one is as accurate, the allocator, and gradient checkpointing, one after the other until nothing got
+faster; a trial has one step that is not measured and up to three more, and is given up if the first takes more than 20
+s and a quarter more than the least so far. `TRL` has the fastest of them; the overview takes TRL's fastest row,
+whichever it is. `TRL, low memory` has the smallest micro-batch and gradient checkpointing; `TRL, as written` leaves
+everything at TRL's defaults that the work does not prescribe; `TRL with vLLM` samples by a colocated vLLM.
+
+**Two things to know about the ratios to TRL.** TRL pads all responses of a step to the longest one of that step. And
+without Triton, as on every CPU, TRL's head scores every position, prompts included: a fallback that does not exist on
+a GPU. `TRL, head on responses only` measures what that costs: the same TRL with a patch that lets the head score
+responses only. The column of that name has the ratio that would be left, an estimate from the two rows.
+
+W8 and W9 are conversations: both sides call the same function after every turn but the last, and log every step. All
+tokens of a response count, answers included. The model's weights alone make turns and calls as they are."""
+
+
+NOTHING = """\
+Nothing has been measured by the present rules yet: one machine and one commit for all rows, settings of TRL that were
+searched for, the same prescribed lengths on both sides, at least one step that is not measured and three that are, and
+memory over the whole command by the same allocator. Earlier figures broke at least one of them and were removed.
+`python benchmarks/peers --help` says how to measure."""
 
 
 def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """What one peer took for one workload: medians over its steps. `label` has workload, precision, peer, settings;
-    `rate` is the best matrix rate at this precision, in multiply-adds per second."""
+    """What one peer took for one workload: medians over its steps. `label` has workload, precision, peer, settings,
+    allocator, and where the figures come from (commit, machine, threads, switched_off); `rate` is the best matrix rate
+    at this precision, in multiply-adds per second."""
     seconds = result["seconds"]
     tokens = [sum(response for _, response in step) for step in result["lengths"]]
     phases = {name: statistics.median(_phase(step, name) for step in seconds) for name in PHASES}
@@ -48,6 +73,7 @@ def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str,
     sampled = result["sampled"] if workload.turns is not None else None
     return {
         **label,
+        "title": workload.title,
         "samples_only": samples_only,
         "step_seconds": statistics.median(step_seconds),
         "cpu_seconds": statistics.median(step["cpu"] for step in seconds),
@@ -61,6 +87,8 @@ def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str,
         "floor_seconds": statistics.mean(floors),
         "over_floor": statistics.median(s / f for s, f in zip(step_seconds, floors, strict=True)),
         "peak_bytes": result["peak_bytes"],
+        "workers_bytes": result["workers_bytes"],
+        "capability": result["capability"],
         "responses": sum(map(len, result["lengths"])),
         "response_tokens_mean": sum(tokens) / sum(map(len, result["lengths"])),
         "sampled_tokens_mean": None if sampled is None else statistics.mean(statistics.mean(step) for step in sampled),
@@ -78,102 +106,228 @@ def _phase(step: Mapping[str, float], name: str) -> float:
 
 def add_ratios(rows: Sequence[dict[str, Any]]) -> None:
     """`ratio`: tokens per second of Burnish as it comes over this row's; above 1 Burnish is faster. Rows that only
-    sample are compared with Burnish's sampling phase."""
-    own = {
-        (row["workload"], row["precision"]): row
-        for row in rows
-        if row["peer"] == "Burnish" and row["settings"] == "as it comes"
-    }
+    sample are compared with Burnish's sampling phase. `memory_ratio`: Burnish's peak over the row's, by the same
+    allocator settings; None where Burnish was not measured with them."""
     for row in rows:
-        burnish = own.get((row["workload"], row["precision"]))
+        burnish = own_row(rows, row, AS_IT_COMES)
         key = "generated_tokens_per_second" if row["samples_only"] else "tokens_per_second"
         row["ratio"] = None if burnish is None else burnish[key] / row[key]
         whole = burnish is not None and not row["samples_only"]
         row["cpu_ratio"] = burnish["tokens_per_cpu_second"] / row["tokens_per_cpu_second"] if whole else None
+        alike = own_row(rows, row, AS_IT_COMES if row["allocator"] == BOUNDED else row["allocator"])
+        comparable = alike is not None and whole and row["peer"].startswith("TRL") and row["allocator"] != AS_IT_COMES
+        row["memory_ratio"] = alike["peak_bytes"] / row["peak_bytes"] if comparable else None
+
+
+def own_row(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any], allocator: str) -> Mapping[str, Any] | None:
+    """Burnish's row of the same cell, with this allocator."""
+    return next(
+        (r for r in rows if r["peer"] == "Burnish" and cell(r) == cell(row) and r["allocator"] == allocator), None
+    )
+
+
+def cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows that are compared have in common."""
+    return *origin_of(row), tuple(row["switched_off"]), row["workload"], row["precision"]
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
+    """The page. Only what has the origin of the newest run is on it; what has another one is counted."""
     lines = ["# Burnish and its peers on one machine", ""]
-    for run in report["runs"]:
-        lines += _origin(run["about"], run["rates"])
-    lines += ["", f"Versions: {_versions(report['rows'])}", "", *textwrap.wrap(EXPLANATION, 119)]
-    lines += ["", "## The fastest rows measured", "", *_best(report["rows"])]
-    for name in dict.fromkeys(row["workload"] for row in report["rows"]):
-        mean, _ = response_moments(WORKLOADS[name])
-        turns = WORKLOADS[name].turns
-        sampled = "" if turns is None else f" {turns.sampled} of them are sampled and trained on, the rest is answers."
-        lines += ["", f"## {name}: {WORKLOADS[name].title}", "", f"Expected response tokens: {mean:.1f}.{sampled}", ""]
-        lines += _table([row for row in report["rows"] if row["workload"] == name])
+    if not report["rows"]:
+        return "\n".join([*lines, *textwrap.wrap(NOTHING, 119)]) + "\n"
+    origin = origin_of(report["runs"][-1])
+    shown = {key: [r for r in report[key] if origin_of(r) == origin] for key in ("runs", "rows", "tried", "failed")}
+    lines += [f"Commit {origin[0]}, {origin[1]}, {origin[2]} threads.", ""]
+    for run in shown["runs"]:
+        lines += _origin(run)
+    hidden = len(report["rows"]) - len(shown["rows"])
+    if hidden:
+        lines += ["", f"{hidden} rows of other commits, machines or numbers of threads are not shown."]
+    lines += ["", *textwrap.wrap(f"Versions: {_versions(shown['rows'])}", 119)]
+    for paragraph in EXPLANATION.split("\n\n"):
+        lines += ["", *textwrap.wrap(paragraph, 119, break_on_hyphens=False)]
+    variants = dict.fromkeys(tuple(row["switched_off"]) for row in shown["rows"])
+    for switched_off in sorted(variants):
+        lines += _variant({key: _of_variant(shown[key], switched_off) for key in shown}, switched_off)
     return "\n".join(lines) + "\n"
 
 
-def _origin(about: Mapping[str, Any], rates: Mapping[str, Any]) -> list[str]:
+def _of_variant(records: Sequence[Mapping[str, Any]], switched_off: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    return [record for record in records if tuple(record["switched_off"]) == switched_off]
+
+
+def _variant(shown: Mapping[str, Sequence[Mapping[str, Any]]], switched_off: tuple[str, ...]) -> list[str]:
+    """Everything that was measured with the same capabilities of the processor."""
+    rows = shown["rows"]
+    lines = ["", f"## {_title(switched_off)}", ""]
+    if switched_off:
+        lines += [*textwrap.wrap(_not_such_a_machine(rows, switched_off), 119), ""]
+    lines += [*_summary(rows), "", *_memory(rows)]
+    if shown["failed"]:
+        lines += ["", "What did not run:", ""]
+        lines += [f"- {r['workload']} {r['precision']}, {r['peer']}: {r['reason']}" for r in shown["failed"]]
+    for name in dict.fromkeys(row["workload"] for row in rows):
+        lines += _workload(
+            [r for r in rows if r["workload"] == name], [t for t in shown["tried"] if t["workload"] == name]
+        )
+    return lines
+
+
+def _title(switched_off: tuple[str, ...]) -> str:
+    return f"With {', '.join(switched_off)} switched off" if switched_off else "As the processor is"
+
+
+def _not_such_a_machine(rows: Sequence[Mapping[str, Any]], switched_off: tuple[str, ...]) -> str:
+    variables = {k: v for name in switched_off for k, v in SWITCHED_OFF[name].items()}
+    seen = ", ".join(sorted({row["capability"] for row in rows}))
+    return (
+        f"The same machine, on which libraries were told not to use what the processor has, by "
+        f"{', '.join(f'`{k}={v}`' for k, v in variables.items())} for every peer; PyTorch then says {seen}. A machine "
+        "without these instructions has other caches, clocks and memory, so this is not a measurement of one."
+    )
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line a cell: what the ratios are."""
+    head = ["workload", "precision", "Burnish s/step", "TRL s/step", "ratio", "cpu ratio", "head on responses only"]
+    head += ["low memory", "as written", "with vLLM", "sampling: vLLM", "sampling: generate", "over floor"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
+    for members in _cells(rows).values():
+        first = members[0]
+        trl = _fastest(members, *TRL)
+        peers = [_fastest(members, name) for name in (*TRL[1:], "vLLM", "transformers.generate")]
+        cells = [first["workload"], first["precision"], f"{first['step_seconds']:.2f}"]
+        cells += [
+            _number(trl, "step_seconds"),
+            _number(trl, "ratio"),
+            _number(trl, "cpu_ratio"),
+            _without_fallback(members),
+        ]
+        cells += [_number(row, "ratio") for row in peers]
+        lines.append("| " + " | ".join([*cells, f"{first['over_floor']:.2f}"]) + " |")
+    return lines
+
+
+def _memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Peaks under the same allocator, one line for each row of TRL that has one."""
+    lines = ["| workload | precision | TRL's row | allocator | Burnish GB | of it workers | TRL GB | Burnish / TRL |"]
+    lines.append("|" + "---|" * 4 + "---:|" * 4)
+    for row in rows:
+        if row["memory_ratio"] is not None and row["peer"] != HEAD:
+            own = own_row(rows, row, AS_IT_COMES if row["allocator"] == BOUNDED else row["allocator"])
+            assert own is not None, "the ratio was made from it"
+            cells = [row["workload"], row["precision"], row["peer"], row["allocator"], f"{own['peak_bytes'] / GB:.2f}"]
+            cells += [f"{own['workers_bytes'] / GB:.2f}", f"{row['peak_bytes'] / GB:.2f}", f"{row['memory_ratio']:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(cell(row), []).append(row)
+    return found
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]], *peers: str) -> Mapping[str, Any] | None:
+    return max((row for row in rows if row["peer"] in peers), key=lambda row: row["tokens_per_second"], default=None)
+
+
+def _number(row: Mapping[str, Any] | None, key: str) -> str:
+    return "-" if row is None or row[key] is None else f"{row[key]:.2f}"
+
+
+def _workload(rows: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every row of a workload, what the fallback of TRL's head costs, and every setting of TRL that was tried."""
+    first = rows[0]
+    tokens = f"Tokens of a response: {first['response_tokens_mean']:.1f} on average"
+    if first["sampled_tokens_mean"] is not None:
+        tokens += f", of which {first['sampled_tokens_mean']:.1f} are sampled and trained on, the rest is answers"
+    lines = ["", f"### {first['workload']}: {first['title']}", "", tokens + ".", "", *_table(rows)]
+    for members in _cells(rows).values():
+        lines += _fallback(members)
+    if tried:
+        lines += [
+            "",
+            "Tried for TRL:",
+            "",
+            "| precision | settings | first step, s | tokens/s |",
+            "|---|---|---:|---:|",
+        ]
+        lines += [
+            f"| {t['precision']} | {t['settings']} | {_number(t, 'first_seconds')} | {_speed(t)} |" for t in tried
+        ]
+    return lines
+
+
+def _fallback(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What of TRL's step its head spends on positions that are no responses."""
+    trl, left = _fastest(rows, *TRL), _left_by_fallback(rows)
+    if trl is None or left is None or trl["ratio"] is None:
+        return []
+    sentence = (
+        f"{trl['precision']}: {1 - left:.0%} of TRL's step is the head's work on other positions than responses. "
+        f"Without this fallback the ratio of {trl['ratio']:.2f} would be {_without_fallback(rows)}."
+    )
+    return ["", *textwrap.wrap(sentence, 119, break_on_hyphens=False)]
+
+
+def _without_fallback(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The ratio to TRL's fastest row, were its step shorter by the same share as with the searched settings."""
+    trl, left = _fastest(rows, *TRL), _left_by_fallback(rows)
+    return "-" if trl is None or left is None or trl["ratio"] is None else f"{trl['ratio'] * left:.2f}"
+
+
+def _left_by_fallback(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The part of a step of TRL that is left with the patched head, by rows with the same settings."""
+    searched, patched = _fastest(rows, "TRL"), _fastest(rows, HEAD)
+    return None if searched is None or patched is None else patched["step_seconds"] / searched["step_seconds"]
+
+
+def _speed(trial: Mapping[str, Any]) -> str:
+    if trial["failed"]:
+        return f"failed: {trial['failed']}"
+    return "given up" if trial["tokens_per_second"] is None else f"{trial['tokens_per_second']:,.0f}"
+
+
+def _origin(run: Mapping[str, Any]) -> list[str]:
     """Where the rows of one run come from."""
+    rates = run["rates"]
     measured = ", ".join(
         f"{name} {rate / 1e9:.0f} ({rates['rms_error'][name]:.1e})" for name, rate in rates["macs_per_second"].items()
     )
     as_accurate = "as" if rates["fast_is_accurate"] else "not as"
     words = [
-        f"- `{about['command']}` on {about['date']}: {about['processor']}, {about['threads']} threads, load average",
-        f"{about['load_before']:.1f} before and {about['load_after']:.1f} after.",
-        f"Matrix rate in 10^9 multiply-adds per second (relative root-mean-square error): {measured}; the faster",
-        f"float32 is {as_accurate} accurate here.",
-        about["note"],
-        *about["left_out"],
+        f"- `{run['command']}` on {run['date']}: load average {run['load_before']:.1f} before and",
+        f"{run['load_after']:.1f} after. Matrix rate in 10^9 multiply-adds per second (relative root-mean-square",
+        f"error): {measured}; the faster float32 is {as_accurate} accurate here.",
+        run["note"],
+        *run["left_out"],
     ]
     return textwrap.wrap(" ".join(filter(None, words)), 119, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    head = ["precision", "peer", "settings", "s/step", "cpu", *PHASES, "tokens/s", "sampled/s", "peak GB"]
-    head += ["over floor", "ratio", "cpu ratio", "responses", "tokens each", "updates"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * 3 + "---:|" * (len(head) - 3)]
+    head = ["precision", "peer", "settings", "allocator", "s/step", "fastest, slowest", "cpu", *PHASES, "tokens/s"]
+    head += ["sampled/s", "peak GB", "over floor", "ratio", "cpu ratio", "responses", "updates"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * 4 + "---:|" * (len(head) - 4)]
     for row in rows:
-        cells = [row["precision"], row["peer"], row["settings"], f"{row['step_seconds']:.2f}"]
+        cells = [row["precision"], row["peer"], row["settings"], row["allocator"], f"{row['step_seconds']:.2f}"]
+        cells += [f"{min(row['all_step_seconds']):.2f}, {max(row['all_step_seconds']):.2f}"]
         cells += [f"{row['cpu_seconds']:.2f}"]
         cells += [f"{row['phase_seconds'][name]:.2f}" for name in PHASES]
         cells += [f"{row['tokens_per_second']:,.0f}", f"{row['generated_tokens_per_second']:,.0f}"]
         cells += [f"{row['peak_bytes'] / GB:.2f}", f"{row['over_floor']:.2f}"]
-        cells += ["-" if row[name] is None else f"{row[name]:.2f}" for name in ("ratio", "cpu_ratio")]
-        cells += [str(row["responses"])]
-        written = row.get("sampled_tokens_mean")  # rows of older runs have none
-        each = f"{row['response_tokens_mean']:.1f}" + ("" if written is None else f" ({written:.1f} sampled)")
-        cells += [each, "-" if row["samples_only"] else str(row["optimizer_steps"])]
+        cells += [_number(row, "ratio"), _number(row, "cpu_ratio"), str(row["responses"])]
+        cells += ["-" if row["samples_only"] else str(row["optimizer_steps"])]
         lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def _best(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each peer's fastest row here against Burnish's, by tokens per second; not the best that any of them can do."""
-    lines = ["| workload | precision | peer | settings | tokens/s | Burnish's | Burnish is faster by |"]
-    lines.append("|" + "---|" * 4 + "---:|" * 3)
-    best: dict[tuple[str, str, str], Mapping[str, Any]] = {}
-    for row in rows:
-        key = (row["workload"], row["precision"], row["peer"])
-        if key not in best or row["tokens_per_second"] > best[key]["tokens_per_second"]:
-            best[key] = row
-    for (workload, precision, peer), row in best.items():
-        if peer != "Burnish":
-            name = "generated_tokens_per_second" if row["samples_only"] else "tokens_per_second"
-            own = max(
-                r[name] for r in rows if (r["workload"], r["precision"], r["peer"]) == (workload, precision, "Burnish")
-            )
-            cells = [workload, precision, peer, row["settings"], f"{row[name]:,.0f}", f"{own:,.0f}"]
-            lines.append("| " + " | ".join([*cells, f"{own / row[name]:.2f}"]) + " |")
     return lines
 
 
 def _versions(rows: Sequence[Mapping[str, Any]]) -> str:
     named = (f"{row['peer']} ({', '.join(f'{k} {v}' for k, v in row['versions'].items())})" for row in rows)
     return "; ".join(dict.fromkeys(named))
-
-
-def processor() -> str:
-    """Its name (Linux)."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown processor"
 
 
 def publish(

@@ -1,6 +1,6 @@
-"""Burnish's side: steps of the loop of `burnish rl`, nothing recorded or saved; in conversations, metrics and rollouts
-are written at every step. `naive` in the task is `debug.plain`: rows padded, never packed, every prompt read once per
-response, all logits at once (see `python benchmarks/peers --help`)."""
+"""Burnish's side: steps of the loop of `burnish rl`, and a checkpoint after the last one; in conversations, metrics and
+rollouts are written at every step. `naive` in the task is `debug.plain`: rows padded, never packed, every prompt read
+once per response, all logits at once (see `python benchmarks/peers --help`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import Any
 
 import child
 from rich.console import Console
-from workloads import KL_COEF, LEARNING_RATE, Workload
+from workloads import KL_COEF, LEARNING_RATE, Workload, response_lengths
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
+from burnish.rollouts.local.engine import LocalEngine
+from burnish.rollouts.local.rows import Row
+from burnish.trainers.outer_loop import save
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
@@ -42,13 +45,29 @@ class WatchedCollector:
 def main() -> None:
     task, workload = child.read_task()
     config = build_config(task, workload)
+    if workload.turns is None:
+        end_as_planned(workload)
     with open_rl_run(config, Console(quiet=True)) as run:
         result = measure(run, task["warmup"], task["steps"], logged=workload.turns is not None)
+        save(run)
     result["settings"] = {"tokens_per_microbatch": config.optimization.tokens_per_microbatch}
     child.report(result, ["burnish", "torch", "transformers"])
 
 
-def build_config(task: dict[str, Any], workload: Workload) -> RlConfig:
+def end_as_planned(workload: Workload) -> None:
+    """Let the responses of each step have the planned lengths. The engine looks at a row's limit only to end it."""
+    rows_of = LocalEngine._rows
+
+    def limited(engine: LocalEngine, requests: Any, sampling: Any, seed: int, step: int) -> list[Row]:
+        rows = rows_of(engine, requests, sampling, seed, step)
+        for row, length in zip(rows, response_lengths(workload, step - 1), strict=True):
+            row.limit = length
+        return rows
+
+    LocalEngine._rows = limited  # type: ignore[method-assign]
+
+
+def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) -> RlConfig:
     algorithm: dict[str, Any] = {"preset": "ppo" if workload.ppo else "grpo"}
     if workload.kl:
         algorithm |= {"kl_in": "loss", "kl_coef": KL_COEF}
@@ -78,7 +97,7 @@ def build_config(task: dict[str, Any], workload: Workload) -> RlConfig:
         "debug": {"plain": task["naive"]},
     }
     if workload.turns is not None:
-        data["conversation"] = {"tools": [f"{TOOL}:look_up"], "parser": "hermes", "max_turns": workload.turns.count}
+        data["conversation"] = {"tools": [f"{tool}:look_up"], "parser": "hermes", "max_turns": workload.turns.count}
     return load_run_data(data).rl
 
 

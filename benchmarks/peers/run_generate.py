@@ -1,4 +1,7 @@
-"""`transformers.generate`: each prompt once per response, left-padded, all rows of the step side by side."""
+"""`transformers.generate`: each prompt once per response, left-padded, all rows of the step side by side.
+
+`matmul` in the task is PyTorch's precision of float32 products.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from pathlib import Path
 
 import child
 import torch
+from forced import ending
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from workloads import EOS, PAD
+from workloads import EOS, PAD, response_lengths
 
 
 def main() -> None:
     task, workload = child.read_task()
+    torch.set_float32_matmul_precision(task["matmul"])
     model = AutoModelForCausalLM.from_pretrained(task["model"], dtype=task["precision"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
     texts = [json.loads(line)["prompt"] for line in Path(task["prompts"]).read_text(encoding="utf-8").splitlines()]
@@ -25,9 +30,9 @@ def main() -> None:
         width = max(map(len, rows))
         inputs = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
         with torch.no_grad():
+            given = {"input_ids": inputs, "attention_mask": (inputs != PAD).long()}
             output = model.generate(
-                inputs,
-                attention_mask=(inputs != PAD).long(),
+                **ending(given, response_lengths(workload, step)),
                 do_sample=True,
                 top_k=0,
                 max_new_tokens=workload.max_response,

@@ -62,12 +62,13 @@ READ_BYTES = 1 << 28
 def main() -> None:
     task, workload = child.read_task()
     config = run_burnish.build_config(task, workload)
+    run_burnish.end_as_planned(workload)
     marking_phases()
     marking_kernels()
     with open_rl_run(config, Console(quiet=True)) as run:
-        run_burnish.measure(run, 0, task["warmup"])
+        run_burnish.measure(run, 0, task["warmup"], logged=False)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            result = run_burnish.measure(run, 0, 1)
+            result = run_burnish.measure(run, 0, 1, logged=False)
         model = run.policy.model  # type: ignore[attr-defined]
         result["weight_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
         embedding = model.get_input_embeddings().weight

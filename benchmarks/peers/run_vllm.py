@@ -1,6 +1,7 @@
-"""vLLM's CPU build, offline: prefix caching on, one request per prompt with `n` samples. Runs in vLLM's interpreter.
+"""vLLM's CPU build, offline: prefix caching on, one request per response, which ends at its limit. Runs in vLLM's
+interpreter.
 
-Sampling only.
+Sampling only. `compiled` in the task: not eager.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import child
 from vllm import LLM, SamplingParams
+from workloads import response_lengths
 
 
 def main() -> None:
@@ -27,9 +29,10 @@ def main() -> None:
     seconds, lengths, distinct = [], [], []
     for step in range(task["warmup"] + task["steps"]):
         drawn = texts[step * workload.prompts : (step + 1) * workload.prompts]
-        sampling = SamplingParams(n=workload.group, temperature=1.0, max_tokens=workload.max_response)
+        limits = response_lengths(workload, step)
+        sampling = [SamplingParams(temperature=1.0, max_tokens=limit) for limit in limits]
         phases = child.Phases()
-        outputs = engine.generate(drawn, sampling, use_tqdm=False)
+        outputs = engine.generate([text for text in drawn for _ in range(workload.group)], sampling, use_tqdm=False)
         seconds.append(phases.take("generate"))
         lengths.append([(len(o.prompt_token_ids), len(sample.token_ids)) for o in outputs for sample in o.outputs])
         distinct.append(len({tuple(output.prompt_token_ids) for output in outputs}))

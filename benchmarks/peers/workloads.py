@@ -1,10 +1,20 @@
-"""What is measured: models, workloads, and the plain data that goes to a peer and comes back. Standard library only,
-so that it runs in every peer's interpreter."""
+"""What is measured: models, workloads, and how long every response is. Standard library only, so that it runs in every
+peer's interpreter.
+
+Lengths are prescribed: the prompts' file and `response_lengths` say how many tokens every response of every step has,
+for all peers. Geometric lengths are the quantiles of the distribution in an order that differs from step to step, so
+every step has the same lengths, and only who has them changes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 PAD, EOS, UNKNOWN, FIRST_WORD = 0, 1, 2, 3
@@ -86,7 +96,7 @@ class Turns:
 class Workload:
     """One step: `prompts` x `group` responses. prompt_tokens None: the lengths of the GSM8K questions.
 
-    max_response: exactly this many tokens, or with `geometric` the cut of geometric lengths of mean MEAN_RESPONSE.
+    max_response: exactly this many tokens, or with `mean_response` where geometric lengths of that mean are cut.
     kl: a reference is scored. ppo: a critic, and `epochs` x `minibatches` optimizer steps. turns: responses are
     conversations, and both sides log every step.
     """
@@ -98,19 +108,12 @@ class Workload:
     group: int
     prompt_tokens: int | None
     max_response: int
-    geometric: bool
+    mean_response: int | None = None
     kl: bool = False
     ppo: bool = False
     epochs: int = 1
     minibatches: int = 1
     turns: Turns | None = None
-
-    @property
-    def variant(self) -> str:
-        """Of the model: how its responses end."""
-        if self.turns is not None:
-            return "turns"
-        return "geometric" if self.geometric else "exact"
 
     @property
     def rows(self) -> int:
@@ -126,20 +129,27 @@ def conversations(name: str, title: str, model: str) -> Workload:
     """Three turns with two answers between them, after prompts of 64 tokens."""
     turns = Turns(count=3, said=32, answered=20)
     title = f"{title}, prompt 64, {turns.count} turns of {turns.said}, {turns.count - 1} answers of {turns.answered}"
-    return Workload(name, title, model, 8, 8, 64, turns.tokens, False, turns=turns)
+    return Workload(name, title, model, 8, 8, 64, turns.tokens, turns=turns)
 
 
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("W1", "full length: 8 x 8, prompt 32, response 64", "mid", 8, 8, 32, 64, False),
+        Workload("W1", "full length: 8 x 8, prompt 32, response 64", "mid", 8, 8, 32, 64),
         Workload(
-            "W2", "real shape: 8 x 8, prompt 256, response geometric, mean 64, <= 256", "mid", 8, 8, 256, 256, True
+            "W2",
+            "real shape: 8 x 8, prompt 256, response geometric, mean 64, <= 256",
+            "mid",
+            8,
+            8,
+            256,
+            256,
+            MEAN_RESPONSE,
         ),
-        Workload("W3", "overhead: W1 on the tiny model", "tiny", 8, 8, 32, 64, False),
-        Workload("W4", "W2 with a reference KL", "mid", 8, 8, 256, 256, True, kl=True),
-        Workload("W5", "long prompt: 4 x 16, prompt 1,024, response 64", "mid", 4, 16, 1024, 64, False),
-        Workload("W6", "GSM8K prompt lengths: 8 x 8, response as W2", "mid", 8, 8, None, 256, True),
+        Workload("W3", "overhead: W1 on the tiny model", "tiny", 8, 8, 32, 64),
+        Workload("W4", "W2 with a reference KL", "mid", 8, 8, 256, 256, MEAN_RESPONSE, kl=True),
+        Workload("W5", "long prompt: 4 x 16, prompt 1,024, response 64", "mid", 4, 16, 1024, 64),
+        Workload("W6", "GSM8K prompt lengths: 8 x 8, response as W2", "mid", 8, 8, None, 256, MEAN_RESPONSE),
         Workload(
             "W7",
             "W2 as PPO with a critic, 2 epochs x 4 minibatches",
@@ -148,7 +158,7 @@ WORKLOADS = {
             8,
             256,
             256,
-            True,
+            MEAN_RESPONSE,
             ppo=True,
             epochs=2,
             minibatches=4,
@@ -159,48 +169,78 @@ WORKLOADS = {
 }
 
 
-def response_moments(workload: Workload) -> tuple[float, float]:
-    """(mean, standard deviation) of a response's length in tokens, the end token counted."""
-    if not workload.geometric:
-        return float(workload.max_response), 0.0
-    stay = 1 - 1 / MEAN_RESPONSE
-    tails = [stay**k for k in range(workload.max_response)]  # P(length > k)
-    mean = sum(tails)
-    square = sum((2 * k + 1) * tail for k, tail in enumerate(tails))
-    return mean, math.sqrt(square - mean * mean)
+def quick(workload: Workload) -> Workload:
+    """The same kind of work on the tiny model, in a second or less: what it takes says nothing."""
+    turns = workload.turns and dataclasses.replace(workload.turns, count=2, said=16)
+    return dataclasses.replace(
+        workload,
+        title=f"{workload.title}, shrunk",
+        model="tiny",
+        prompts=2,
+        group=4,
+        prompt_tokens=workload.prompt_tokens and min(workload.prompt_tokens, 24),
+        max_response=turns.tokens if turns else min(workload.max_response, 24),
+        mean_response=workload.mean_response and 8,
+        minibatches=min(workload.minibatches, 2),
+        turns=turns,
+    )
 
 
-def check_same_work(name: str, workload: Workload, result: dict[str, Any], steps: int) -> None:
-    """Refuse a peer that did other work. `result["lengths"]`: one list of [prompt tokens, response tokens] per step.
+def encode(workload: Workload) -> dict[str, Any]:
+    """As plain data for a task."""
+    return dataclasses.asdict(workload)
 
-    Raises ValueError naming the peer and what differs. Geometric lengths may differ from their mean by four standard
-    errors: about once in 16,000 runs by chance.
+
+def decode(data: Mapping[str, Any]) -> Workload:
+    turns = None if data["turns"] is None else Turns(**data["turns"])
+    return Workload(**{**data, "turns": turns})
+
+
+def response_lengths(workload: Workload, step: int) -> list[int]:
+    """Tokens of each response of a step (counted from 0), the responses to one prompt side by side."""
+    if workload.mean_response is None:
+        return [workload.max_response] * workload.rows
+    stay = 1 - 1 / workload.mean_response
+    levels = [(row + 0.5) / workload.rows for row in range(workload.rows)]
+    lengths = [min(math.ceil(math.log(1 - level) / math.log(stay)), workload.max_response) for level in levels]
+    random.Random(step).shuffle(lengths)
+    return lengths
+
+
+def planned_lengths(workload: Workload, prompts: Path, steps: range) -> list[list[tuple[int, int]]]:
+    """(prompt tokens, response tokens) of every response of these steps, with prompts as `models.write_prompts` wrote
+    them: one token a word."""
+    around = 0 if workload.turns is None else AROUND_PROMPT
+    tokens = [
+        len(json.loads(line)["prompt"].split()) + around for line in prompts.read_text(encoding="utf-8").splitlines()
+    ]
+    plan = []
+    for step in steps:
+        first = step * workload.prompts
+        asked = [n for n in tokens[first : first + workload.prompts] for _ in range(workload.group)]
+        plan.append(list(zip(asked, response_lengths(workload, step), strict=True)))
+    return plan
+
+
+def check_same_work(
+    name: str, workload: Workload, result: Mapping[str, Any], plan: Sequence[Sequence[tuple[int, int]]]
+) -> None:
+    """Refuse a peer that did other work than `plan`, the lengths of its measured steps (`planned_lengths`).
+
+    Raises ValueError naming the peer and what differs. The order of a step's responses may be any.
     """
-    lengths = result["lengths"]
-    rows = [len(step) for step in lengths]
-    responses = [response for step in lengths for _, response in step]
-    prompts = [prompt for step in lengths for prompt, _ in step]
-    mean, deviation = response_moments(workload)
-    error = deviation / math.sqrt(len(responses))
-    found = sum(responses) / len(responses)
-    checks: dict[str, Any] = {
-        "steps": (len(lengths), steps),
-        "responses of each step": (set(rows), {workload.rows}),
-        "distinct prompts of each step": (set(result["distinct_prompts"]), {workload.prompts}),
+    checks: dict[str, tuple[Any, Any]] = {
+        "steps": (len(result["lengths"]), len(plan)),
+        "distinct prompts of each step": (list(result["distinct_prompts"]), [workload.prompts] * len(plan)),
     }
+    for number, (found, planned) in enumerate(zip(result["lengths"], plan, strict=False)):
+        wanted = sorted(tuple(pair) for pair in planned)
+        checks[f"(prompt, response) tokens of measured step {number}"] = (sorted(map(tuple, found)), wanted)
     if result["optimizer_steps"] is not None:
-        checks["optimizer steps"] = (result["optimizer_steps"], steps * workload.optimizer_steps)
-    if workload.prompt_tokens is not None:
-        checks["prompt tokens"] = (set(prompts), {workload.prompt_tokens})
+        checks["optimizer steps"] = (result["optimizer_steps"], len(plan) * workload.optimizer_steps)
     if workload.turns is not None:
-        checks["tokens sampled in each response"] = (
-            {n for step in result["sampled"] for n in step},
-            {workload.turns.sampled},
-        )
+        sampled = {n for step in result["sampled"] for n in step}
+        checks["tokens sampled in each response"] = (sampled, {workload.turns.sampled} if plan else set())
     for what, (got, wanted) in checks.items():
         if got != wanted:
             raise ValueError(f"{name} did other work in {workload.name}: {what} {got}, wanted {wanted}")
-    if abs(found - mean) > 4 * error:
-        raise ValueError(
-            f"{name} did other work in {workload.name}: {found:.2f} response tokens, wanted {mean:.2f} +- {error:.2f}"
-        )

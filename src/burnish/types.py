@@ -244,11 +244,15 @@ class Rollout:
         """Which tokens of the response the policy sampled."""
         if not self.turns:
             return (True,) * len(self.response_tokens)
-        return tuple(turn.author == "policy" for turn in self.turns for _ in range(turn.start, turn.stop))
+        # Turn by turn: a step asks several times for each of its rows, which may have thousands of tokens.
+        mask: list[bool] = []
+        for turn in self.turns:
+            mask += [turn.author == "policy"] * (turn.stop - turn.start)
+        return tuple(mask)
 
     def num_sampled(self) -> int:
         """How many tokens of the response the policy sampled."""
-        return sum(self.sampled_mask()) if self.turns else len(self.response_tokens)
+        return sum(turn.stop - turn.start for turn in self.policy_turns())
 
     def tokens_by_version(self) -> dict[int, int]:
         """How many tokens the weights of each version sampled."""

@@ -14,6 +14,7 @@ from burnish.api.preparing import Given, as_overrides, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
 from burnish.checkpointing.chaining import find_checkpoint
+from burnish.collecting import uncollected
 from burnish.config.kinds import kind_of_data
 from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.models.loading_bars import without_loading_bars
@@ -78,8 +79,9 @@ def evaluate(
 
 def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
     """The measurements of this kind of run, on its model or on saved weights."""
-    from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
-    from burnish.trainers.rl.run import evaluate_run
+    with uncollected():
+        from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
+        from burnish.trainers.rl.run import evaluate_run
 
     match config:
         case RlConfig():

@@ -16,6 +16,7 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.moving import move_run_aside
 from burnish.checkpointing.output import check_output
 from burnish.checkpointing.store import CheckpointStore
+from burnish.collecting import uncollected
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import Kind
 from burnish.models.loading_bars import without_loading_bars
@@ -133,15 +134,18 @@ def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, a
     def call() -> None:
         match loaded.config:
             case RlConfig():
-                from burnish.trainers.cluster import train_rl
+                with uncollected():
+                    from burnish.trainers.cluster import train_rl
 
                 train_rl(loaded.config, console=console, accept_changes=accept_changes)
             case SftConfig():
-                from burnish.trainers.learning_cluster import train_sft
+                with uncollected():
+                    from burnish.trainers.learning_cluster import train_sft
 
                 train_sft(loaded.config, console=console, accept_changes=accept_changes)
             case RmConfig():
-                from burnish.trainers.learning_cluster import train_reward_model
+                with uncollected():
+                    from burnish.trainers.learning_cluster import train_reward_model
 
                 train_reward_model(loaded.config, console=console, accept_changes=accept_changes)
 

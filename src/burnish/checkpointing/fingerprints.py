@@ -12,8 +12,10 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypedDict
 
 import torch
@@ -28,6 +30,9 @@ from burnish.types import Json
 
 FINGERPRINT_FILE = "fingerprints.json"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "math-verify")
+
+_PIECE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 16
+"""Read and hashed at a time: after each piece a thread may have to wait some milliseconds for Python."""
 
 
 class FileContent(TypedDict):
@@ -48,9 +53,7 @@ class Fingerprints:
     @staticmethod
     def of(config: RunConfig) -> Fingerprints:
         """The current fingerprints. Reads all files that the run depends on completely."""
-        found = {name: _fingerprint(path) for name, path in named_files(config).items()}
-        files = {name: content for name, content in found.items() if content is not None}
-        return Fingerprints(files, _versions(PACKAGES + _packages_of(config)), _machine())
+        return FingerprintsInProgress(config).result()
 
     @staticmethod
     def read(folder: Path) -> Fingerprints | None:
@@ -85,6 +88,30 @@ class Fingerprints:
     def machine_changes(self, now: Fingerprints) -> list[str]:
         """Changes that may affect the last bits of sums, but do not prevent resuming."""
         return _list_differences(self.machine, now.machine)
+
+
+class FingerprintsInProgress:
+    """Fingerprints of now, whose files a thread reads while the program goes on: hashing needs no Python, and a large
+    model takes seconds."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._versions = _versions(PACKAGES + _packages_of(config))
+        self._machine = _machine()
+        self._files: Future[dict[str, FileContent]] = Future()
+        # A daemon, so that a program that ends early does not wait for it.
+        Thread(target=self._read, args=(named_files(config),), name="fingerprints", daemon=True).start()
+
+    def result(self) -> Fingerprints:
+        """Waits for the last file."""
+        return Fingerprints(self._files.result(), self._versions, self._machine)
+
+    def _read(self, files: Mapping[str, Path]) -> None:
+        try:
+            found = {name: _fingerprint(path) for name, path in files.items()}
+        except BaseException as error:  # noqa: BLE001 whatever it is belongs to whoever waits
+            self._files.set_exception(error)
+        else:
+            self._files.set_result({name: content for name, content in found.items() if content is not None})
 
 
 def refuse_changes(run_dir: Path, changes: list[str]) -> None:
@@ -126,10 +153,14 @@ def _file_change(before: FileContent | None, now: FileContent | None) -> str:
 
 def _fingerprint(path: Path) -> FileContent | None:
     """Size and hash; None for a file that cannot be read, which is reported where it is needed."""
+    digest, size = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return {"bytes": file.tell(), "sha256": digest}
+        with path.open("rb", buffering=0) as file:
+            piece = memoryview(bytearray(min(_PIECE_BYTES, max(_LEAST_BYTES, os.fstat(file.fileno()).st_size))))
+            while count := file.readinto(piece):
+                digest.update(piece[:count])
+                size += count
+        return {"bytes": size, "sha256": digest.hexdigest()}
     except OSError:
         return None
 

@@ -44,8 +44,11 @@ class Found:
 class CheckpointStore:
     """Saves, finds and removes the checkpoints of a run folder. Only one process may write (see `RunLock`)."""
 
-    def __init__(self, run_dir: Path, *, keep: int = 2, extra_files: Mapping[str, str] | None = None) -> None:
-        """`extra_files`: name -> text of small files that are added to every checkpoint after `write` has filled it."""
+    def __init__(
+        self, run_dir: Path, *, keep: int = 2, extra_files: Mapping[str, Callable[[], str]] | None = None
+    ) -> None:
+        """`extra_files`: name -> what gives the text of a small file that is added to every checkpoint after `write`
+        has filled it."""
         if keep < 1:
             raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
         self._folder = run_dir / "checkpoints"
@@ -67,7 +70,7 @@ class CheckpointStore:
             writing.mkdir(parents=True)
             hashed = write(writing)
             for name, text in self._extra_files.items():
-                (writing / name).write_text(text, encoding="utf-8")
+                (writing / name).write_text(text(), encoding="utf-8")
             seal(writing, step, hashed)
             self._put_in_place(writing, final)
             self._remove_old(step)

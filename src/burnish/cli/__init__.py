@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from burnish.collecting import uncollected
 from burnish.errors import BurnishError
 
 EXIT_BAD_INPUT = 2
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = _DEBUG in words
     words = [word for word in words if word != _DEBUG]
     os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)  # twice, because the old mask can only be read by setting one
-    from burnish.cli.app import build_app
+    with uncollected():
+        from burnish.cli.app import build_app
 
     try:
         _make_own_modules_importable()

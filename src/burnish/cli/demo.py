@@ -109,9 +109,12 @@ demonstrations are wrong, on purpose.
 
 def train(folder: DemoFolder, console: Console) -> None:
     """Train twice from the run files, exactly as `burnish sft` and `burnish rl` would."""
+    from burnish.collecting import uncollected
     from burnish.config.loading import load_run_file
-    from burnish.trainers.cluster import train_rl
-    from burnish.trainers.sft import train_sft
+
+    with uncollected(lasting=True):
+        from burnish.trainers.cluster import train_rl
+        from burnish.trainers.sft import train_sft
 
     if train_sft(load_run_file(folder.sft_file, (), "sft").sft, console=console).stopped:
         raise stopped(console)

@@ -48,6 +48,7 @@ def train_with_rl(
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.cli.torchrun import served_as_rank
+    from burnish.collecting import uncollected
     from burnish.config.loading import load_run_file
 
     if served_as_rank(fresh=fresh):
@@ -57,7 +58,8 @@ def train_with_rl(
     if fresh:
         check_output(loaded.config)
         move_aside(loaded.config.output, console)
-    from burnish.trainers.cluster import train_rl
+    with uncollected(lasting=True):
+        from burnish.trainers.cluster import train_rl
 
     silence_transformers()
     show_result(train_rl(loaded.rl, console=console, accept_changes=accept_changes), console)

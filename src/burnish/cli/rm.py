@@ -32,6 +32,7 @@ def train_reward(
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.cli.torchrun import served_as_rank
+    from burnish.collecting import uncollected
     from burnish.config.loading import load_run_file
 
     if served_as_rank(fresh=fresh):
@@ -41,7 +42,8 @@ def train_reward(
     if fresh:
         check_output(loaded.config)
         move_aside(loaded.config.output, console)
-    from burnish.trainers.learning_cluster import train_reward_model
+    with uncollected(lasting=True):
+        from burnish.trainers.learning_cluster import train_reward_model
 
     silence_transformers()
     show_result(train_reward_model(loaded.rm, console=console, accept_changes=accept_changes), console)

@@ -29,6 +29,7 @@ def train_supervised(
     from burnish.cli.silence import silence_transformers
     from burnish.cli.summary import show_result
     from burnish.cli.torchrun import served_as_rank
+    from burnish.collecting import uncollected
     from burnish.config.loading import load_run_file
 
     if served_as_rank(fresh=fresh):
@@ -38,7 +39,8 @@ def train_supervised(
     if fresh:
         check_output(loaded.config)
         move_aside(loaded.config.output, console)
-    from burnish.trainers.learning_cluster import train_sft
+    with uncollected(lasting=True):
+        from burnish.trainers.learning_cluster import train_sft
 
     silence_transformers()
     show_result(train_sft(loaded.sft, console=console, accept_changes=accept_changes), console)

@@ -13,18 +13,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from burnish.data.chat import encode_bare
 from burnish.data.marked import marks, pieces
 from burnish.data.plain_tokens import PlainEncoder
-from burnish.data.template import Template
+from burnish.data.template import Template, template_reads
 from burnish.errors import DataError
 from burnish.types import Json, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 Observer = Literal["tool", "user"]
 """Roles whose messages may follow a turn of the policy."""
 
@@ -33,6 +35,12 @@ _SAID = "burnish answer"
 _THOUGHT = "burnish thought"
 _OBSERVED = "burnish observation"
 _MOST_FRAMES = 4096
+_MOST_ANSWERS = 2048
+_LONGEST_ANSWER = 256
+"""Characters of an answer that is remembered. Long ones hardly ever come again."""
+
+AnswerKey = tuple[str, bool, tuple[str, ...]]
+"""The shape of an answer, whether the turn before it had ended, and the contents of its messages."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class ObservationFormat:
     stop_token_ids: frozenset[int]
     _plain: PlainEncoder = field(init=False, repr=False)
     _frames: dict[str, _Frame | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _answers: dict[AnswerKey, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_plain", PlainEncoder(self.template.tokenizer))
@@ -59,11 +68,21 @@ class ObservationFormat:
 
         Raises DataError, beginning with `where`, if the template refuses the messages or changes their contents.
         """
-        closing = list(self._closing_tokens)
-        if last_token in self.stop_token_ids:
-            del closing[:1]
-        tokens = closing
-        frame, contents = self._frame(messages, calls), self._written_in(messages, calls, where)
+        key = _shape(messages, calls), last_token in self.stop_token_ids, tuple(m.content for m in messages)
+        tokens = self._answers.get(key)  # environments say the same again and again, and so do calls of a group
+        if tokens is None:
+            tokens = self._new_tokens(key, messages, calls, where)
+            if self._is_timeless and sum(map(len, key[2])) <= _LONGEST_ANSWER:
+                _keep(self._answers, key, tokens, _MOST_ANSWERS)
+        return tokens
+
+    def _new_tokens(
+        self, key: AnswerKey, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
+    ) -> tuple[int, ...]:
+        shape, has_ended, _ = key
+        tokens = list(self._closing_tokens[1:] if has_ended else self._closing_tokens)
+        frame = self._frame(shape, messages, calls)
+        contents = None if frame is None else self._written_in(frame, messages, where)
         if frame is None or contents is None:
             for text, is_content in self._pieces(messages, calls, where):
                 tokens += self._plain.encode(text) if is_content else encode_bare(text, self._tokenizer)
@@ -95,15 +114,20 @@ class ObservationFormat:
     def _closing_tokens(self) -> tuple[int, ...]:
         return encode_bare(self._closing, self._tokenizer) if self._closing else ()
 
-    def _frame(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> _Frame | None:
+    @cached_property
+    def _is_timeless(self) -> bool:
+        """Whether the template writes the same tomorrow."""
+        reads = template_reads(self.template.source("the run's chat template"))
+        return reads is not None and "strftime_now" not in reads.variables
+
+    def _frame(self, shape: str, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> _Frame | None:
         """What the template writes around the contents of messages such as these. None if it does not write a plain
         word as it is."""
-        shape = json.dumps([list(calls), [[message.role, message.extra] for message in messages]], default=repr)
-        if shape not in self._frames:
-            if len(self._frames) >= _MOST_FRAMES:
-                self._frames.clear()
-            self._frames[shape] = self._new_frame(messages, calls)
-        return self._frames[shape]
+        if shape in self._frames:
+            return self._frames[shape]
+        frame = self._new_frame(messages, calls)
+        _keep(self._frames, shape, frame, _MOST_FRAMES)
+        return frame
 
     def _new_frame(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> _Frame | None:
         words = [replace(message, content=_OBSERVED) for message in messages]
@@ -119,14 +143,9 @@ class ObservationFormat:
         texts += [""] * (1 + len(words) - len(texts))  # where the template ends with a content
         return _Frame(said, before, tuple(texts), tuple(encode_bare(text, self._tokenizer) for text in texts))
 
-    def _written_in(
-        self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
-    ) -> list[str] | None:
+    def _written_in(self, frame: _Frame, messages: Sequence[Message], where: str) -> list[str] | None:
         """The contents as the template writes them, if it writes nothing but them and the frame; it is asked, because
         a template may do anything with a certain content. None if it changes more than the white space around them."""
-        frame = self._frame(messages, calls)
-        if frame is None:
-            return None
         written = self.template.write([_ASKED, frame.said, *messages], where=where, add_generation_prompt=True)
         text = _since(written, frame.said.content)
         for contents in ([m.content for m in messages], [m.content.strip() for m in messages]):
@@ -223,6 +242,19 @@ class _Frame:
     def around(self, contents: Sequence[str]) -> str:
         """The text of messages with these contents."""
         return "".join(around + content for around, content in zip(self.texts, (*contents, ""), strict=True))
+
+
+def _shape(messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> str:
+    """All but the contents of the messages that follow a turn with such calls."""
+    around = [(m.role, m.extra, m.tool_calls, m.reasoning_content) for m in messages]
+    return json.dumps([list(calls), around], default=repr)
+
+
+def _keep(memory: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
+    """Remember a value, and forget all others before they become too many."""
+    if len(memory) >= most:
+        memory.clear()
+    memory[key] = value
 
 
 def _since(text: str, content: str) -> str:

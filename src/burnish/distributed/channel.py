@@ -12,12 +12,21 @@ import select
 import socket
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+
+class HasDescriptor(Protocol):
+    """A socket, or what can be waited for like one."""
+
+    def fileno(self) -> int: ...
+
+
+Waited = TypeVar("Waited", bound=HasDescriptor)
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 20
 
@@ -48,8 +57,7 @@ class Channel:
 
     def has_message(self) -> bool:
         """Whether a message, or the end of the connection, has begun to arrive."""
-        ready, _, _ = select.select((self._socket,), (), (), 0)
-        return bool(ready)
+        return bool(readable((self._socket,), 0))
 
     def send_descriptor(self, descriptor: int, *, seconds: float | None) -> None:
         """Give the other end a descriptor of its own of the same file or memory."""
@@ -116,3 +124,13 @@ class _Pickler(pickle.Pickler):
 
 def _tensor(dtype: str, shape: tuple[int, ...], numbers: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     return torch.from_numpy(numbers).view(vars(torch)[dtype]).reshape(shape)
+
+
+def readable(waited: Sequence[Waited], seconds: float) -> list[Waited]:
+    """Those from which something can be read, or that have ended, within this time. (`select.select` cannot look at
+    descriptors above 1,023, which a process with many connections has.)"""
+    poller = select.poll()
+    by_descriptor = {one.fileno(): one for one in waited}
+    for descriptor in by_descriptor:
+        poller.register(descriptor, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poller.poll(1000 * seconds)]

@@ -67,9 +67,9 @@ def accept(listener: socket.socket, token: bytes, *, seconds: float) -> Lines:
         while len(lines) < 2:
             listener.settimeout(max(deadline - time.monotonic(), 1e-3))
             stream, _ = listener.accept()
-            kind = _greeting(stream, token)
+            kind = greeting(stream, token)
             if kind in (_REQUESTS, _BEATS) and kind not in lines:
-                lines[kind] = _ready(stream)
+                lines[kind] = ready(stream)
             else:
                 stream.close()
     return Lines(lines[_REQUESTS], lines[_BEATS])
@@ -80,13 +80,23 @@ def connect(address: Address, token: bytes, *, seconds: float) -> Lines:
     streams = []
     try:
         for kind in (_REQUESTS, _BEATS):
-            streams.append(_connection(address, seconds))
-            streams[-1].sendall(token + kind)
+            streams.append(greet(address, token, kind, seconds=seconds))
     except OSError:
         for stream in streams:
             stream.close()
         raise
-    return Lines(*map(_ready, streams))
+    return Lines(*streams)
+
+
+def greet(address: Address, token: bytes, kind: bytes, *, seconds: float) -> socket.socket:
+    """One connection of this kind, a byte. OSError when nobody listens there."""
+    stream = _connection(address, seconds)
+    try:
+        stream.sendall(token + kind)
+    except OSError:
+        stream.close()
+        raise
+    return ready(stream)
 
 
 def _connection(address: Address, seconds: float) -> socket.socket:
@@ -102,17 +112,23 @@ def _connection(address: Address, seconds: float) -> socket.socket:
     return stream
 
 
-def _greeting(stream: socket.socket, token: bytes) -> bytes:
+def greeting(stream: socket.socket, token: bytes) -> bytes:
     """Which connection this is to be; nothing from somebody who does not know the token."""
-    stream.settimeout(_GREETING_SECONDS)
+    deadline = time.monotonic() + _GREETING_SECONDS
     said = b""
     with contextlib.suppress(OSError):
-        while len(said) < TOKEN_BYTES + 1 and (more := stream.recv(TOKEN_BYTES + 1 - len(said))):
+        while len(said) < TOKEN_BYTES + 1:
+            stream.settimeout(max(deadline - time.monotonic(), 1e-3))
+            more = stream.recv(TOKEN_BYTES + 1 - len(said))
+            if not more:
+                break
             said += more
+    stream.settimeout(_GREETING_SECONDS)
     return said[TOKEN_BYTES:] if hmac.compare_digest(said[:TOKEN_BYTES], token) else b""
 
 
-def _ready(stream: socket.socket) -> socket.socket:
+def ready(stream: socket.socket) -> socket.socket:
+    """A connection that sends at once what it is given."""
     if stream.family != socket.AF_UNIX:  # a request is two writes, and must not wait in between
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return stream

@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 import pickle
-import select
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
-from burnish.distributed.channel import Channel, pickled
+from burnish.distributed.channel import Channel, pickled, readable
 from burnish.distributed.handover import SealedWeights
 from burnish.distributed.pulse import SILENT_SECONDS, PulseWatch
 from burnish.distributed.server import STOP, Named
@@ -321,7 +320,7 @@ def _ask_in_turn(
         for process in processes:
             process.post(data, what=what, seconds=seconds, descriptor=descriptor)
         while waiting:
-            ready, _, _ = select.select([*waiting, *([stop] if stop else ())], (), (), _LOOK_SECONDS)
+            ready = readable([*waiting, *([stop] if stop else ())], _LOOK_SECONDS)
             if stop in ready:
                 stop = None  # said once
                 for process in waiting:

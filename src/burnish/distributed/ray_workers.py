@@ -33,6 +33,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 from torch import Tensor
 
+from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed.channel import Channel
 from burnish.distributed.handover import Layout, SealedWeights, unsealed
 from burnish.distributed.host import Host, sealed
@@ -188,26 +189,39 @@ def _cause(error: RayError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservedPlace:
+    """What Ray has set aside for a process: a part of a group, with so much of each resource."""
+
+    group: PlacementGroup
+    number: int
+    each: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class RayLauncher:
-    """`Launcher` on reserved places. places: by the name of the process, its group and its number there."""
+    """`Launcher` on reserved places. places: by the name of the process."""
 
     crew: Crew
-    places: Mapping[str, tuple[PlacementGroup, int]]
-    each: Mapping[str, float]
+    places: Mapping[str, ReservedPlace]
     threads: int
     folder: str | None
 
+    @property
+    def address(self) -> str:
+        """See `Launcher`."""
+        return str(ray.util.get_node_ip_address())
+
     def start(self, seat: Seat) -> RayProcess:
         """See `Launcher`."""
-        group, number = self.places[seat.name]
-        _await_places(group, f"process {seat.name!r}", self.each)
+        place = self.places[seat.name]
+        _await_places(place.group, f"process {seat.name!r}", place.each)
         if seat.given_up.is_set():  # the run may have ended meanwhile, and Ray with it, which would start anew
             raise RoleLostError(f"start: process {seat.name!r} is not needed any more", remedy="", process=seat.name)
         host = ray.remote(Host).options(
-            num_cpus=self.each["CPU"],
-            num_gpus=self.each["GPU"],
+            num_cpus=place.each["CPU"],
+            num_gpus=place.each["GPU"],
             max_restarts=0,  # restarts are ours: the pool knows what was asked for
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, place.number),
         )
         return RayProcess(
             seat, host, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
@@ -230,6 +244,33 @@ class RayLauncher:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Team:
+    """Processes of one kind. each: what Ray sets aside for one. strategy: PACK for as few nodes as possible, SPREAD for
+    as many. needs_folder: whether they see the run's folder."""
+
+    names: Sequence[str]
+    each: Mapping[str, float]
+    strategy: str
+    needs_folder: bool
+
+    def group(self) -> PlacementGroup:
+        return placement_group([dict(self.each) for _ in self.names], strategy=self.strategy)
+
+
+def _teams(crew: Crew, each: Mapping[str, float]) -> Iterator[_Team]:
+    """Trainers first, and on as few nodes as possible: they exchange gradients. Environments are to use the cores of
+    all nodes."""
+    cpus = crew.cluster.cpus_per_environment_worker if isinstance(crew.cluster, ClusterConfig) else None
+    teams = (
+        _Team(crew.trainers, each, "PACK", True),
+        _Team(crew.models, each, "PACK", True),
+        _Team(crew.workers, each, "PACK", crew.workers_log),
+        _Team(crew.environments, {"CPU": 1.0 if cpus is None else cpus, "GPU": 0.0}, "SPREAD", False),
+    )
+    yield from (team for team in teams if team.names)
+
+
 class RaySite:
     """`Site`: a Ray cluster, from when it is needed until the end of the context."""
 
@@ -248,24 +289,25 @@ class RaySite:
         """See `Site`. Raises ConfigError for whatever is not as it has to be, before anything is started."""
         self._connect()
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        each = _resources(crew, [node["Resources"] for node in nodes])
-        # Trainers first, and each group on as few nodes as possible: trainers exchange gradients.
-        teams = [names for names in (crew.trainers, crew.models, crew.workers) if names]
-        check_room(sum(map(len, teams)), each, [node["Resources"] for node in nodes])
-        groups = [placement_group([dict(each) for _ in names], strategy="PACK") for names in teams]
+        resources = [node["Resources"] for node in nodes]
+        each = _resources(crew, resources)
+        teams = list(_teams(crew, each))
+        check_room(sum(len(team.names) for team in teams if team.each is each), each, resources)
+        for team in teams:
+            check_room(len(team.names), team.each, resources)
+        groups = [team.group() for team in teams]
         try:
-            for group, names in zip(groups, teams, strict=True):
-                _await_places(group, f"{len(names)} processes ({names[0]} ...)", each)
+            for group, team in zip(groups, teams, strict=True):
+                _await_places(group, f"{len(team.names)} processes ({team.names[0]} ...)", team.each)
             expected = _expected(crew)
-            for group, names in zip(groups, teams, strict=True):
-                needs_folder = names is not crew.workers or crew.workers_log
-                _check_nodes(_nodes_of(group), expected, crew, needs_folder=needs_folder)
+            for group, team in zip(groups, teams, strict=True):
+                _check_nodes(_nodes_of(group), expected, crew, needs_folder=team.needs_folder)
             places = {
-                name: (group, number)
-                for group, names in zip(groups, teams, strict=True)
-                for number, name in enumerate(names)
+                name: ReservedPlace(group, number, team.each)
+                for group, team in zip(groups, teams, strict=True)
+                for number, name in enumerate(team.names)
             }
-            yield RayLauncher(crew, places, each, _threads(crew, each), expected["folder"])
+            yield RayLauncher(crew, places, _threads(crew, each), expected["folder"])
         finally:
             for group in groups:
                 remove_placement_group(group)

@@ -1,63 +1,57 @@
-"""The training process's side of conversation processes: starts their warm parent, and lends them to conversations.
+"""Lends conversation processes to conversations.
 
 A process serves one conversation at a time. An environment has it from the beginning to the end, so whatever goes wrong
-there ends no other conversation; plain tools have it for the calls of one turn. If something ends the warm parent
-(a tool, or the kernel when it is out of memory), all conversations of that moment are lost, and another one is started.
+there ends no other conversation; plain tools have it for the calls of one turn. Processes are on this machine, or at
+other places, such as the nodes of a cluster.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
-import os
-import select
-import socket
-import subprocess
-import sys
+import errno
+import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from burnish.environments.messages import LineReader, encode
-from burnish.environments.parent import SIZE_BYTES, WORD_BYTES
+from burnish.environments.process import ConversationProcess
+from burnish.environments.warm_parent import Wanted, WarmParent
 from burnish.errors import ConfigError, RolloutError
-from burnish.forwarding import forward
-from burnish.plugins import describe_exit, holding_back_stop_signals
 from burnish.types import Json
-from burnish.variables import worker_environment
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from burnish.environments.parent import main; main(int(sys.argv[1]))"
-_RECEIVE_BYTES = 1 << 18
-_END_SECONDS = 15.0
-_CONTROL_SECONDS = 30.0
-"""For the warm parent to take a word."""
-_SHORT_LIFE_SECONDS = 60.0
-_MOST_SHORT_LIVES = 5
-"""A parent that ends so often in a row, soon after its start, would always do so."""
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
+"""Errors of this machine, which has no room for a connection."""
+_FILES_EACH, _OTHER_FILES = 2, 512
+"""Open files of a conversation (an agent also has a connection to the endpoint), and of the rest of a training process,
+generously."""
+_REST_SECONDS = 10.0
+"""For so long a process that had to be ended counts as in use: a place where all fail at once would draw all others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a conversation process holds.
+class Place(Protocol):
+    """Where conversation processes are started."""
 
-    tools: as `burnish.tools.loading.load_tools` takes them. environment: as `find_environment` takes it, or None.
-    where: the section of the run file that names them. variables: names of environment variables that they need.
-    start_seconds: for all of it to be imported.
-    """
+    @property
+    def is_there(self) -> bool:
+        """Whether a conversation can begin at once, or nearly so."""
+        ...
 
-    tools: Sequence[str] = ()
-    environment: str | None = None
-    options: Mapping[str, Json] = field(default_factory=dict)
-    where: str = "conversation"
-    variables: Sequence[str] = ()
-    start_seconds: float = 60.0
+    def open(self) -> ConversationProcess:
+        """A new process. A place that was lost is awaited. RolloutError if there is none any more."""
+        ...
+
+    def take_restarts(self) -> int:
+        """How often all conversations there were lost since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End everything there. Idempotent."""
+        ...
 
 
 class ConversationHost:
-    """Starts conversation processes.
+    """Processes to lend, those of this machine until `move_to` names other places. Lends to several threads.
 
     schemas: of all tools, those of the environment last. answers_text: whether the environment answers turns that call
     no tool. Raises ConfigError if tools or environment cannot be loaded.
@@ -65,19 +59,14 @@ class ConversationHost:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self._lock = threading.RLock()
-        self._idle: list[ConversationProcess] = []
-        self._numbers = itertools.count(1)
-        self._short_lives = 0
-        self._restarts = 0
-        missing = [name for name in wanted.variables if name not in os.environ]
-        if missing:
-            raise ConfigError(
-                f"{wanted.where}.variables names {missing[0]}, which is not set",
-                remedy="set it where the run is started, or remove it",
-            )
-        self._wanted_text = _as_text(wanted)
-        description = self._start()
+        self._lock = threading.RLock()  # a process that is closed is taken back
+        self._here = WarmParent(wanted, wanted.named_variables())
+        self._places: Sequence[Place] = (self._here,)
+        self._idle: defaultdict[int, list[ConversationProcess]] = defaultdict(list)  # by the id of their place
+        self._lent: dict[ConversationProcess, Place] = {}
+        self._failed: deque[tuple[float, Place]] = deque()  # when a process was ended that was lent, lately
+        self._use: Counter[int] = Counter()  # how many are lent, by the id of their place
+        description = self._here.description
         own: list[Mapping[str, Json]] = description["environment_tools"]
         self.schemas: tuple[Mapping[str, Json], ...] = (*description["tools"], *own)
         self.environment_tools = frozenset(str(_name_of(schema)) for schema in own)
@@ -88,157 +77,102 @@ class ConversationHost:
             self.close()
             raise
 
-    def _start(self) -> dict[str, Any]:
-        """Start the warm parent; what it says of tools and environment."""
-        self._control, theirs = socket.socketpair()
-        self._control.settimeout(_CONTROL_SECONDS)
-        reading, writing = os.pipe()
-        with theirs, os.fdopen(writing, "wb"), holding_back_stop_signals():
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT.format(path=sys.path), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                env=worker_environment(self.wanted.variables, os.environ),
-                start_new_session=True,
-            )
-        self._started = time.monotonic()
-        self._output = threading.Thread(target=_forward_all, args=(reading,), daemon=True)
-        self._output.start()
-        try:
-            return self._description()
-        except BaseException:
-            self._process.kill()  # it has started nothing yet, and may import for ever
-            self.close()
-            raise
-
     @property
     def has_environment(self) -> bool:
         return self.wanted.environment is not None
 
     @property
     def pid(self) -> int:
-        """Process id of the warm parent."""
-        return self._process.pid
+        """Process id of this machine's warm parent."""
+        return self._here.pid
+
+    def move_to(self, places: Sequence[Place]) -> None:
+        """Let conversations that begin from now on have processes of these places, which this host closes."""
+        with self._lock:
+            idle, self._idle = self._idle, defaultdict(list)
+            self._places = tuple(places)
+        self._here.close()
+        for process in (process for some in idle.values() for process in some):
+            process.close()
 
     def take_restarts(self) -> int:
-        """How often the warm parent was started again since the last call."""
-        with self._lock:
-            restarts, self._restarts = self._restarts, 0
-        return restarts
+        """How often all conversations of a place were lost since the last call."""
+        return sum(place.take_restarts() for place in self._places)
 
     def lease(self) -> ConversationProcess:
-        """A process that nobody uses: one that was given back, or a new one. RolloutError if the warm parent ends
-        whenever it is started, or does not answer."""
-        with self._lock:
-            while self._idle:
-                process = self._idle.pop()
-                if not process.has_said_anything():  # nor ended
-                    return process
-                process.close()
-        return self._open()
+        """A process that nobody uses, where the fewest are in use: one that was given back, or a new one. RolloutError
+        if there is no place where one could be started."""
+        lost: RolloutError | None = None
+        for place in self._by_use():
+            try:
+                process = self._idle_at(place) or place.open()
+            except RolloutError as error:
+                lost = lost or error
+                continue
+            except OSError as error:
+                if error.errno not in OUT_OF_FILES:
+                    raise
+                raise no_more_files() from error
+            with self._lock:
+                self._lent[process] = place
+                self._use[id(place)] += 1
+            process.when_closed = self._ended
+            return process
+        assert lost is not None, "there is always a place"
+        raise lost
 
     def give_back(self, process: ConversationProcess) -> None:
         """Keep a process, of which nothing is awaited, for other conversations."""
+        place = self._take_back(process)
         with self._lock:
-            self._idle.append(process)
+            is_wanted = place in self._places
+            if is_wanted:
+                self._idle[id(place)].append(process)
+        if not is_wanted:
+            process.close()
 
-    def _open(self) -> ConversationProcess:
-        ours, theirs = socket.socketpair()
-        with self._lock, theirs:
-            number = next(self._numbers)
-            try:
-                self._fork(number, theirs)
-            except BaseException:
-                ours.close()
-                raise
-        return ConversationProcess(ours, number, self._end)
+    def _by_use(self) -> list[Place]:
+        """All places, those first where something can begin at once, and of these that with the fewest in use."""
+        with self._lock:
+            while self._failed and time.monotonic() - self._failed[0][0] > _REST_SECONDS:
+                self._use[id(self._failed.popleft()[1])] -= 1
+            places, use = self._places, dict(self._use)
+        return sorted(places, key=lambda place: (not place.is_there, use.get(id(place), 0)))
 
-    def _fork(self, number: int, theirs: socket.socket) -> None:
-        """Let the warm parent start this conversation. It is started itself if it has ended."""
-        if self._process.poll() is not None:
-            self._start_again()
-        try:
-            socket.send_fds(self._control, [_word("+", number)], [theirs.fileno()])
-        except OSError as error:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
-            if self._process.returncode is None:
-                raise self._broken() from error
-            self._start_again()
-            socket.send_fds(self._control, [_word("+", number)], [theirs.fileno()])
+    def _idle_at(self, place: Place) -> ConversationProcess | None:
+        with self._lock:
+            idle = self._idle[id(place)]
+            while idle:
+                process = idle.pop()
+                if not process.has_said_anything():  # nor ended
+                    return process
+                process.close()
+        return None
 
-    def _start_again(self) -> None:
-        is_short = time.monotonic() - self._started < _SHORT_LIFE_SECONDS
-        self._short_lives = self._short_lives + 1 if is_short else 0
-        if self._short_lives > _MOST_SHORT_LIVES:
-            raise self._broken()
-        self._let_go()
-        self._restarts += 1
-        self._start()
+    def _ended(self, process: ConversationProcess) -> None:
+        """Note that a process was ended. If it was lent, its place goes on counting it for a while."""
+        place = self._take_back(process)
+        if place is not None:
+            with self._lock:
+                self._use[id(place)] += 1
+                self._failed.append((time.monotonic(), place))
+
+    def _take_back(self, process: ConversationProcess) -> Place | None:
+        """Note that a process is no longer lent; its place, if it was."""
+        with self._lock:
+            place = self._lent.pop(process, None)
+            if place is not None:
+                self._use[id(place)] -= 1
+        return place
 
     def close(self) -> None:
         """End all conversations. Idempotent."""
         with self._lock:
-            for process in self._idle:
-                process.close()
-            self._idle.clear()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """End the warm parent, which ends everything that it has started."""
-        self._control.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._output.join(1.0)
-
-    def _end(self, number: int) -> None:
-        with self._lock, contextlib.suppress(OSError):  # a parent that has ended has ended its conversations
-            self._control.sendall(_word("-", number))
-
-    def _description(self) -> dict[str, Any]:
-        deadline = time.monotonic() + self.wanted.start_seconds
-        try:
-            self._control.sendall(len(self._wanted_text).to_bytes(SIZE_BYTES, "big") + self._wanted_text)
-        except OSError as error:
-            raise self._broken() from error
-        size = int.from_bytes(self._receive(SIZE_BYTES, deadline), "big")
-        answer: dict[str, Any] = json.loads(self._receive(size, deadline))
-        if "refused" in answer:
-            raise ConfigError(answer["refused"], remedy=answer["remedy"])
-        return answer
-
-    def _receive(self, count: int, deadline: float) -> bytes:
-        data = b""
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        while len(data) < count:
-            if not poller.poll(1000 * max(deadline - time.monotonic(), 0.0)):
-                raise ConfigError(
-                    f"{self.wanted.where}: tools and environment were not imported within "
-                    f"{self.wanted.start_seconds:g} s",
-                    remedy=f"raise {self.wanted.where}.start_timeout_seconds, or import less",
-                )
-            part = self._control.recv(count - len(data))
-            if not part:
-                raise self._broken()
-            data += part
-        return data
-
-    def _broken(self) -> RolloutError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        status = self._process.poll()
-        how = "does not answer" if status is None else f"has ended ({describe_exit(status)})"
-        often = f", {self._short_lives} times in a row" if self._short_lives > 1 else ""
-        return RolloutError(
-            f"the process that starts conversations ({self.wanted.where}) {how}{often}",
-            remedy="look at what it has printed; a run goes on from its newest checkpoint",
-        )
+            idle, self._idle = self._idle, defaultdict(list)
+        for process in (process for some in idle.values() for process in some):
+            process.close()
+        for place in {id(place): place for place in (self._here, *self._places)}.values():
+            place.close()
 
     def _check_names(self) -> None:
         seen: set[str] = set()
@@ -252,101 +186,26 @@ class ConversationHost:
             seen.add(name)
 
 
-class ConversationProcess:
-    """One conversation's process, as the training process sees it. Nothing here waits."""
-
-    def __init__(self, channel: socket.socket, number: int, end: Callable[[int], None]) -> None:
-        self._channel = channel
-        self._channel.setblocking(False)
-        self._number = number
-        self._end = end
-        self._reader = LineReader()
-        self._unsent = memoryview(b"")
-        self.gone = False
-        """Whether it has ended."""
-
-    def fileno(self) -> int:
-        """For polling: readable if it has answered or ended."""
-        return self._channel.fileno()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether `flush` is to be called when there is room to send."""
-        return bool(self._unsent)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a request, as far as there is room now. A process that has ended is noticed when answers are awaited."""
-        self._unsent = memoryview(encode(message))
-        self.flush()
-
-    def flush(self) -> None:
-        """Send more of what could not be sent yet."""
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[self._channel.send(self._unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent = memoryview(b"")
-
-    def receive(self) -> Iterator[dict[str, Any]]:
-        """The answers that have arrived. Sets `gone` at the end of them all. Raises GarbledError for anything else."""
-        while not self.gone:
-            try:
-                data = self._channel.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            self._reader.feed(data)
-            yield from self._reader.messages()
-            self.gone = not data
-
-    def has_said_anything(self) -> bool:
-        """Whether there is anything to receive, which of an idle process is its end."""
-        if self._channel.fileno() < 0:
-            return True
-        poller = select.poll()
-        poller.register(self._channel, select.POLLIN)
-        return bool(poller.poll(0))
-
-    def close(self) -> None:
-        """End it, with all that it has started. Idempotent."""
-        if self._channel.fileno() >= 0:
-            self._channel.close()
-            self._end(self._number)
+def allow_connections(conversations: int) -> None:
+    """Let this process have connections to so many conversations at a time, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_EACH * conversations + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _as_text(wanted: Wanted) -> bytes:
-    """What the warm parent is told. ConfigError for options that are not plain data."""
-    given = {
-        "tools": list(wanted.tools),
-        "environment": wanted.environment,
-        "options": dict(wanted.options),
-        "where": wanted.where,
-    }
-    try:
-        return json.dumps(given).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{wanted.where}.environment_options cannot be passed on: {error}",
-            remedy="use texts, numbers, booleans, null, lists and mappings of these",
-        ) from error
-
-
-def _word(sign: str, number: int) -> bytes:
-    return f"{sign}{number:0{WORD_BYTES - 1}}".encode()
+def no_more_files() -> RolloutError:
+    """What is raised when the system allows no further connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return RolloutError(
+        f"this system allows the process no more than {soft:,} open files, which all conversations and the rest of the "
+        "run have together",
+        remedy=f"lower max_open of conversations, or raise the limit (ulimit -n; the hard limit is {hard:,})",
+    )
 
 
 def _name_of(schema: Mapping[str, Json]) -> Json:
     function = schema["function"]
     assert isinstance(function, dict)
     return function["name"]
-
-
-def _forward_all(reading: int) -> None:
-    """A thread: what tools and environments print goes to standard error."""
-    try:
-        forward(reading)
-    finally:
-        os.close(reading)

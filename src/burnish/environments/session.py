@@ -29,6 +29,8 @@ from burnish.tools.loading import LoadedTool
 from burnish.tools.results import ToolResult, error_of, result_of
 from burnish.types import Json
 
+Send = Callable[..., None]
+"""Sends messages, all of them at once."""
 _RECEIVE_BYTES = 1 << 16
 _MOST_THREADS = 32
 """For the calls of one turn; a turn may have hundreds."""
@@ -53,7 +55,7 @@ class Session:
             while data := channel.recv(_RECEIVE_BYTES):
                 reader.feed(data)
                 for request in reader.messages():
-                    self._answer(request, lambda message: self._send(channel, message))
+                    self._answer(request, lambda *messages: self._send(channel, *messages))
         finally:
             self._close()
 
@@ -62,11 +64,11 @@ class Session:
         if environment is not None:
             environment.close()
 
-    def _send(self, channel: socket.socket, message: Mapping[str, Any]) -> None:
+    def _send(self, channel: socket.socket, *messages: Mapping[str, Any]) -> None:
         with self._sending:  # results come from several threads
-            channel.sendall(encode(message))
+            channel.sendall(b"".join(map(encode, messages)))
 
-    def _answer(self, request: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+    def _answer(self, request: Mapping[str, Any], send: Send) -> None:
         """One request. Whatever the environment raises ends its conversation, also SystemExit and KeyboardInterrupt;
         what a tool raises is for the model."""
         try:
@@ -110,45 +112,48 @@ class Session:
             return opening and _whole(opening)
         return [{"role": str(turn["role"]), "content": _whole(str(turn["content"]))} for turn in opening]
 
-    def _call_all(self, calls: Sequence[Any], limit: int, send: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call tools. Plain functions run at the same time; tools of the environment one after the other, in the order
-        of the turn, because they change its state. Each result is sent as soon as it is there."""
-        plain = [call for call in calls if call[1] in self.tools]
-        rewards: list[float] = []
-        ended = False
-        with ThreadPoolExecutor(min(max(len(plain), 1), _MOST_THREADS)) as threads:
-            begun = [
-                threads.submit(self._call_plain, index, self.tools[name], given, limit, send)
-                for index, name, given in plain
-            ]
-            for index, name, given in calls:
-                if name in self.tools:
-                    continue
-                step, result = self._call_environment(name, given, limit)
-                if step is not None:
-                    rewards += [] if step.reward is None else [step.reward]
-                    ended = ended or step.ended
-                send(_as_message(index, result))
-            for future in begun:
-                future.result()
-        over = ended or (self.environment is not None and self.environment.ended())
+    def _call_all(self, calls: Sequence[Any], limit: int, send: Send) -> None:
+        """Call tools, and say what came of it."""
+        steps: list[Step] = []
+        if len(calls) == 1:
+            # Most turns. Starting a thread takes longer than many a tool, and each message wakes the training process.
+            last = [self._call(calls[0], limit, steps)]
+        else:
+            last = []
+            self._call_several(calls, limit, steps, send)
+        rewards = [step.reward for step in steps if step.reward is not None]
+        ended = any(step.ended for step in steps) or (self.environment is not None and self.environment.ended())
         reward = _checked_reward(sum(rewards)) if rewards else None
         clean = self.environment is None and not _has_children()  # an environment wants to hear how its programs end
-        send({"called": True, "ended": bool(over), "reward": reward, "clean": clean})
+        send(*last, {"called": True, "ended": bool(ended), "reward": reward, "clean": clean})
 
-    def _call_plain(
-        self,
-        index: int,
-        tool: LoadedTool,
-        arguments: Mapping[str, Json],
-        limit: int,
-        send: Callable[[Mapping[str, Any]], None],
-    ) -> None:
+    def _call_several(self, calls: Sequence[Any], limit: int, steps: list[Step], send: Send) -> None:
+        """Plain functions run at the same time; tools of the environment one after the other, in the order of the turn,
+        because they change its state. Each result is sent as soon as it is there."""
+        plain = [call for call in calls if call[1] in self.tools]
+        with ThreadPoolExecutor(min(max(len(plain), 1), _MOST_THREADS)) as threads:
+            begun = [threads.submit(lambda call: send(self._call(call, limit, steps)), call) for call in plain]
+            for call in calls:
+                if call[1] not in self.tools:
+                    send(self._call(call, limit, steps))
+            for future in begun:
+                future.result()
+
+    def _call(self, call: Sequence[Any], limit: int, steps: list[Step]) -> dict[str, Any]:
+        """The message with the result of a call. What the environment says about it is appended to `steps`."""
+        index, name, arguments = call
+        if name in self.tools:
+            result = self._call_plain(self.tools[name], arguments, limit)
+        else:
+            step, result = self._call_environment(name, arguments, limit)
+            steps += [] if step is None else [step]
+        return {"result": index, "text": result.text, "failed_call": result.failed, "cut": result.cut}
+
+    def _call_plain(self, tool: LoadedTool, arguments: Mapping[str, Json], limit: int) -> ToolResult:
         try:
-            result = result_of(self._loop.settle(tool.function(**arguments)), limit)
+            return result_of(self._loop.settle(tool.function(**arguments)), limit)
         except BaseException as error:  # noqa: BLE001  boundary: a tool may raise anything, also SystemExit
-            result = error_of(error, limit)
-        send(_as_message(index, result))
+            return error_of(error, limit)
 
     def _call_environment(self, name: str, arguments: Mapping[str, Json], limit: int) -> tuple[Step | None, ToolResult]:
         """Raises EnvironmentFailedError for an environment that is of no use any more."""
@@ -181,10 +186,6 @@ def _has_children() -> bool:
             pass
         return True
     return False
-
-
-def _as_message(index: int, result: ToolResult) -> dict[str, Any]:
-    return {"result": index, "text": result.text, "failed_call": result.failed, "cut": result.cut}
 
 
 def _checked_step(step: object) -> Step:

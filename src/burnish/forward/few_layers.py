@@ -1,13 +1,25 @@
-"""A Llama-like model temporarily cut to its first layers, for timing."""
+"""A model temporarily cut to its first layers, for timings and trials."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from burnish.forward.kernel_layers import FAMILIES, KernelLayer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_KNOWN_CODE = ("torch", "transformers", "peft")
+"""Packages whose layers do the same wherever they are, if nothing in them differs but their number and weights."""
+_FEWEST = 2
+"""Layers of a trial, so that one reads what another has written."""
+_PLACES = ("layer_idx", "target_name")
+"""What layers, and adapters in them, know of where they are."""
 PASS_OPERATIONS = 1e10
 """Multiplications and additions of one timed pass: some hundredths of a second on a fast processor."""
 
@@ -33,3 +45,68 @@ def tokens_for(weights: int, *, wanted: int, fewest: int) -> int:
     """Tokens of a forward and backward pass (6 operations per weight) through this many weights: as many as wanted,
     fewer if that exceeds PASS_OPERATIONS."""
     return max(fewest, min(wanted, int(PASS_OPERATIONS / (6 * weights))))
+
+
+@contextmanager
+def telling_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, `model` computes with as many of its first layers as a trial of its code needs; afterwards with all.
+
+    For models of FAMILIES these are the first two, and as many more as it takes to have a layer of each kind. Layers
+    are of one kind if they differ in nothing but their number and their weights' values. Other models, and those with
+    code from elsewhere, keep all layers, because what these do may depend on their place.
+    """
+    with few_layers(model, _num_telling(model)) if _has_known_code(model) else nullcontext():
+        yield
+
+
+def _num_telling(model: PreTrainedModel) -> int:
+    layers = model.base_model.layers
+    found: set[Hashable] = set()
+    last_new = 0
+    for number, layer in enumerate(layers, start=1):
+        kind = _kind(layer)
+        if kind not in found:
+            found.add(kind)
+            last_new = number
+    return min(max(_FEWEST, last_new), len(layers))
+
+
+def _has_known_code(model: PreTrainedModel) -> bool:
+    """Whether the trunk and all its layers are of FAMILIES, and in classes of known packages."""
+    trunk = model.base_model
+    layers = getattr(trunk, "layers", None)  # a foreign trunk may call them anything
+    if model.config.model_type not in FAMILIES or not isinstance(layers, nn.ModuleList) or not len(layers):
+        return False
+    classes = {type(trunk)} | {_own_class(module) for module in layers.modules()}
+    return all(known.__module__.partition(".")[0] in _KNOWN_CODE for known in classes)
+
+
+def _own_class(module: nn.Module) -> type:
+    return module.own_class if isinstance(module, KernelLayer) else type(module)
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    """Equal for two layers only if they are built alike: modules, shapes, settings; no hooks of their own."""
+    return tuple((name, type(module), _settings(module)) for name, module in layer.named_modules())
+
+
+def _settings(module: nn.Module) -> Hashable:
+    tensors = {**module._parameters, **module._buffers}
+    shapes = tuple(
+        (name, None if tensor is None else (tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad))
+        for name, tensor in tensors.items()
+    )
+    seen = ("_parameters", "_buffers", "_modules")
+    return shapes, _compared({name: value for name, value in vars(module).items() if name not in seen})
+
+
+def _compared(value: Any) -> Hashable:
+    """Plain values and containers by content, everything else by identity."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return value
+    if isinstance(value, dict):
+        items = ((key, inner) for key, inner in value.items() if key not in _PLACES)
+        return "dict", tuple((_compared(key), _compared(inner)) for key, inner in items)
+    if isinstance(value, (list, tuple)):
+        return "list", tuple(_compared(inner) for inner in value)
+    return id(value) if not isinstance(value, set) or value else "empty set"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from burnish.forward.few_layers import telling_layers
 from burnish.forward.logprobs import HeadTransform
 from burnish.forward.row_rules import plain_inputs
 
@@ -27,7 +28,7 @@ def find_head_transform(model: PreTrainedModel) -> HeadTransform | None:
         return None
     device = output.weight.device
     tokens = torch.arange(PROBE_TOKENS, device=device)[None] % output.weight.shape[0]
-    with torch.no_grad():
+    with torch.no_grad(), telling_layers(model):
         expected = model(**plain_inputs(model, tokens)).logits.float()
         hidden = base(**plain_inputs(base, tokens))[0]
         if hidden.shape[-1] != output.weight.shape[1]:

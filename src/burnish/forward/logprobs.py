@@ -1,10 +1,11 @@
 """Log-probabilities and entropy of chosen tokens without several (N, V) tensors.
 
-Shapes: N positions, H hidden size, V vocabulary. If there are not too many logits, they are kept as the head gave them
-and processed a few rows at a time, so that a cache holds those rows meanwhile; the backward pass overwrites them with
-their gradient. Otherwise both passes walk over chunks of the vocabulary: the forward pass with a running log-sum-exp
-per position (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867), the backward pass computing each chunk's
-logits again. Peak extra memory is then one chunk and the gradients.
+Shapes: N positions, H hidden size, V vocabulary. Of the first K positions, as many as memory is set aside for, logits
+are kept as the head gave them and processed a few rows at a time, so that a cache holds those rows meanwhile; the
+backward pass overwrites them with their gradient. Over the other positions both passes walk in chunks of the
+vocabulary: the forward pass with a running log-sum-exp per position (Milakov and Gimelshein 2018,
+https://arxiv.org/abs/1805.02867), the backward pass computing each chunk's logits again. Peak extra memory is then
+what is kept, one chunk and the gradients.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def chunked_token_scores(
     Results are (N,) float32 (float64 for float64 input) and differentiable in hidden, weight and bias.
     `accumulate_in_place` adds the weight's gradient straight into `weight.grad` when weight is a leaf without hooks,
     so that a second micro-batch needs no second (V, H) buffer; `torch.autograd.grad` for the weight then sees nothing.
-    Logits are kept for the backward pass where there are at most `kept_elements`.
+    At most `kept_elements` logits are kept for the backward pass, of as many positions as that is enough for.
     Raises ValueError for a temperature that is not positive.
     """
     if not temperature > 0:
@@ -109,6 +110,9 @@ class _Plan:
     accumulate_in_place: bool
     chunk_elements: int
     kept_elements: int
+
+    def kept_rows(self, num_tokens: int, vocabulary: int) -> int:
+        return max(0, min(num_tokens, self.kept_elements // max(1, vocabulary)))
 
     def token_chunks(self, num_tokens: int) -> Iterator[slice]:
         return _slices(num_tokens, TOKENS_PER_CHUNK)
@@ -167,7 +171,7 @@ class _Context(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     plan: _Plan
     weight: Tensor
-    raw_NV: Tensor | None
+    raw_KV: Tensor | None
 
     needs_input_grad: tuple[bool, bool, bool, bool, bool]
 
@@ -178,15 +182,17 @@ class _ChunkedTokenScores(torch.autograd.Function):
         ctx: _Context, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
         # With and without a gradient alike: equal weights then give equal numbers to the last bit.
-        if hidden_NH.shape[0] * weight_VH.shape[0] <= plan.kept_elements:
-            ctx.raw_NV, log_normalizer_N = linear(hidden_NH, weight_VH, bias_V), None
-            logprobs_N, entropy_N = _score_rows(ctx.raw_NV, targets_N, plan)
-        else:
-            logprobs_N, log_normalizer_N, entropy_N = _stream(hidden_NH, weight_VH, bias_V, targets_N, plan)
+        kept_rows = plan.kept_rows(hidden_NH.shape[0], weight_VH.shape[0])
+        ctx.raw_KV = linear(hidden_NH[:kept_rows], weight_VH, bias_V)
+        logprobs_K, entropy_K = _score_rows(ctx.raw_KV, targets_N[:kept_rows], plan)
+        logprobs_R, log_normalizer_R, entropy_R = _stream(
+            hidden_NH[kept_rows:], weight_VH, bias_V, targets_N[kept_rows:], plan
+        )
+        logprobs_N, entropy_N = torch.cat((logprobs_K, logprobs_R)), torch.cat((entropy_K, entropy_R))
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.weight = weight_VH  # the very leaf: its .grad is written when accumulate_in_place
-        kept = (hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N)
+        kept = (hidden_NH, bias_V, targets_N, log_normalizer_R, entropy_N)
         ctx.save_for_backward(*kept)  # type: ignore[arg-type]  # its stub does not know that None is allowed
         if not plan.entropy:
             ctx.mark_non_differentiable(entropy_N)
@@ -197,22 +203,22 @@ class _ChunkedTokenScores(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: _Context, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden_NH, bias_V, targets_N, log_normalizer_N, entropy_N = ctx.saved_tensors
-        plan = ctx.plan
+        hidden_NH, bias_V, targets_N, log_normalizer_R, entropy_N = ctx.saved_tensors
+        plan, kept_rows = ctx.plan, hidden_NH.shape[0] - log_normalizer_R.shape[0]
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(entropy_N)
         outer = _Outer(targets_N, entropy_N, grad_logprobs_N, grad_entropy_N)
         gradients = _HeadGradients(hidden_NH, ctx.weight, bias_V, plan, ctx.needs_input_grad[:3])
-        if log_normalizer_N is None:
-            raw_NV, ctx.raw_NV = ctx.raw_NV, None  # overwritten: a second backward pass computes them again
-            _add_kept(gradients, linear(hidden_NH, ctx.weight, bias_V) if raw_NV is None else raw_NV, outer, plan)
-        else:
-            _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_N, outer, plan)
+        raw_KV, ctx.raw_KV = ctx.raw_KV, None  # overwritten: a second backward pass computes them again
+        if raw_KV is None:
+            raw_KV = linear(hidden_NH[:kept_rows], ctx.weight, bias_V)
+        _add_kept(gradients, raw_KV, outer, plan)
+        _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_R, outer, plan)
         return *gradients.finish(), None, None
 
 
 def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
-    """(logprobs, entropy or zeros) from the head's whole output."""
+    """(logprobs, entropy or zeros) from the head's whole output at these positions."""
     logprobs_N = raw_NV.new_zeros(raw_NV.shape[0], dtype=_reduction_dtype(raw_NV))
     entropy_N = torch.zeros_like(logprobs_N)
     for rows in plan.row_blocks(raw_NV):
@@ -223,18 +229,19 @@ def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor,
     return logprobs_N, entropy_N
 
 
-def _add_kept(gradients: _HeadGradients, raw_NV: Tensor, outer: _Outer, plan: _Plan) -> None:
-    """Add the gradients from the head's whole output, which is overwritten."""
-    for rows in plan.row_blocks(raw_NV):
-        tempered = plan.tempered(raw_NV[rows])
+def _add_kept(gradients: _HeadGradients, raw_KV: Tensor, outer: _Outer, plan: _Plan) -> None:
+    """Add the gradients from the head's whole output at the first positions, which is overwritten."""
+    for rows in plan.row_blocks(raw_KV):
+        tempered = plan.tempered(raw_KV[rows])
         slope = plan.slope(tempered)
         if outer.grad_entropy_N is None:
-            raw_NV[rows] = _raw_gradient(torch.softmax(tempered, -1), None, slope, outer.of(rows))
+            raw_KV[rows] = _raw_gradient(torch.softmax(tempered, -1), None, slope, outer.of(rows))
         else:
             log_p = torch.log_softmax(tempered, -1)
-            raw_NV[rows] = _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, outer.of(rows))
-    for columns in plan.vocabulary_chunks(*raw_NV.shape):
-        gradients.add(columns, [(slice(None), raw_NV[:, columns])])
+            raw_KV[rows] = _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, outer.of(rows))
+    first = slice(0, raw_KV.shape[0])
+    for columns in plan.vocabulary_chunks(*raw_KV.shape):
+        gradients.add(columns, [(first, raw_KV[:, columns])])
 
 
 def _add_streamed(
@@ -242,24 +249,28 @@ def _add_streamed(
     hidden_NH: Tensor,
     weight_VH: Tensor,
     bias_V: Tensor | None,
-    log_normalizer_N: Tensor,
+    log_normalizer_R: Tensor,
     outer: _Outer,
     plan: _Plan,
 ) -> None:
-    """Add the gradients from each chunk of the head's output, computed again."""
+    """Add the gradients from each chunk of the head's output at the last R positions, computed again."""
+    kept_rows = hidden_NH.shape[0] - log_normalizer_R.shape[0]
+    token_chunks = [
+        slice(kept_rows + rows.start, kept_rows + rows.stop) for rows in plan.token_chunks(log_normalizer_R.shape[0])
+    ]
 
     def gradient(rows: slice, columns: slice) -> Tensor:
         raw = linear(hidden_NH[rows], weight_VH[columns], None if bias_V is None else bias_V[columns])
         tempered = plan.tempered(raw, overwrite=True)
         slope = plan.slope(tempered)
-        log_p = tempered.sub_(log_normalizer_N[rows, None])
+        log_p = tempered.sub_(log_normalizer_R[rows.start - kept_rows : rows.stop - kept_rows, None])
         part = outer.of(rows, columns.start)
         if part.grad_entropy_N is None:
             return _raw_gradient(log_p.exp_(), None, slope, part).to(raw.dtype)
         return _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, part).to(raw.dtype)
 
-    for columns in plan.vocabulary_chunks(hidden_NH.shape[0], weight_VH.shape[0]):
-        gradients.add(columns, ((rows, gradient(rows, columns)) for rows in plan.token_chunks(hidden_NH.shape[0])))
+    for columns in plan.vocabulary_chunks(log_normalizer_R.shape[0], weight_VH.shape[0]) if token_chunks else ():
+        gradients.add(columns, ((rows, gradient(rows, columns)) for rows in token_chunks))
 
 
 def _raw_gradient(p: Tensor, log_p: Tensor | None, slope: Tensor | float, outer: _Outer) -> Tensor:

@@ -37,32 +37,35 @@ def microbatches_by_groups(
     tokens_per_microbatch: int,
     *,
     shared_tokens: int = FULL_SPEED_TOKENS,
+    shared_responses: int | None = None,
 ) -> list[list[int]]:
     """Row numbers of each micro-batch for rows that are packed with each prompt once: groups stay together
     where they fit, longest prompts first, longest responses first within a group.
 
     A micro-batch with several groups is filled only to half the budget (or `shared_tokens`, if that is more): filling
-    it further would take memory and save no time. A single group may use all of it, because a group that is split reads
-    its prompt again.
+    it further would take memory and save no time. For the same reason it has at most `shared_responses` tokens of
+    responses. A single group may use all of the budget, because a group that is split reads its prompt again.
     A single row above the budget gets a micro-batch of its own. Raises ValueError for a budget below 1.
     """
     if tokens_per_microbatch < 1:
         raise ValueError(f"tokens_per_microbatch must be at least 1, got {tokens_per_microbatch}")
     microbatches: list[list[int]] = [[]]
-    used = 0
+    used = answered = 0
     shared = min(tokens_per_microbatch, max(tokens_per_microbatch // 2, shared_tokens))
     for group in sorted(groups, key=lambda rows: (-prompt_lengths[rows[0]], rows[0])):
-        prompt = prompt_lengths[group[0]]
-        if used + prompt + sum(lengths[row] for row in group) > shared and microbatches[-1]:
+        prompt, responses = prompt_lengths[group[0]], sum(lengths[row] for row in group)
+        is_full = used + prompt + responses > shared
+        is_full |= shared_responses is not None and answered + responses > shared_responses
+        if is_full and microbatches[-1]:
             microbatches.append([])
-            used = 0
+            used = answered = 0
         pending = prompt  # what the prompt costs in this micro-batch, paid by its first row there
         for row in sorted(group, key=lambda row: (-lengths[row], row)):
             if used + pending + lengths[row] > tokens_per_microbatch and microbatches[-1]:
                 microbatches.append([])
-                used, pending = 0, prompt
+                used, answered, pending = 0, 0, prompt
             microbatches[-1].append(row)
-            used, pending = used + pending + lengths[row], 0
+            used, answered, pending = used + pending + lengths[row], answered + lengths[row], 0
     return [rows for rows in microbatches if rows]
 
 

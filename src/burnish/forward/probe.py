@@ -17,7 +17,7 @@ from burnish.errors import KernelError
 from burnish.forward.attention import WAYS, packs_rows, set_packed_attention, ways_on
 from burnish.forward.batch import Batch, HostRows
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
-from burnish.forward.few_layers import few_layers, num_weights, tokens_for
+from burnish.forward.few_layers import few_layers, num_weights, telling_layers, tokens_for
 from burnish.forward.float32 import fast_float32
 from burnish.forward.kernel_layers import (
     has_known_layers,
@@ -56,7 +56,8 @@ def use_packed_rows(model: PreTrainedModel, paths: FastPaths | None = None) -> b
     before = model.config._attn_implementation
     ways = ways_on(model.device, model.dtype)
     batch = _rows(model)
-    agreeing = [way for way in ways if set_packed_attention(model, way) and _gives_the_same(model, batch)]
+    with telling_layers(model):
+        agreeing = [way for way in ways if set_packed_attention(model, way) and _gives_the_same(model, batch)]
     if not agreeing:
         if packs_rows(model):
             model.set_attn_implementation(before)
@@ -110,9 +111,11 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
     batch = _rows(model, prompt_lengths=(20, 3), response_lengths=(37, 18, 1, 33, 2))
     accepted = False
     try:
-        own_states, own_gradient = _states_and_gradient(model, batch)
+        with telling_layers(model):
+            own_states, own_gradient = _states_and_gradient(model, batch)
         set_layer_kernels(model)
-        states, gradient = _states_and_gradient(model, batch)
+        with telling_layers(model):
+            states, gradient = _states_and_gradient(model, batch)
         accepted = _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
     except KernelError:
         raise

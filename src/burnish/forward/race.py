@@ -13,6 +13,8 @@ AT_LEAST = 1.02
 BUDGET_SECONDS = 1.5
 """Rounds end after this, but never before `_FEWEST`."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
+_CLEARLY = 1.25
+"""Rounds end after `_FEWEST` if even the slowest of the winner is this many times as fast as the others' fastest."""
 _SAMPLE_SECONDS = 2e-3
 """A sample repeats a faster run until it takes about this long, so that clock and interrupts do not matter."""
 
@@ -45,22 +47,28 @@ def race(
     The best round of each way counts, because other load on the machine only ever adds time. Each has run once before,
     because the first run compiles and allocates. `clock` times the ways, `wall` the whole race.
     """
-    repeats = [_repeats(way, clock) for way in ways]
-    rounds: list[list[float]] = []
     started = wall()
+    once = [_sample(way, 1, clock) for way in ways]
+    repeats = [_repeats(seconds) for seconds in once]
+    rounds = [once] if max(repeats) == 1 else []  # single runs of a fast way tell little
     while len(rounds) < _MOST:
         rounds.append([_sample(way, count, clock) for way, count in zip(ways, repeats, strict=True)])
         best = _per_way(rounds, min)
-        if len(rounds) >= _FEWEST and wall() - started > BUDGET_SECONDS:
+        if len(rounds) >= _FEWEST and (wall() - started > BUDGET_SECONDS or _is_clear(rounds)):
             break
         if len(rounds) >= _ENOUGH and _winner(best) == _winner(_per_way(rounds, statistics.median)):
             break
     return RaceResult(ways[_winner(best)].name, {way.name: seconds for way, seconds in zip(ways, best, strict=True)})
 
 
-def _repeats(way: Way, clock: Callable[[], float]) -> int:
+def _is_clear(rounds: list[list[float]]) -> bool:
+    best, worst = _per_way(rounds, min), _per_way(rounds, max)
+    first = _winner(best)
+    return all(seconds >= _CLEARLY * worst[first] for way, seconds in enumerate(best) if way != first)
+
+
+def _repeats(once: float) -> int:
     """Runs in a sample, by how long one takes."""
-    once = _sample(way, 1, clock)
     return 1 if once >= _SAMPLE_SECONDS else min(100, math.ceil(_SAMPLE_SECONDS / max(once, 1e-9)))
 
 

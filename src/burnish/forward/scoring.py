@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,13 @@ from burnish.forward.embedding_gradient import embedding_gradient_in_place
 from burnish.forward.gathering import gather_rows
 from burnish.forward.heads import find_head_transform
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
+from burnish.forward.logprobs import (
+    KEPT_ELEMENTS,
+    HeadTransform,
+    chunked_token_scores,
+    likeliest_tokens,
+    plain_token_scores,
+)
 from burnish.forward.microbatches import (
     FULL_SPEED_TOKENS,
     microbatches_by_groups,
@@ -120,14 +126,24 @@ class TrunkRunner:
     Raises ModelError for models whose rows have no such numbers.
     """
 
-    def __init__(self, model: PreTrainedModel, *, plain: bool = False, router: RouterLoss | None = None) -> None:
-        """router: gets what the model's routers say in passes with a gradient."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        plain: bool = False,
+        router: RouterLoss | None = None,
+        shared_responses: int | None = None,
+    ) -> None:
+        """router: gets what the model's routers say in passes with a gradient. shared_responses: most tokens of
+        responses to several prompts in a micro-batch."""
         self._model = model
         self._plain = plain
         self._router = router
         self._rules: RowRules = row_rules(model)
         self.packs = takes(model, "position_ids") and packs_rows(model)
-        self._shared_tokens = light_tokens(model)
+        self._by_groups = partial(
+            microbatches_by_groups, shared_tokens=light_tokens(model), shared_responses=shared_responses
+        )
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, those rows) of each micro-batch: rows of one prompt stay together where each distinct prompt of
@@ -141,9 +157,7 @@ class TrunkRunner:
         prompts, lengths = rows.prompt_lengths.tolist(), rows.response_lengths.tolist()
         if not self.packs:
             return microbatches_by_tokens((rows.prompt_lengths + rows.response_lengths).tolist(), tokens_per_microbatch)
-        return microbatches_by_groups(
-            prompts, lengths, rows.groups(), tokens_per_microbatch, shared_tokens=self._shared_tokens
-        )
+        return self._by_groups(prompts, lengths, rows.groups(), tokens_per_microbatch)
 
     def hidden(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         """First output at these positions (the state *before* each token): hidden states (N, H) of a trunk, logits
@@ -232,7 +246,9 @@ class ResponseScorer:
         self._plain = plain
         self._transform: HeadTransform | None = find_head_transform(model)
         self._router = RouterLoss(model) if router_loss else None
-        self._trunk = TrunkRunner(model.base_model, plain=plain, router=self._router)
+        # On a CPU small micro-batches cost little, and logits that are not kept are computed twice.
+        most = kept_tokens(model) if self.is_chunked and model.device.type == "cpu" and not plain else None
+        self._trunk = TrunkRunner(model.base_model, plain=plain, router=self._router, shared_responses=most)
         self._whole = TrunkRunner(model, plain=plain, router=self._router)
 
     @property
@@ -346,6 +362,11 @@ def light_tokens(model: PreTrainedModel) -> int:
     is stored for the backward pass below about 256 MiB. Small models are faster with many."""
     numbers = 3 * sum(weight.numel() for weight in model.parameters()) // hidden_width(model)
     return max(FULL_SPEED_TOKENS, (1 << 28) // (4 * max(1, numbers)))
+
+
+def kept_tokens(model: PreTrainedModel) -> int:
+    """Tokens whose logits are kept from the forward to the backward pass."""
+    return KEPT_ELEMENTS // int(model.get_output_embeddings().weight.shape[0])
 
 
 def hidden_width(model: PreTrainedModel) -> int:

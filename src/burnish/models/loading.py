@@ -101,7 +101,8 @@ def load_outline(config: ModelConfig, *, head: Head = "language", plain: bool = 
         check_declared_sizes(raw_config, config.path)
         with torch.device("meta"):
             model = _random_model(_model_config(source, config), config, 0, head)
-        return _with_tokenizer(model, config, raw_config, generation_config, (), plain=plain)
+        tokenizer = load_tokenizer(config)
+        return _with_tokenizer(model, tokenizer, config, raw_config, generation_config, (), plain=plain)
 
 
 def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: FastPaths) -> LoadedModel:
@@ -111,14 +112,14 @@ def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: 
     raw_config, generation_config = _raw_configs(source, config)
     check_declared_sizes(raw_config, config.path)
     model_config = _model_config(source, config)
-    load_tokenizer(config)  # before the weights, which take longer: what is wrong with it is told at once
+    tokenizer = load_tokenizer(config)  # before the weights, which take longer: what is wrong with it is told at once
     weights_note: str | None
     if config.from_scratch:
         model, weights_note = _random_model(model_config, config, seed, head), "weights are random (model.from_scratch)"
     else:
         model, weights_note = _saved_model(source, config, head)
         check_finite(model, config.path)
-    loaded = _with_tokenizer(model, config, raw_config, generation_config, (weights_note,), plain=plain)
+    loaded = _with_tokenizer(model, tokenizer, config, raw_config, generation_config, (weights_note,), plain=plain)
     if config.router_aux_coef > 0:
         _check_router_loss(model, head)
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
@@ -139,6 +140,7 @@ def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: 
 
 def _with_tokenizer(
     model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     config: ModelConfig,
     raw_config: dict[str, Any],
     generation_config: dict[str, Any],
@@ -147,7 +149,6 @@ def _with_tokenizer(
     plain: bool,
 ) -> LoadedModel:
     """The model with its tokenizer, and what follows from the two."""
-    tokenizer = load_tokenizer(config)
     check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
     eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
     check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")

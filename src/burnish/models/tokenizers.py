@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.collecting import uncollected
 from burnish.config.names import KEEP_THINKING
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
@@ -30,11 +31,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     field = "model.tokenizer" if config.tokenizer else "model.path"
     source = resolve_source(path, field=field)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source,
-            revision=None if config.tokenizer else config.revision,
-            trust_remote_code=config.trust_remote_code,
-        )
+        with uncollected():
+            tokenizer = AutoTokenizer.from_pretrained(
+                source,
+                revision=None if config.tokenizer else config.revision,
+                trust_remote_code=config.trust_remote_code,
+            )
     except Exception as error:  # boundary to transformers: a broken tokenizer raises almost anything
         raise ModelError(
             f"{field} {path!r} has no tokenizer that can be loaded ({type(error).__name__}: {_first_line(error)})",

@@ -149,14 +149,29 @@ def _own_seats(
 
 
 def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
-    """The processes of environments, of agents and of tools, as many as conversations may be held at the same time."""
+    """The processes of environments, of agents and of tools, as many as conversations may be held at the same time.
+    Environment workers share those that are not agents."""
     talks = [domain.conversation for domain in domain_settings(config) if domain.conversation is not None]
-    alone = [talk for talk in talks if talk.own_tools or talk.environment is not None or talk.agent is not None]
-    if alone:
-        count = min(max(talk.max_open for talk in alone), responses_per_step(config))
-        each = CONVERSATION_PROCESS_BYTES
-        item = MemoryItem("processes", count * each, f"{count} x {bytes_in_words(each)}", ("sampling",), at_most=True)
-        yield Seat(f"{count} {_TALKS}{'es' * (count > 1)}", ("tools, environments",), 1, None, (item,))
+    workers = config.cluster.environment_workers
+    agents = [talk for talk in talks if talk.agent is not None]
+    others = [talk for talk in talks if talk.own_tools or talk.environment is not None]
+    if here := agents if workers else [*agents, *others]:
+        count = min(max(talk.max_open for talk in here), responses_per_step(config))
+        holds = ("agents",) if workers else ("tools, environments",)
+        yield Seat(f"{count} {_TALKS}{'es' * (count > 1)}", holds, 1, None, (_processes(count),))
+    for number in range(workers):
+        count = -(-min(max(talk.max_open for talk in others), responses_per_step(config)) // workers)
+        yield _joined(
+            _seat(f"environment worker {number}", ("tools, environments",), 1, None, (), ()),
+            [_processes(count)],
+            on_gpu=False,
+        )
+
+
+def _processes(count: int) -> MemoryItem:
+    """So many processes of conversations."""
+    each = CONVERSATION_PROCESS_BYTES
+    return MemoryItem("processes", count * each, f"{count} x {bytes_in_words(each)}", ("sampling",), at_most=True)
 
 
 def _with_judges(seat: Seat, config: RlConfig, machine: Machine, rewards: Sequence[RewardFacts]) -> Iterator[Seat]:
@@ -197,7 +212,7 @@ def _rested(items: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
 
 
 def _is_started(seat: Seat) -> bool:
-    """Whether it is the process of a trainer, a model or a rollout worker, and not the command's, of rewards or of
+    """Whether it is the process of a trainer, a model or a worker, and not the command's, of rewards or of
     conversations."""
     return _process_of(seat) != "controller" and _WORKS not in seat.name and _TALKS not in seat.name
 

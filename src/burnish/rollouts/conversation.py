@@ -220,9 +220,8 @@ class Conversation:
         """Note how the last turn was understood, and append what follows it, if there is room for that and more."""
         last_words = () if answer.ends is None else answer.messages
         self.turns[-1] = replace(self.turns[-1], messages=(answer.message, *last_words), reward=answer.reward)
-        seen = (*self.request.prompt_tokens, *self.tokens)
-        if answer.is_whole and answer.tokens[: len(seen)] == seen:  # nothing was written differently this time
-            answer = replace(answer, tokens=answer.tokens[len(seen) :], is_whole=False)
+        if answer.is_whole:
+            answer = self._appended(answer)
         after = len(answer.tokens) + (-len(self.request.prompt_tokens) if answer.is_whole else len(self.tokens))
         if answer.ends is not None:
             self.reason = answer.ends
@@ -236,6 +235,13 @@ class Conversation:
             self.turns.append(Turn(answer.author, len(self.tokens), after, answer.messages))
             self.tokens += answer.tokens
             self.logprobs += [0.0] * len(answer.tokens)
+
+    def _appended(self, answer: Answer) -> Answer:
+        """A whole conversation as what it appends, if nothing was written differently this time."""
+        seen = (*self.request.prompt_tokens, *self.tokens)
+        if answer.tokens[: len(seen)] != seen:
+            return answer
+        return replace(answer, tokens=answer.tokens[len(seen) :], is_whole=False)
 
     def _go_on_elsewhere(self, answer: Answer) -> None:
         """Leave the turns so far behind as a row, and begin another one, whose prompt is the whole history."""

@@ -25,8 +25,9 @@ from typing import Any
 from burnish.data.chat import turns_of
 from burnish.data.histories import HistoryEncoder, opened
 from burnish.data.observations import ObservationFormat, Observer
-from burnish.environments.host import ConversationHost, ConversationProcess
+from burnish.environments.host import ConversationHost
 from burnish.environments.messages import GarbledError, count, flag, number, opening, text
+from burnish.environments.process import ConversationProcess
 from burnish.errors import DataError
 from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
@@ -107,7 +108,8 @@ class ToolsAndEnvironment:
 
     def count(self, **counts: float) -> None:
         with self._lock:
-            self._counts.update(counts)  # type: ignore[arg-type]  # seconds are counted, too
+            for name, number in counts.items():
+                self._counts[name] += number  # type: ignore[assignment]  # seconds are counted, too
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `Partner`."""
@@ -494,11 +496,10 @@ class _Answers:
         tokenizer refuses them, are replaced by a note that says so; whether they could."""
         assert line.turn is not None
         where = f"{self._partner.where}, prompt {line.prompt.id}, turn {line.turn_number}"
-        notes = [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]
         why = ""
         is_whole = ("tool" if author == "tool" else "user") in self._partner.rewriting
         before, heard = (*line.messages, _as_history(line)), line.heard
-        for some in (messages, notes) if author == "tool" else (messages,):
+        for some in _ways_to_say(messages, author):
             line.messages = (*before, *some)
             line.heard = heard | {number: 0 for number in range(len(before), len(line.messages))}
             try:
@@ -586,6 +587,13 @@ def _said(line: _Line) -> Message:
         line.parsed.content,
         tool_calls=tuple({"id": line.identity(index), **call.to_dict()} for index, call in calls),
     )
+
+
+def _ways_to_say(messages: Sequence[Message], author: Author) -> Iterator[Sequence[Message]]:
+    """What is answered, and what instead if it cannot be written."""
+    yield messages
+    if author == "tool":
+        yield [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]
 
 
 def _as_history(line: _Line) -> Message:

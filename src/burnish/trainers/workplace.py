@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from burnish.checkpointing.fingerprints import FINGERPRINT_FILE, Fingerprints, refuse_changes
+from burnish.checkpointing.fingerprints import FINGERPRINT_FILE, Fingerprints, FingerprintsInProgress, refuse_changes
 from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.output import check_output
 from burnish.checkpointing.pending import read_pending
@@ -86,13 +86,14 @@ def open_workplace(config: RunConfig, console: Console, *, accept_changes: bool 
     path, lock = Path(config.output), RunLock(Path(config.output))
     with lock:
         RunDirectory(path).admit(config)
-        now = Fingerprints.of(config)
-        store = CheckpointStore(path, keep=config.checkpoint.keep, extra_files={FINGERPRINT_FILE: now.dump()})
+        now = FingerprintsInProgress(config)  # a new run does not need them before it saves
+        fingerprints = {FINGERPRINT_FILE: lambda: now.result().dump()}
+        store = CheckpointStore(path, keep=config.checkpoint.keep, extra_files=fingerprints)
         store.clean()
         found = _newest(store, path, say)
         accepted: tuple[str, ...] = ()
         if found.checkpoint is not None:
-            accepted = _compare(path, found.checkpoint, now, say, accept_changes=accept_changes)
+            accepted = _compare(path, found.checkpoint, now.result(), say, accept_changes=accept_changes)
             store.discard_after(found.checkpoint.step)
             store.prune(found.checkpoint.step)
             console.print(f"resuming {path} after step {found.checkpoint.step}", markup=False, highlight=False)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
-from burnish.checkpointing.fingerprints import Fingerprints, refuse_changes
+from burnish.checkpointing import fingerprints
+from burnish.checkpointing.fingerprints import Fingerprints, FingerprintsInProgress, refuse_changes
 from burnish.checkpointing.sources import named_files
 from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.errors import CheckpointError
@@ -130,6 +133,35 @@ def test_pipes_hub_names_and_odd_texts_are_passed_over(place: Path) -> None:
     )
     assert names(config) == set()
     Fingerprints.of(config)
+
+
+def test_a_program_goes_on_while_its_files_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, may_read = Fingerprints.of(rl(place)), Event()
+    read = fingerprints._fingerprint
+    monkeypatch.setattr(fingerprints, "_fingerprint", lambda path: may_read.wait() and read(path))
+    in_progress = FingerprintsInProgress(rl(place))
+    may_read.set()
+    assert in_progress.result() == wanted == in_progress.result()
+
+
+def test_what_ends_the_reading_is_raised_where_it_is_waited_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(fingerprints, "_fingerprint", fail)
+    in_progress = FingerprintsInProgress(rl(place))
+    with pytest.raises(MemoryError, match="no room"):
+        in_progress.result()
+
+
+def test_large_files_are_hashed_in_pieces(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(256)) * 1_000
+    (place / "model/model.safetensors").write_bytes(content)
+    monkeypatch.setattr(fingerprints, "_PIECE_BYTES", 1_000)
+    assert Fingerprints.of(rl(place)).files["model.path: model.safetensors"] == {
+        "bytes": 256_000,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
 
 
 def test_texts_that_no_path_can_be_are_no_files(place: Path) -> None:

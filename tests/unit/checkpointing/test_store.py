@@ -307,7 +307,7 @@ def test_a_folder_that_is_moved_away_during_a_save_is_named(tmp_path: Path) -> N
 
 
 def test_every_checkpoint_holds_what_is_to_stand_beside_it(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, extra_files={"note.json": "{}"})
+    store = CheckpointStore(tmp_path, extra_files={"note.json": lambda: "{}"})
     saved = store.save(1, lambda folder: None)
     assert (saved.folder / "note.json").read_text() == "{}"
     (saved.folder / "note.json").write_text("{ }")

@@ -198,18 +198,89 @@ def test_decoding_and_encoding_again_gives_other_tokens(shared_dir: Any) -> None
     assert sum(a != b for a, b in zip(again, sampled, strict=True)) > 100
 
 
+ODD = st.sampled_from(["", " a ", "burnish answer", "burnish observation", '"\n'])
+CONTENTS = st.lists(st.one_of(WORDS, ODD), min_size=1, max_size=3)
+
+
+def forgetful(form: ObservationFormat) -> ObservationFormat:
+    """Asks the template for every piece of every answer."""
+    object.__setattr__(form, "_frame", lambda shape, messages, calls: None)
+    object.__setattr__(form, "_is_timeless", False)
+    return form
+
+
 @pytest.mark.parametrize("template", [HERMES, LLAMA, CHATML])
-@given(contents=st.lists(st.one_of(WORDS, st.sampled_from(["", " a ", "burnish answer", "burnish observation", '"\n'])),
-                         min_size=1, max_size=3))  # fmt: skip
-def test_what_is_remembered_of_a_template_changes_no_token(template: str, contents: list[str]) -> None:
-    """Each answer is still rendered once; the frame around it is not rendered again."""
-    form, slow = (format_of(template, () if template is CHATML else (CALCULATOR,)) for _ in range(2))
-    role, calls = ("user", []) if template is CHATML else ("tool", [call("a")])
-    messages = [Message(role, content) for content in contents]
-    object.__setattr__(slow, "_frame", lambda messages, calls: None)
-    last = form.template.tokenizer.eos_token_id
-    for _ in range(2):
+@given(answers=st.lists(st.tuples(CONTENTS, st.sampled_from(["a", "b"]), st.booleans()), min_size=1, max_size=5))
+def test_what_is_remembered_of_a_template_changes_no_token(
+    template: str, answers: list[tuple[list[str], str, bool]]
+) -> None:
+    """Neither the frames around answers, nor answers that have been given before."""
+    tools = () if template is CHATML else (CALCULATOR,)
+    form, slow = format_of(template, tools), forgetful(format_of(template, tools))
+    stop = form.template.tokenizer.eos_token_id
+    for contents, name, has_ended in answers * 2:
+        role, calls = ("tool", [call(name)]) if tools else ("user", [])
+        messages = [Message(role, content, extra={"name": name}) for content in contents]
+        last = stop if has_ended else stop + 1
         assert form.tokens(messages, calls, last, where="x") == slow.tokens(messages, calls, last, where="x")
+
+
+def counted_renderings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the template is asked to write from now on."""
+    written: list[str] = []
+    write = Template._apply
+
+    def watched(template: Template, messages: Any, *given: Any) -> str:
+        written.append(messages[-1].content)
+        return write(template, messages, *given)
+
+    monkeypatch.setattr(Template, "_apply", watched)
+    return written
+
+
+def test_an_answer_that_comes_again_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = format_of(CHATML)
+    last = form.template.tokenizer.eos_token_id
+    first = {text: form.tokens([Message("user", text)], [], last, where="x") for text in ("higher", "lower")}
+    written = counted_renderings(monkeypatch)
+    assert form.tokens([Message("user", "lower")], [], last, where="x") == first["lower"]
+    assert written == []
+    form.tokens([Message("user", "found")], [], last, where="x")
+    assert written == ["found"]
+
+
+def test_only_so_many_short_answers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.data.observations._MOST_ANSWERS", 3)
+    form = format_of(CHATML)
+    last = form.template.tokenizer.eos_token_id
+    for text in ("a", "b", "c", "d", "x" * 257):
+        form.tokens([Message("user", text)], [], last, where="x")
+    written = counted_renderings(monkeypatch)
+    for text in ("d", "x" * 257, "a"):
+        form.tokens([Message("user", text)], [], last, where="x")
+    assert written == ["x" * 257, "a"]
+
+
+def test_a_template_that_writes_the_date_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import chat_template_utils
+
+    class Clock:
+        year = "2030"
+
+        @classmethod
+        def now(cls) -> Clock:
+            return cls()
+
+        def strftime(self, form: str) -> str:
+            return self.year
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    form = format_of(CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>' + strftime_now('%Y') + '\n'"))
+    tokenizer = form.template.tokenizer
+    for year in ("2030", "2031"):
+        monkeypatch.setattr(Clock, "year", year)
+        tokens = form.tokens([Message("user", "hi")], [], tokenizer.eos_token_id, where="x")
+        assert tokenizer.decode(tokens).endswith(f"<|im_start|>{year}\n")
 
 
 def test_a_template_that_looks_at_contents_is_not_trusted_with_a_frame() -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from burnish.environments import host as host_module
-from burnish.environments.host import ConversationHost, ConversationProcess, Wanted
+from burnish.environments import warm_parent as parent_module
+from burnish.environments.host import ConversationHost
+from burnish.environments.process import ConversationProcess
+from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError, RolloutError
 
 TOOLS = '''
@@ -118,7 +120,8 @@ def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]
 
 TRAINER = """
 import os, sys, time
-from burnish.environments.host import ConversationHost, Wanted
+from burnish.environments.host import ConversationHost
+from burnish.environments.warm_parent import Wanted
 host = ConversationHost(Wanted(tools=[sys.argv[1] + ":pid"]))
 sys.path.insert(0, sys.argv[2])
 from test_host import ask
@@ -221,7 +224,7 @@ def test_the_parent_is_started_again_and_not_for_ever(
     make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = make()
-    monkeypatch.setattr(host_module, "_MOST_SHORT_LIVES", 2)
+    monkeypatch.setattr(parent_module, "_MOST_SHORT_LIVES", 2)
     pids = {host.pid}
     for _ in range(2):
         process = host.lease()
@@ -243,8 +246,8 @@ def test_the_parent_is_started_again_and_not_for_ever(
 def test_a_parent_that_lived_long_may_be_started_again(
     make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "_MOST_SHORT_LIVES", 0)
-    monkeypatch.setattr(host_module, "_SHORT_LIFE_SECONDS", 0.0)
+    monkeypatch.setattr(parent_module, "_MOST_SHORT_LIVES", 0)
+    monkeypatch.setattr(parent_module, "_SHORT_LIFE_SECONDS", 0.0)
     host = make()
     os.kill(host.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(host.pid))
@@ -267,3 +270,22 @@ def test_without_room_for_a_process_its_conversation_ends(make: Callable[..., Co
     assert host.take_restarts() == 0
     first.close()
     second.close()
+
+
+LIMITS = """
+import resource
+from burnish.environments.host import allow_connections, no_more_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2000))
+for conversations in (400, 100, 5000):
+    allow_connections(conversations)
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+print(no_more_files().message)
+"""
+
+
+def test_as_many_connections_as_the_system_allows() -> None:
+    """512 are for other files, and a conversation may have two: 400 need 1,312, and 5,000 more than there may be."""
+    done = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, timeout=60, check=True)
+    *limits, message = done.stdout.splitlines()
+    assert limits == ["(1312, 2000)", "(1312, 2000)", "(2000, 2000)"]
+    assert message.startswith("this system allows the process no more than 2,000 open files")

@@ -82,7 +82,7 @@ class Asked:
 
     def ask(self, do: str, **given: Any) -> list[dict[str, Any]]:
         sent: list[Any] = []
-        self.session._answer({"do": do, **given}, sent.append)
+        self.session._answer({"do": do, **given}, lambda *messages: sent.extend(messages))
         return sent
 
     def call(self, *names: str) -> list[dict[str, Any]]:
@@ -125,6 +125,33 @@ def test_calls_of_the_environment_keep_their_order(asked: Asked) -> None:
     }
     assert asked.source.started[0].order == ["one", "two", "later", "wrong", "end", "three"]
     assert (over["called"], over["ended"], over["reward"]) == (True, True, 2.5)
+
+
+def test_the_result_of_a_single_call_and_the_end_of_the_calls_are_sent_at_once(asked: Asked) -> None:
+    asked.ask("open", row={}, seed=0)
+    sent: list[Any] = []
+    for name in ("plain", "end"):
+        request = {"do": "calls", "calls": [[0, name, {"a": 4}]], "limit": 100, "seed": 1}
+        asked.session._answer(request, lambda *messages: sent.append(messages))
+    assert [[message.get("text", message.get("ended")) for message in messages] for messages in sent] == [
+        ["plain 4", False],
+        ["last", True],
+    ]
+    assert sent[1][1]["reward"] == 2.0
+
+
+def test_functions_of_one_turn_run_at_the_same_time() -> None:
+    meeting = threading.Barrier(2)
+
+    def meet(a: int) -> str:
+        meeting.wait(60)
+        return f"met {a}"
+
+    source = Source()
+    asked = Asked(Session({"meet": LoadedTool("meet", {}, meet, False)}, source), source)
+    *found, over = asked.call("meet", "meet")
+    assert sorted(message["text"] for message in found) == ["met 0", "met 1"]
+    assert over["called"]
 
 
 def test_an_environment_that_breaks_in_a_call_ends_the_conversation(asked: Asked) -> None:

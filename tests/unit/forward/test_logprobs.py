@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.forward.logprobs import KEPT_ELEMENTS, HeadTransform, chunked_token_scores, plain_token_scores
 
-BOTH_WAYS = pytest.mark.parametrize("kept", [KEPT_ELEMENTS, -1], ids=["kept", "streamed"])
+BOTH_WAYS = pytest.mark.parametrize("kept", [KEPT_ELEMENTS, -1, 3 * 33], ids=["kept", "streamed", "kept in part"])
 TRANSFORMS = (HeadTransform(), HeadTransform(scale=0.25), HeadTransform(scale=2.0, softcap=3.0))
 
 
@@ -163,9 +163,9 @@ def test_bfloat16_reduces_in_float32(kept):
 
 @pytest.mark.parametrize("entropy", [False, True])
 def test_kept_and_recomputed_logits_give_the_same(entropy):
-    """The limit is inclusive; a second backward pass through the same graph has to compute them again."""
+    """All, all but one, or none; a second backward pass through the same graph has to compute them again."""
     found = []
-    for kept in (8 * 50, 8 * 50 - 1):
+    for kept in (8 * 50, 8 * 50 - 1, 49):
         hidden, weight, bias, targets = _inputs(8, 4, 50)
         scores = chunked_token_scores(
             hidden, weight, bias, targets, entropy=entropy, chunk_elements=70, kept_elements=kept
@@ -177,12 +177,28 @@ def test_kept_and_recomputed_logits_give_the_same(entropy):
         for first, second in zip(once, twice, strict=True):
             torch.testing.assert_close(first, second)
         found.append(once)
-    for kept_gradient, computed in zip(*found, strict=True):
+    for kept_gradient, kept_but_one, computed in zip(*found, strict=True):
         torch.testing.assert_close(kept_gradient, computed)
+        torch.testing.assert_close(kept_but_one, computed)
+
+
+@pytest.mark.parametrize(("kept", "rows"), [(8 * 50, 8), (8 * 50 - 1, 7), (3 * 50, 3), (49, 0), (-1, 0)])
+def test_only_logits_that_are_not_kept_are_computed_twice(kept, rows, monkeypatch):
+    """Rows of the products with the head: 8 of the forward pass, and those of the backward pass that are not kept."""
+    hidden, weight, bias, targets = _inputs(8, 4, 50)
+    products = []
+
+    def noting(inputs, weights, bias=None):
+        products.append(inputs.shape[0] * weights.shape[0])
+        return linear(inputs, weights, bias)
+
+    monkeypatch.setattr("burnish.forward.logprobs.linear", noting)
+    chunked_token_scores(hidden, weight, bias, targets, chunk_elements=70, kept_elements=kept)[0].sum().backward()
+    assert sum(products) == 8 * 50 + (8 - rows) * 50
 
 
 def test_full_logits_never_exist_where_they_are_too_many():
-    """No operation, forward or backward, makes a tensor larger than a chunk or the weight itself."""
+    """No operation, forward or backward, makes a tensor larger than a chunk, what is kept, or the weight itself."""
     hidden, weight, bias, targets = _inputs(64, 4, 500)
     largest = 0
 
@@ -197,7 +213,7 @@ def test_full_logits_never_exist_where_they_are_too_many():
 
     with Watch():
         scores = chunked_token_scores(
-            hidden, weight, bias, targets, entropy=True, chunk_elements=64 * 20, kept_elements=64 * 500 - 1
+            hidden, weight, bias, targets, entropy=True, chunk_elements=64 * 20, kept_elements=3 * 500
         )
         _loss(scores, torch.ones(64)).backward()
     assert largest == weight.numel() == 2000

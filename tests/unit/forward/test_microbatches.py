@@ -58,6 +58,15 @@ def test_groups_share_half_a_large_budget_and_one_group_takes_all_of_it() -> Non
     assert small == [[0, 1, 2], [3]]  # a model that takes 3,000 lightly
 
 
+def test_groups_share_a_micro_batch_up_to_so_many_tokens_of_responses() -> None:
+    """Responses of 40, 30 and 90 tokens: 70 are within 80, 120 are not; 90 alone are let be, and 10 begin anew."""
+    lengths = [40, 30, 90, 10]
+    found = microbatches_by_groups([8, 7, 6, 5], lengths, [[0], [1], [2], [3]], 4000, shared_responses=80)
+    assert found == [[0, 1], [2], [3]]
+    group = microbatches_by_groups([8, 8, 7], [50, 50, 10], [[0, 1], [2]], 4000, shared_responses=80)
+    assert group == [[0, 1], [2]]  # prompts do not count, and a group is not torn for it
+
+
 def test_a_group_above_the_budget_is_split_and_pays_its_prompt_again() -> None:
     assert microbatches_by_groups([5] * 4, [4, 6, 3, 6], [[0, 1, 2, 3]], 15) == [[1], [3, 0], [2]]
     assert microbatches_by_groups([5], [40], [[0]], 15) == [[0]]

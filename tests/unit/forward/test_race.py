@@ -58,10 +58,13 @@ def test_rounds_in_which_the_machine_is_busy_do_not_count() -> None:
 def test_it_ends_when_it_is_clear_and_when_time_is_up() -> None:
     course = Course(fast=0.010, plain=0.020)
     race(course.ways, clock=course.clock, wall=course.clock)
-    assert course.runs == {"fast": 6, "plain": 6}  # one to know how long it takes, five rounds
-    course = Course(fast=2.0, plain=3.0)
+    assert course.runs == {"fast": 3, "plain": 3}  # nothing can change it any more
+    course = Course(fast=0.010, plain=[0.011, 0.012])
     race(course.ways, clock=course.clock, wall=course.clock)
-    assert course.runs == {"fast": 4, "plain": 4}  # three rounds at least
+    assert course.runs == {"fast": 5, "plain": 5}  # close, but every round says the same
+    course = Course(fast=2.0, plain=2.1)
+    race(course.ways, clock=course.clock, wall=course.clock)
+    assert course.runs == {"fast": 3, "plain": 3}  # three rounds at least
     assert course.now > BUDGET_SECONDS
 
 
@@ -69,7 +72,13 @@ def test_short_ones_are_repeated_until_a_clock_can_tell() -> None:
     course = Course(fast=1e-4, plain=4e-4)
     outcome = race(course.ways, clock=course.clock, wall=course.clock)
     assert outcome.seconds == pytest.approx({"fast": 1e-4, "plain": 4e-4})
-    assert course.runs == {"fast": 1 + 5 * 20, "plain": 1 + 5 * 5}
+    assert course.runs == {"fast": 1 + 3 * 20, "plain": 1 + 3 * 5}
+
+
+def test_a_lead_that_one_round_contradicts_is_not_clear() -> None:
+    course = Course(fast=[0.010, 0.017, 0.010], plain=0.020)
+    assert race(course.ways, clock=course.clock, wall=course.clock).winner == "fast"
+    assert course.runs == {"fast": 5, "plain": 5}
 
 
 def test_a_clock_that_stands_still_breaks_nothing() -> None:

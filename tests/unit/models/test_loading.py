@@ -8,6 +8,7 @@ import torch
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.models import loading
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import align_weights, load_model, resolve_device
 from burnish.models.tokenizers import chat_template_for, choose_pad_token_id, eos_token_ids, load_tokenizer
@@ -34,6 +35,15 @@ def test_loads_a_folder(load, family):
     assert loaded.notes == ()
     assert not loaded.model.training
     assert loaded.model.dtype is torch.float32
+
+
+def test_the_tokenizer_is_read_once_and_before_the_weights(copy_of_model, monkeypatch):
+    read = []
+    for name in ("load_tokenizer", "_saved_model"):
+        call = getattr(loading, name)
+        monkeypatch.setattr(loading, name, lambda *given, name=name, call=call: read.append(name) or call(*given))
+    load_model(ModelConfig(path=str(copy_of_model), device="cpu"))
+    assert read == ["load_tokenizer", "_saved_model"]
 
 
 def test_dropout_is_off_even_in_train_mode(load):

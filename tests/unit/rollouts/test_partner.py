@@ -18,7 +18,8 @@ import pytest
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat
 from burnish.data.template import Template
-from burnish.environments.host import ConversationHost, Wanted
+from burnish.environments.host import ConversationHost
+from burnish.environments.warm_parent import Wanted
 from burnish.models.characters import character_tokenizer
 from burnish.rollouts.conversation import Answer, Closed, Opened
 from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment

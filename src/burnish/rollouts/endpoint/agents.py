@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.data.chat import turns_of
-from burnish.environments.host import ConversationHost, ConversationProcess
+from burnish.environments.host import ConversationHost
 from burnish.environments.messages import GarbledError, number, text
+from burnish.environments.process import ConversationProcess
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
 from burnish.rollouts.endpoint.desk import Desk, Order

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from burnish.forward.few_layers import telling_layers
 from burnish.forward.kernel_layers import FAMILIES
 from burnish.rollouts.local.decoders import CopyingDecoder, MakeDecoder
 from burnish.rollouts.local.llama_layers import Layer, LlamaLayers
@@ -78,10 +79,16 @@ def can_decode(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def decodes_alike(model: PreTrainedModel, make: MakeDecoder = FusedDecoder) -> bool:
-    """Whether three rows on two prompts, decoded for a few tokens, have the model's own logits.
+    """Whether three rows on two prompts, decoded for a few tokens, have the model's own logits, with as many of its
+    layers as it takes to tell (`telling_layers`).
 
-    False if any weight is not finite.
+    False if any of their weights is not finite.
     """
+    with telling_layers(model):
+        return _decodes_alike(model, make)
+
+
+def _decodes_alike(model: PreTrainedModel, make: MakeDecoder) -> bool:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(0, vocabulary, (2, 20), generator=generator).tolist()

@@ -11,7 +11,8 @@ from rich.console import Console
 from burnish.config.domains import DomainSettings
 from burnish.config.schema import RlConfig
 from burnish.data.prompts import PromptSet
-from burnish.environments.host import ConversationHost, Wanted
+from burnish.environments.host import ConversationHost
+from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
 from burnish.observability.console import say

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from burnish.environments.host import ConversationHost, Wanted
+from burnish.environments.host import ConversationHost
+from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError, RolloutError
 from burnish.rollouts.endpoint.agents import AgentEngine, AgentServer, AgentTalk
 from burnish.rollouts.engine import Sampling

@@ -1,0 +1,284 @@
+"""What is measured of one workload at one precision, a cell of the tables: Burnish, TRL in several ways, samplers."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from models import write_model, write_prompts
+from parent import ScriptFailed, run_script
+from report import HEAD, build_row
+from search import Trial, best, search
+from settings import (
+    AS_IT_COMES,
+    BOUNDED,
+    KEPT,
+    TrlSettings,
+    as_written,
+    environment,
+    low_memory,
+    replaced,
+    search_space,
+)
+from turn_models import write_turn_model
+from workloads import Workload, check_same_work, encode, planned_lengths
+
+HERE = Path(__file__).parent
+VLLM = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in one process, whose memory is then all of it
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+START = TrlSettings(rows=8, matmul="medium", allocator=KEPT)
+"""Where the search begins: what was fastest when nothing was searched."""
+TRIAL_STEPS = 3
+VLLM_SECONDS = 1800.0
+"""TRL with vLLM is ended after this time and the 20-fold of TRL's: it has not started."""
+
+
+@dataclass
+class Cell:
+    """Figures of one workload at one precision. `failed`: peer and reason of what did not run."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where things lie, and how much is measured.
+
+    interpreters: by peer; `trl_vllm` is the one of TRL with vLLM. stamp: what every record says of where it comes from.
+    rates: of `run_rates.py`. trl_rows: micro-batches to try. enough_seconds: measured time after which a trial ends.
+    thorough: names of workloads for which TRL is searched, and measured in every way; in the others only as it starts.
+    """
+
+    folder: Path
+    warmup: int
+    steps: int
+    interpreters: Mapping[str, str]
+    stamp: Mapping[str, Any]
+    rates: Mapping[str, Any]
+    trl_rows: tuple[int, ...]
+    enough_seconds: float
+    thorough: frozenset[str]
+
+    def prepare(self, workload: Workload, questions: list[str]) -> None:
+        """Model and prompts, one prompt for every one that any step draws, so that none comes twice."""
+        if not self.model(workload).exists():
+            if workload.turns is None:
+                write_model(workload.model, self.model(workload))
+            else:
+                write_turn_model(workload.model, workload.turns, self.model(workload))
+        count = workload.prompts * (self.warmup + max(self.steps, TRIAL_STEPS))
+        write_prompts(workload, count, questions, self.prompts(workload))
+
+    def warm_up(self, workload: Workload, precision: str) -> None:
+        """Let Burnish build its kernels and choose its paths once for each kind of run, as on a machine where it has
+        run before. The compiler's memory is not part of any row."""
+        warm = self.folder / f"{self.model(workload).name}-{precision}-{workload.ppo}.warm"
+        if not warm.exists():
+            say(f"{workload.name} {precision} Burnish, not measured: kernels and paths")
+            self.run("burnish", workload, precision, AS_IT_COMES, naive=False)
+            warm.touch()
+
+    def model(self, workload: Workload) -> Path:
+        return self.folder / f"{workload.model}{'' if workload.turns is None else '-turns'}"
+
+    def prompts(self, workload: Workload) -> Path:
+        return self.folder / f"{workload.name}.jsonl"
+
+    def run(
+        self,
+        peer: str,
+        workload: Workload,
+        precision: str,
+        allocator: str,
+        *,
+        timeout: float | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """One peer's result, after making sure that it did the planned work. `more` goes into the task as it is."""
+        task = {
+            "workload": encode(workload),
+            "model": str(self.model(workload)),
+            "prompts": str(self.prompts(workload)),
+            "output": tempfile.mkdtemp(dir=self.folder),
+            "precision": precision,
+            "threads": self.stamp["threads"],
+            "warmup": self.warmup,
+            "steps": self.steps,
+            **more,
+        }
+        switched_off = tuple(self.stamp["switched_off"])
+        result = run_script(
+            HERE / f"run_{'trl' if peer == 'trl_vllm' else peer}.py",
+            task,
+            interpreter=self.interpreters[peer],
+            # A cache of its own: choices that another day's trial made are not part of this measurement.
+            environment=VLLM | environment(allocator, switched_off) | {"XDG_CACHE_HOME": str(self.folder / "cache")},
+            timeout=timeout,
+        )
+        if "avx512" in switched_off and result["capability"] == "AVX512":
+            raise ValueError(f"{peer} used AVX-512, which was to be switched off")
+        done = len(result["lengths"])
+        if done < self.steps and "enough_seconds" not in task:
+            raise ValueError(f"{peer} measured {done} steps of {self.steps} in {workload.name}")
+        plan = planned_lengths(workload, self.prompts(workload), range(self.warmup, self.warmup + done))
+        check_same_work(peer, workload, result, plan)
+        return result
+
+
+def measure(bench: Bench, workload: Workload, precision: str) -> Cell:
+    """One cell. Burnish comes first, and last with every allocator that a row of TRL had."""
+    cell = Cell()
+    bench.warm_up(workload, precision)
+    measured = _Measuring(bench, workload, precision, cell)
+    measured.add("Burnish", "burnish", AS_IT_COMES, "defaults", naive=False)
+    if workload.ppo:
+        measured.add("Burnish (naive)", "burnish", AS_IT_COMES, "debug.plain", naive=True)
+    elif "trl" in bench.interpreters:
+        _measure_trl(measured)
+    if not (
+        workload.kl or workload.ppo or workload.turns
+    ):  # W4 and W7 sample what W2 does; no call holds conversations
+        _measure_samplers(measured)
+    for allocator in dict.fromkeys(row["allocator"] for row in cell.rows if row["peer"].startswith("TRL")):
+        if allocator not in (AS_IT_COMES, BOUNDED):  # as it comes, Burnish sets the thresholds of `bounded` itself
+            measured.add("Burnish", "burnish", allocator, "defaults", naive=False)
+    return cell
+
+
+@dataclass
+class _Measuring:
+    """A cell that is being filled."""
+
+    bench: Bench
+    workload: Workload
+    precision: str
+    cell: Cell
+
+    @property
+    def label(self) -> dict[str, Any]:
+        return {**self.bench.stamp, "workload": self.workload.name, "precision": self.precision}
+
+    @property
+    def fast_is_accurate(self) -> bool:
+        return bool(self.bench.rates["fast_is_accurate"])
+
+    def add(self, name: str, peer: str, allocator: str, words: str, **more: Any) -> dict[str, Any]:
+        """Measure a row, and return it."""
+        result = self.bench.run(peer, self.workload, self.precision, allocator, **more)
+        label = {**self.label, "peer": name, "settings": words, "allocator": allocator}
+        row = build_row(label, self.workload, result, best_rate(self.bench.rates, self.precision))
+        self.cell.rows.append(row)
+        say(f"{self.workload.name} {self.precision} {name} ({words}): {row['step_seconds']:.2f} s")
+        return row
+
+    def try_to_add(self, name: str, peer: str, allocator: str, words: str, **more: Any) -> None:
+        """Measure a row, or note why it cannot be."""
+        try:
+            self.add(name, peer, allocator, words, **more)
+        except (ScriptFailed, ValueError) as error:
+            reason = error.reason if isinstance(error, ScriptFailed) else str(error)
+            self.cell.failed.append({**self.label, "peer": name, "settings": words, "reason": reason})
+            say(f"{self.workload.name} {self.precision} {name} ({words}) failed: {reason}")
+
+
+def _measure_trl(measured: _Measuring) -> None:
+    """TRL with the fastest settings found, and otherwise."""
+    bench, workload = measured.bench, measured.workload
+    space = search_space(
+        workload.rows,
+        precision=measured.precision,
+        fast_is_accurate=measured.fast_is_accurate,
+        rows=bench.trl_rows,
+    )
+    matmul = START.matmul if START.matmul in space["matmul"] else space["matmul"][0]
+    start = replaced(START, rows=START.rows if START.rows in space["rows"] else space["rows"][-1], matmul=matmul)
+    if workload.name not in bench.thorough:
+        _add_trl(measured.add, "TRL", "trl", start)
+        return
+    trials = search(space, start, lambda settings, give_up: _try(measured, settings, give_up))
+    measured.cell.tried += [{**measured.label, **as_record(trial)} for trial in trials]
+    fastest = best(trials, start)
+    took = sum(_add_trl(measured.add, "TRL", "trl", fastest)["all_step_seconds"])
+    _add_trl(measured.try_to_add, HEAD, "trl", replaced(fastest, response_head=True))
+    _add_trl(measured.try_to_add, "TRL, low memory", "trl", low_memory(space))
+    _add_trl(measured.try_to_add, "TRL, as written", "trl", as_written(workload.rows))
+    with_vllm = replaced(fastest, vllm=True)
+    _add_trl(measured.try_to_add, "TRL with vLLM", "trl_vllm", with_vllm, timeout=VLLM_SECONDS + 20 * took)
+
+
+def _add_trl(add: Callable[..., Any], name: str, peer: str, settings: TrlSettings, **more: Any) -> Any:
+    return add(name, peer, settings.allocator, settings.words(), settings=dataclasses.asdict(settings), **more)
+
+
+def _try(measured: _Measuring, settings: TrlSettings, give_up_seconds: float | None) -> Trial:
+    """One trial of the search."""
+    enough = measured.bench.enough_seconds
+    give_up_seconds = give_up_seconds and max(give_up_seconds, enough)  # short first steps say little, and cost little
+    more = {"steps": TRIAL_STEPS, "give_up_seconds": give_up_seconds, "enough_seconds": enough}
+    try:
+        result = measured.bench.run(
+            "trl",
+            measured.workload,
+            measured.precision,
+            settings.allocator,
+            settings=dataclasses.asdict(settings),
+            **more,
+        )
+    except ScriptFailed as error:
+        say(f"{measured.workload.name} {measured.precision} TRL ({settings.words()}) failed: {error.reason}")
+        return Trial(settings, None, None, error.reason)
+    tokens = sum(response for step in result["lengths"] for _, response in step)
+    seconds = sum(step["step"] for step in result["seconds"])
+    speed = tokens / seconds if seconds else None
+    say(
+        f"{measured.workload.name} {measured.precision} TRL ({settings.words()}): "
+        + (f"given up after {result['first_seconds']:.2f} s" if speed is None else f"{speed:,.0f} tokens/s")
+    )
+    return Trial(settings, result["first_seconds"], speed)
+
+
+def as_record(trial: Trial) -> dict[str, Any]:
+    return {
+        "settings": trial.settings.words(),
+        "first_seconds": trial.first_seconds,
+        "tokens_per_second": trial.tokens_per_second,
+        "failed": trial.failed,
+    }
+
+
+def _measure_samplers(measured: _Measuring) -> None:
+    """Sampling alone: as it comes, and as fast as it goes."""
+    measured.try_to_add("transformers.generate", "generate", AS_IT_COMES, "highest", matmul="highest")
+    if measured.precision == "float32" and measured.fast_is_accurate:
+        measured.try_to_add("transformers.generate", "generate", KEPT, "medium", matmul="medium")
+    if "vllm" in measured.bench.interpreters:
+        measured.try_to_add("vLLM", "vllm", AS_IT_COMES, "eager", compiled=False)
+        measured.try_to_add("vLLM", "vllm", KEPT, "compiled", compiled=True)
+
+
+def best_rate(rates: Mapping[str, Any], precision: str) -> float:
+    """Multiply-adds per second: the faster float32 where it is as accurate."""
+    names = ["float32", "float32_fast"] if rates["fast_is_accurate"] and precision == "float32" else [precision]
+    return max(rates["macs_per_second"][name] for name in names)
+
+
+def cells(workloads: list[Workload], precisions: list[str], *, quick: bool) -> Iterator[tuple[Workload, str]]:
+    """What is measured; the tiny model in float32 only, but for one cell of a quick run."""
+    for workload in workloads:
+        for precision in precisions:
+            if precision == "float32" or workload.model != "tiny" or (quick and workload.name == "W1"):
+                yield workload, precision
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

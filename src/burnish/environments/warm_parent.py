@@ -1,0 +1,244 @@
+"""The training side of a warm parent (`burnish.environments.parent`): starts it, and hands it the sockets that become
+conversations. If something ends it (a tool, or the kernel when it is out of memory), all conversations of that moment
+are lost, and it is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from burnish.environments.parent import SIZE_BYTES, WORD_BYTES
+from burnish.environments.process import ConversationProcess
+from burnish.errors import ConfigError, RolloutError
+from burnish.forwarding import forward
+from burnish.plugins import describe_exit, holding_back_stop_signals
+from burnish.types import Json
+from burnish.variables import worker_environment
+
+_BOOT = "import sys; sys.path[:] = {path!r}; from burnish.environments.parent import main; main(int(sys.argv[1]))"
+_END_SECONDS = 15.0
+_CONTROL_SECONDS = 30.0
+"""For the warm parent to take a word."""
+_SHORT_LIFE_SECONDS = 60.0
+_MOST_SHORT_LIVES = 5
+"""A parent that ends so often in a row, soon after its start, would always do so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a conversation process holds.
+
+    tools: as `burnish.tools.loading.load_tools` takes them. environment: as `find_environment` takes it, or None.
+    where: the section of the run file that names them. variables: names of environment variables that they need.
+    start_seconds: for all of it to be imported.
+    """
+
+    tools: Sequence[str] = ()
+    environment: str | None = None
+    options: Mapping[str, Json] = field(default_factory=dict)
+    where: str = "conversation"
+    variables: Sequence[str] = ()
+    start_seconds: float = 60.0
+
+    def named_variables(self) -> dict[str, str]:
+        """The variables with their values here. ConfigError for one that is not set."""
+        missing = [name for name in self.variables if name not in os.environ]
+        if missing:
+            raise ConfigError(
+                f"{self.where}.variables names {missing[0]}, which is not set",
+                remedy="set it where the run is started, or remove it",
+            )
+        return {name: os.environ[name] for name in self.variables}
+
+
+class WarmParent:
+    """A warm parent of this machine.
+
+    description: what it says of tools and environment. Raises ConfigError if these cannot be loaded.
+    """
+
+    is_there = True
+    """Whether a conversation can begin at once, or nearly so."""
+
+    def __init__(self, wanted: Wanted, variables: Mapping[str, str]) -> None:
+        """variables: values of those that are wanted."""
+        self.wanted = wanted
+        self._variables = variables
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._short_lives = 0
+        self._restarts = 0
+        self._wanted_text = _as_text(wanted)
+        self.description = self._start()
+
+    def _start(self) -> dict[str, Any]:
+        """Start it; what it says of tools and environment."""
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(_CONTROL_SECONDS)
+        reading, writing = os.pipe()
+        with theirs, os.fdopen(writing, "wb"), holding_back_stop_signals():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT.format(path=sys.path), str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                env=worker_environment(self._variables, {**os.environ, **self._variables}),
+                start_new_session=True,
+            )
+        self._started = time.monotonic()
+        self._output = threading.Thread(target=_forward_all, args=(reading,), daemon=True)
+        self._output.start()
+        try:
+            return self._description()
+        except BaseException:
+            self._process.kill()  # it has started nothing yet, and may import for ever
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def take_restarts(self) -> int:
+        """How often it was started again since the last call."""
+        with self._lock:
+            restarts, self._restarts = self._restarts, 0
+        return restarts
+
+    def open(self) -> ConversationProcess:
+        """A new process. RolloutError if the parent ends whenever it is started, or does not answer."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                number = self.adopt(theirs)
+            except BaseException:
+                ours.close()
+                raise
+        return ConversationProcess(ours, partial(self.end, number))
+
+    def adopt(self, channel: socket.socket) -> int:
+        """Let a new process serve this socket, which the caller closes. Returns the number of its conversation. Raises
+        as `open` does."""
+        with self._lock:
+            number = next(self._numbers)
+            if self._process.poll() is not None:
+                self._start_again()
+            try:
+                socket.send_fds(self._control, [_word("+", number)], [channel.fileno()])
+            except OSError as error:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(1.0)
+                if self._process.returncode is None:
+                    raise self._broken() from error
+                self._start_again()
+                socket.send_fds(self._control, [_word("+", number)], [channel.fileno()])
+            return number
+
+    def end(self, number: int) -> None:
+        """End a conversation, whatever it is doing."""
+        with self._lock, contextlib.suppress(OSError):  # a parent that has ended has ended its conversations
+            self._control.sendall(_word("-", number))
+
+    def _start_again(self) -> None:
+        is_short = time.monotonic() - self._started < _SHORT_LIFE_SECONDS
+        self._short_lives = self._short_lives + 1 if is_short else 0
+        if self._short_lives > _MOST_SHORT_LIVES:
+            raise self._broken()
+        self.close()
+        self._restarts += 1
+        self._start()
+
+    def close(self) -> None:
+        """End it, which ends everything that it has started. Idempotent."""
+        with self._lock:
+            self._control.close()
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._output.join(1.0)
+
+    def _description(self) -> dict[str, Any]:
+        deadline = time.monotonic() + self.wanted.start_seconds
+        try:
+            self._control.sendall(len(self._wanted_text).to_bytes(SIZE_BYTES, "big") + self._wanted_text)
+        except OSError as error:
+            raise self._broken() from error
+        size = int.from_bytes(self._receive(SIZE_BYTES, deadline), "big")
+        answer: dict[str, Any] = json.loads(self._receive(size, deadline))
+        if "refused" in answer:
+            raise ConfigError(answer["refused"], remedy=answer["remedy"])
+        return answer
+
+    def _receive(self, count: int, deadline: float) -> bytes:
+        data = b""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        while len(data) < count:
+            if not poller.poll(1000 * max(deadline - time.monotonic(), 0.0)):
+                raise ConfigError(
+                    f"{self.wanted.where}: tools and environment were not imported within "
+                    f"{self.wanted.start_seconds:g} s",
+                    remedy=f"raise {self.wanted.where}.start_timeout_seconds, or import less",
+                )
+            part = self._control.recv(count - len(data))
+            if not part:
+                raise self._broken()
+            data += part
+        return data
+
+    def _broken(self) -> RolloutError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.poll()
+        how = "does not answer" if status is None else f"has ended ({describe_exit(status)})"
+        often = f", {self._short_lives} times in a row" if self._short_lives > 1 else ""
+        return RolloutError(
+            f"the process that starts conversations ({self.wanted.where}) {how}{often}",
+            remedy="look at what it has printed; a run goes on from its newest checkpoint",
+        )
+
+
+def _as_text(wanted: Wanted) -> bytes:
+    """What the warm parent is told. ConfigError for options that are not plain data."""
+    given = {
+        "tools": list(wanted.tools),
+        "environment": wanted.environment,
+        "options": dict(wanted.options),
+        "where": wanted.where,
+    }
+    try:
+        return json.dumps(given).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{wanted.where}.environment_options cannot be passed on: {error}",
+            remedy="use texts, numbers, booleans, null, lists and mappings of these",
+        ) from error
+
+
+def _word(sign: str, number: int) -> bytes:
+    return f"{sign}{number:0{WORD_BYTES - 1}}".encode()
+
+
+def _forward_all(reading: int) -> None:
+    """A thread: what tools and environments print goes to standard error."""
+    try:
+        forward(reading)
+    finally:
+        os.close(reading)

@@ -1,0 +1,87 @@
+"""The benchmarks of `benchmarks/peers` and `benchmarks/step_shares.py` run from end to end in their quick form: what
+they write has the right shape, whatever the times are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def quick(tmp_path: Path, program: str, *words: str) -> dict[str, Any]:
+    """What the program writes."""
+    output = tmp_path / "found"
+    command = [sys.executable, str(BENCHMARKS / program), "--quick", "--output", str(output), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1700)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert output.with_suffix(".md").read_text(encoding="utf-8") in done.stdout
+    return json.loads(output.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def of(rows: list[dict[str, Any]], *keys: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[key] for key in keys) for row in rows]
+
+
+def test_the_peers_without_any_other(tmp_path: Path) -> None:
+    report = quick(tmp_path, "peers")
+    rows = report["rows"]
+    cells = [(f"W{n}", "float32") for n in range(1, 10)]
+    burnish = [row for row in rows if row["peer"] == "Burnish"]
+    assert of(burnish, "workload", "precision") == [cells[0], ("W1", "bfloat16"), *cells[1:]]
+    assert of([row for row in rows if row["peer"] == "Burnish (naive)"], "workload") == [("W7",)]
+    sampled = {row["workload"] for row in rows if row["peer"] == "transformers.generate"}
+    assert sampled == {"W1", "W2", "W3", "W5", "W6"}
+    assert len({(row["commit"], row["machine"], row["threads"]) for row in rows}) == 1
+    for row in rows:
+        assert len(row["all_step_seconds"]) == 3
+        assert row["peak_bytes"] > row["workers_bytes"]
+        assert row["responses"] == 3 * 8
+        assert row["ratio"] > 0
+    assert all(row["workers_bytes"] > 0 for row in burnish)
+    assert "TRL is left out" in report["runs"][0]["left_out"][0]
+
+
+def test_a_run_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
+    first = quick(tmp_path, "peers", "--workloads", "W3")
+    both = quick(tmp_path, "peers", "--workloads", "W3", "W1", "--precisions", "float32", "--add")
+    assert list(dict.fromkeys(of(both["rows"], "workload"))) == [("W1",), ("W3",)]
+    assert [row for row in both["rows"] if row["workload"] == "W3"] == first["rows"]
+    assert len(both["runs"]) == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
+def test_trl_is_searched_and_measured_in_every_way(tmp_path: Path) -> None:
+    words = ["--trl-python", sys.executable, "--workloads", "W1", "W2", "W8", "--precisions", "float32"]
+    report = quick(tmp_path, "peers", *words)
+    ways = {"TRL", "TRL, head on responses only", "TRL, low memory", "TRL, as written"}
+    for workload in ("W1", "W8"):
+        found = {row["peer"] for row in report["rows"] if row["workload"] == workload}
+        assert ways <= found
+        tried = [trial for trial in report["tried"] if trial["workload"] == workload]
+        assert len(tried) >= 4
+        assert any(trial["tokens_per_second"] for trial in tried)
+        assert not any(trial["failed"] for trial in tried)
+    for row in report["rows"]:
+        if row["peer"] == "TRL" and row["allocator"] != "as it comes":
+            assert row["memory_ratio"] > 0
+
+
+def test_the_shares_of_a_step(tmp_path: Path) -> None:
+    report = quick(tmp_path, "step_shares.py")
+    cells = [("W1", "float32"), ("W1", "bfloat16"), ("W2", "float32"), ("W3", "float32"), ("W7", "float32")]
+    assert of(report["tables"], "workload", "precision") == cells
+    for table in report["tables"]:
+        phases = table["phases"]
+        assert set(phases) == {"generate", "update"} | ({"logprobs", "values"} if table["workload"] == "W7" else set())
+        assert all(seconds["all"] > 0 for seconds in phases.values())
+        assert phases["generate"]["products"] > 0
+        assert phases["generate"]["reading"] > 0
