@@ -21,13 +21,20 @@ from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError, RolloutError
 
 TOOLS = '''
-import os, time
+import os, subprocess, time
 def pid() -> int:
     """Who."""
     return os.getpid()
 def secret() -> str:
     """What."""
     return os.environ.get("BURNISH_SECRET", "nothing") + " " + os.environ.get("BURNISH_OTHER", "nothing")
+def start(seconds: float) -> str:
+    """Leave a program."""
+    return str(subprocess.Popen(["sleep", str(seconds)]).pid)
+def ended() -> str:
+    """Wait for it, and leave it to be collected."""
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    return "ended"
 '''
 
 
@@ -45,7 +52,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ConversationHost]]:
         host.close()
 
 
-def ask(process: ConversationProcess, tool: str = "pid", **arguments: Any) -> str:
+def ask(process: ConversationProcess, tool: str = "pid", *, clean: list[bool] | None = None, **arguments: Any) -> str:
     process.send({"do": "calls", "calls": [[0, tool, arguments]], "limit": 1000, "seed": 0})
     found: list[dict[str, Any]] = []
     deadline = time.monotonic() + 20
@@ -55,6 +62,8 @@ def ask(process: ConversationProcess, tool: str = "pid", **arguments: Any) -> st
         select.select([process], [], [], 1)
         found += process.receive()
     assert found[1]["called"] is True
+    if clean is not None:
+        clean.append(found[1]["clean"])
     return str(found[0]["text"])
 
 
@@ -135,6 +144,21 @@ if sys.argv[3] == "forked" and os.fork() == 0:
 print(*pids, flush=True)
 time.sleep(600)
 """
+
+
+def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: Callable[..., ConversationHost]) -> None:
+    process = make(names=("start", "ended")).lease()
+    clean: list[bool] = []
+    ask(process, "start", clean=clean, seconds=60)
+    os.kill(int(ask(process, "start", clean=clean, seconds=60)), signal.SIGTERM)
+    ask(process, "ended", clean=clean)
+    assert clean == [False, False, False]  # the first one still runs
+
+    process = make(names=("start", "ended")).lease()
+    clean.clear()
+    os.kill(int(ask(process, "start", clean=clean, seconds=60)), signal.SIGTERM)
+    ask(process, "ended", clean=clean)
+    assert clean == [False, True]
 
 
 @pytest.mark.parametrize("how", ["alone", pytest.param("forked", marks=pytest.mark.slow)])
