@@ -14,6 +14,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 """Plain data, as JSON and YAML hold it."""
 UseKernels = Literal["auto", "required", "off"]
 """C kernels: use them where they can be built, refuse to run without them, or never use them."""
+Quantization = Literal["int8", "nf4"]
+"""How frozen weights are kept in 8 or 4 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ CASES: dict[str, dict[str, Any]] = {
         "lora": True,
         "optimization": {"learning_rate": 1e-3},
     },
+    "few bits": {
+        "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
+        "quantization": "nf4",
+        "optimization": {"learning_rate": 1e-3},
+    },
     "bfloat16": {"dtype": "bfloat16", "optimization": {"learning_rate": 1e-3}},
 }
 
@@ -75,6 +80,8 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
         fields = dict(CASES[case])
         if fields.pop("lora", False):
             overrides = (*overrides, "model.lora.rank=4")
+        if "quantization" in fields:
+            overrides = (*overrides, "model.lora.rank=4", f"model.quantization={fields.pop('quantization')}")
         if "dtype" in fields:
             overrides = (*overrides, f"model.dtype={fields.pop('dtype')}")
         config = tiny_run(
@@ -313,6 +320,15 @@ def test_no_number_of_rollout_workers_changes_a_bit(
 ) -> None:
     trainers, workers = processes
     assert trace(run("several", "grpo", trainers=trainers, workers=workers)) == trace(run("one", "grpo"))
+
+
+@pytest.mark.slow
+def test_rollout_workers_sample_with_the_rounded_weights(run: Callable[..., Path]) -> None:
+    """From the first step, when they have what they loaded, and after updates, with adapters merged in."""
+    folder = run("few", "few bits", "model.device=cpu", trainers=1, workers=1, steps=3)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    assert max(row["rollout/logprob_diff_max"] for row in rows) < 1e-4
 
 
 @pytest.mark.slow

@@ -16,8 +16,10 @@ from rich.console import Console
 from burnish.algorithms.statistics import pass_at_k
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
+from burnish.forward.quantized_layers import dequantized, quantized
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.trainers.rl.run import evaluate_run, train_rl
+from burnish.types import Quantization
 
 TinyRun = Callable[..., RlConfig]
 Row = dict[str, float]
@@ -67,8 +69,30 @@ def test_lora_trains_the_adapter_against_the_base(tiny_run: TinyRun, tiny_model:
     torch.testing.assert_close(adapted(tokens).logits, plain(tokens).logits, rtol=1e-5, atol=1e-6)
 
 
-def test_a_lora_run_goes_on_where_it_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
-    words = ("model.lora.rank=2", "optimization.learning_rate=1e-2", "checkpoint.every_steps=1")
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_adapters_train_on_weights_of_few_bits(tiny_run: TinyRun, tiny_model: Path, quantization: Quantization) -> None:
+    """The policy that is sampled, trained and saved is one model: the rounded weights and the adapters on them."""
+    words = ("model.lora.rank=4", f"model.quantization={quantization}", "algorithm.kl_coef=0.1")
+    config = tiny_run(*words, "optimization.learning_rate=1e-2", "steps=2")
+    first, second = trained(config)
+    assert first["kl/reference"] == pytest.approx(0.0, abs=1e-6)
+    assert second["kl/reference_per_token"] > 1e-6
+    for row in (first, second):
+        assert row["rollout/logprob_diff_max"] < 1e-4
+
+    before, merged = weights(tiny_model), weights(policy_folder(config))
+    for name, old in before.items():
+        if not name.endswith("_proj.weight"):
+            assert torch.equal(old, merged[name])
+            continue
+        rounded = dequantized(*quantized(old.detach(), quantization), len(old))
+        learnt = merged[name] - rounded
+        assert 0 < torch.linalg.matrix_rank(learnt, rtol=1e-4) <= 4  # that of the adapter
+
+
+@pytest.mark.parametrize("quantization", [(), ("model.quantization=nf4",)], ids=["whole", "4 bits"])
+def test_a_lora_run_goes_on_where_it_stopped(tiny_run: TinyRun, tmp_path: Path, quantization: tuple[str, ...]) -> None:
+    words = (*quantization, "model.lora.rank=2", "optimization.learning_rate=1e-2", "checkpoint.every_steps=1")
     whole = tiny_run(*words, "steps=3", f"output={tmp_path / 'whole'}")
     trained(whole)
     parts = tiny_run(*words, "steps=2", f"output={tmp_path / 'parts'}")

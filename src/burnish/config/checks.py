@@ -9,7 +9,7 @@ from burnish.config import names
 from burnish.config.domains import domain_settings, sources_of
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
-from burnish.config.schema_data import DataSource
+from burnish.config.schema_data import DataSource, ModelConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_run import RunConfig
@@ -24,6 +24,7 @@ def check_sft(config: SftFields) -> list[Problem]:
         *generated(config),
         *shared_work(config.cluster),
         *only_optimizer_rests(config.cluster),
+        *quantization(config.model, config.cluster),
         *known_sinks(config),
     ]
     if config.data.query is not None:
@@ -53,6 +54,18 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
             remedy = "set data.eval to held-out data, or remove evaluation.every_steps"
             problems.append(Problem("evaluation.every_steps", message, remedy))
     return problems
+
+
+def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
+    """Weights in few bits that would have to train, or to be cut over trainers."""
+    if model.quantization is None:
+        return
+    if model.lora is None:
+        message = f"is {model.quantization}, but without model.lora all weights train, which few bits cannot hold"
+        yield Problem("model.quantization", message, "set model.lora, or remove it")
+    if cluster.sharding == "full" and cluster.trainers > 1:
+        message = "is full, but weights of model.quantization cannot be cut over trainers"
+        yield Problem("cluster.sharding", message, "set it to optimizer, or remove model.quantization")
 
 
 def warmup_too_long(warmup: int, total: int, product: str) -> Problem:

@@ -12,6 +12,7 @@ from burnish.config.checks import (
     is_function_name,
     known_sinks,
     offload,
+    quantization,
     shared_work,
     unsound_puzzles,
     warmup_too_long,
@@ -54,6 +55,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_full_sharding(config),
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config) | _awake(config)),
+        *quantization(config.model, config.cluster),
         *held_out(config),
         *generated(config),
         *unsound_puzzles(config),
@@ -296,6 +298,9 @@ def _critic(config: RlFields) -> Iterator[Problem]:
     if critic.kind == "shared" and critic.init != "policy":
         message = f"is {critic.init!r}, but a shared critic is a head on the policy's own backbone"
         yield Problem("critic.init", message, "set critic.kind: separate, or critic.init: policy")
+    if critic.kind == "separate" and config.model.quantization is not None:
+        message = "is separate, but such a critic trains all weights, and those of model.quantization stay frozen"
+        yield Problem("critic.kind", message, "set it to shared, or remove model.quantization")
     if critic.init != "policy" and critic.head_init_std != 0:
         message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} has its own head"
         yield Problem("critic.head_init_std", message, "set it to 0, or critic.init: policy")

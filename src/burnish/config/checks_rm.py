@@ -9,6 +9,7 @@ from burnish.config.checks import (
     held_out,
     known_sinks,
     only_optimizer_rests,
+    quantization,
     shared_work,
     warmup_too_long,
 )
@@ -28,6 +29,7 @@ def check_rm(config: RmFields) -> list[Problem]:
         *_score_place(config),
         *shared_work(config.cluster),
         *only_optimizer_rests(config.cluster),
+        *quantization(config.model, config.cluster),
         *known_sinks(config),
     ]
     if config.data.eval and config.held_out_fraction > 0:

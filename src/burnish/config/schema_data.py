@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from burnish.config import names
 from burnish.config.section import PathText, PositiveInt, Section, as_list
-from burnish.types import UseKernels
+from burnish.types import Quantization, UseKernels
 
 
 class LoraConfig(Section):
@@ -48,6 +48,9 @@ class ModelConfig(Section):
     leaves it out, even if the model's own config has one."""
     lora: LoraConfig | None = None
     """Low-rank adapters; `null` trains all weights."""
+    quantization: Quantization | None = None
+    """With `lora`: keep the frozen weights of linear layers in 8 bits (`int8`) or 4 (`nf4`), as QLoRA does. It takes
+    less memory, and the adapters learn on top of the rounded weights (docs/speed.md)."""
     chat_template: str | None = None
     """Jinja chat template (inline text or path to a file) that replaces the tokenizer's; or `keep_thinking`, the
     tokenizer's own without what leaves the thinking out of earlier turns."""

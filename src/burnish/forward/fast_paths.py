@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from burnish import processor
+from burnish.forward.quantized_layers import QuantizedLinear
 from burnish.forward.race import RaceResult, Way, race
 from burnish.forward.verdicts import VerdictCache, own_cache, sources_digest
 
@@ -210,4 +211,5 @@ def shape_of(model: PreTrainedModel) -> str:
     settings = model.config.get_text_config().to_dict()
     sizes = [f"{name} {settings[name]}" for name in _SIZES if settings.get(name) is not None]
     weight = model.get_input_embeddings().weight
-    return ", ".join([*sizes, f"embedding {tuple(weight.shape)}", str(weight.dtype).removeprefix("torch.")])
+    bits = {f"{module.bits} bits" for module in model.modules() if isinstance(module, QuantizedLinear)}
+    return ", ".join([*sizes, f"embedding {tuple(weight.shape)}", str(weight.dtype).removeprefix("torch."), *bits])

@@ -14,7 +14,7 @@ from burnish.forward.kernel_layers import FAMILIES, KernelLayer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_KNOWN_CODE = ("torch", "transformers", "peft")
+_KNOWN_CODE = ("torch", "transformers", "peft", "burnish")
 """Packages whose layers do the same wherever they are, if nothing in them differs but their number and weights."""
 _FEWEST = 2
 """Layers of a trial, so that one reads what another has written."""

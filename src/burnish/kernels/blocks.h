@@ -13,6 +13,8 @@
 #define TILES(USE) USE(2, 4) USE(1, 8)
 #endif
 
+#define SOME_USE static __attribute__((unused))
+
 /* Applies DO to all of `vectors`, which form whole blocks. */
 #define ALL_VECTORS(DO, Q, V)                                                                                          \
     for (; at + V <= vectors; at += V) DO(Q, V)                                                                        \
@@ -43,7 +45,7 @@
     }
 
 /* scores (queries, stride) = queries (left, width) . keys of `blocks` blocks (blocks, width, BLOCK). */
-static void score(
+SOME_USE void score(
     const float *queries, int64_t left, const float *keys, int64_t blocks, int64_t width, float *scores, int64_t stride
 ) {
     int64_t vectors = blocks * VECTORS;
@@ -74,7 +76,7 @@ static void score(
     }
 
 /* outputs (queries, width) += weights (left, stride) times values (tokens, width). */
-static void mix(
+SOME_USE void mix(
     const float *weights, int64_t left, int64_t stride, const float *values, int64_t tokens, int64_t width,
     float *outputs
 ) {

@@ -16,6 +16,7 @@ from burnish.forward.bfloat16 import bfloat16_note
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.kernel_layers import has_known_layers, uses_layer_kernels
 from burnish.forward.probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
+from burnish.forward.quantized_layers import quantize, restore
 from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
@@ -75,18 +76,20 @@ def load_model(
     head: Head = "language",
     plain: bool = False,
     paths: FastPaths | None = None,
+    takes_weights: bool = False,
 ) -> LoadedModel:
     """Load model and tokenizer as the run file asks. `seed` determines the weights of `from_scratch`.
 
     head: `score` loads the same folder as a sequence classifier with one label. If the files have no score head, it is
     left as transformers initialises it, and `notes` contains NEW_HEAD. `plain` leaves attention unchanged, so rows are
-    never packed. `paths` chooses among equivalent implementations and remembers the choices.
+    never packed. `paths` chooses among equivalent implementations and remembers the choices. `takes_weights`: others
+    will be copied into the model, so those of `config.quantization` are rounded, but not kept in few bits.
 
     Raises ModelError for a missing folder, no config.json, pickle weights, a tokenizer that does not fit, weights
     missing from the files, or a device that does not exist.
     """
     with reading(f"model {config.path!r}: loading it", ModelError, remedy="check the files in its folder"):
-        return _load_model(config, seed, head, plain, paths or FastPaths())
+        return _load_model(config, seed, head, plain, paths or FastPaths(), takes_weights)
 
 
 def load_outline(config: ModelConfig, *, head: Head = "language", plain: bool = False) -> LoadedModel:
@@ -105,7 +108,9 @@ def load_outline(config: ModelConfig, *, head: Head = "language", plain: bool = 
         return _with_tokenizer(model, tokenizer, config, raw_config, generation_config, (), plain=plain)
 
 
-def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: FastPaths) -> LoadedModel:
+def _load_model(
+    config: ModelConfig, seed: int, head: Head, plain: bool, paths: FastPaths, takes_weights: bool
+) -> LoadedModel:
     source = resolve_source(config.path, field="model.path")
     check_model_folder(source, needs_weights=not config.from_scratch)
     device = resolve_device(config.device)
@@ -124,6 +129,10 @@ def _load_model(config: ModelConfig, seed: int, head: Head, plain: bool, paths: 
         _check_router_loss(model, head)
     prepare_for_training(model, gradient_checkpointing=config.gradient_checkpointing)
     model = model.to(device)
+    if config.quantization is not None:
+        quantize(model, config.quantization, DTYPES[config.dtype], "off" if plain else config.kernels)
+        if takes_weights:
+            restore(model)
     align_weights(model)
     if head == "language" and not plain:
         use_packed_rows(model, paths)
@@ -304,7 +313,8 @@ def _from_pretrained(
         return _auto_class(head).from_pretrained(
             source,
             revision=config.revision,
-            dtype=DTYPES[config.dtype],
+            # Weights that are about to be rounded further need not take more memory before than they do in the file.
+            dtype=DTYPES[config.dtype] if config.quantization is None else "auto",
             trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
             attn_implementation=attention,

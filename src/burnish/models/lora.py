@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import CheckpointError, ModelError
+from burnish.forward.quantized_layers import QuantizedLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -115,11 +116,12 @@ def merged_weights(
     from peft.tuners.lora import LoraLayer
 
     adapted = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    quantized = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, QuantizedLinear)}
     for name, value in (model.state_dict() if state is None else state).items():
         if _MARK in name:
             continue
         plain = name.replace(".base_layer.", ".")
-        weight = whole(value)
+        weight = quantized[name].weight if name in quantized else whole(value)
         if plain in adapted:
             weight = weight + _delta(adapted[plain], whole).to(weight)
         yield plain, weight
@@ -150,7 +152,7 @@ def _linear_names(model: PreTrainedModel) -> list[str]:
     return sorted(names - {"lm_head"})
 
 
-_LINEAR = ("Linear", "Conv1D")
+_LINEAR = ("Linear", "QuantizedLinear", "Conv1D")
 
 
 @torch.no_grad()

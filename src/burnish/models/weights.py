@@ -69,6 +69,11 @@ def take_tensors(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) 
     lacking = {tensor.data_ptr(): name for name, tensor in own.items()}
     for name, tensor in tensors:
         target = own.get(name)
+        if target is not None and target.is_meta:
+            raise ModelError(
+                f"{name} of {type(model).__name__} cannot take other weights: it has few bits, or is only an outline",
+                remedy="build the engine with a model without model.quantization",
+            )
         if target is None or target.shape != tensor.shape:
             there = "no such tensor" if target is None else f"one of shape {tuple(target.shape)}"
             raise ModelError(

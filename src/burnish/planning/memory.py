@@ -5,7 +5,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 
 | item | bytes | why |
 |---|---|---|
-| weights | P b | |
+| weights | P b; with `model.quantization` 1 or 1/2 and 1/16 for each of a linear layer | a scale for 64 weights |
 | gradients | 4 Q, times those held at once with several lanes or trainers (`gradients_at_once`) | summed in float32 |
 | master weights | 4 Q, only below float32 | small updates would round to nothing |
 | Adam | 8 Q | two float32 moments |
@@ -63,6 +63,7 @@ Sharding = Literal["whole", "optimizer", "full"]
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
 _UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
 _CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
+_BITS, _SHARE_A_SCALE = {"int8": 8, "nf4": 4}, 64  # as in burnish.forward.quantized_layers
 _KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.kept
 _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
 
@@ -165,11 +166,7 @@ def trainer_items(
     trains = "reward model" if isinstance(config, RmConfig) else "policy"
     words = f"{trained:,} trained parameters x 4 bytes (float32)"
     items = [
-        MemoryItem(
-            f"{trains} weights",
-            round(facts.num_parameters * (per.weight if config.model.lora is None else frozen)),
-            f"{facts.num_parameters:,} parameters x {width} bytes",
-        ),
+        _policy_weights(config, facts, f"{trains} weights", per.weight if config.model.lora is None else frozen),
         MemoryItem("gradients", round(trained * per.gradient * held), words + times, _UPDATE),
         _between_steps(config, "master weights", trained * per.master, f"{trained:,} x 4 bytes (float32){shared}"),
         _between_steps(config, "Adam moments", trained * per.moments, f"{trained:,} x 2 x 4 bytes (float32){shared}"),
@@ -178,6 +175,19 @@ def trainer_items(
         *([] if isinstance(config, RmConfig) else [_logprobs(config, facts, width)]),
     ]
     return tuple(item for item in items if item.num_bytes > 0)
+
+
+def _policy_weights(config: Trained, facts: ModelFacts, name: str, each: float) -> MemoryItem:
+    """Those of the trained model. `each`: bytes that a trainer keeps of one that is not in few bits."""
+    width, quantization = width_of(config), config.model.quantization
+    if quantization is None:
+        return MemoryItem(
+            name, round(facts.num_parameters * each), f"{facts.num_parameters:,} parameters x {width} bytes"
+        )
+    few, per_weight = _linear_weights(facts), _BITS[quantization] / 8 + 4 / _SHARE_A_SCALE
+    rest = max(0, facts.num_parameters - few)
+    formula = f"{few:,} x {per_weight:g} bytes ({quantization}) + {rest:,} x {width} bytes"
+    return MemoryItem(name, round(few * per_weight + rest * each), formula)
 
 
 def _between_steps(config: Trained, name: str, num_bytes: float, formula: str) -> MemoryItem:
@@ -190,12 +200,21 @@ def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     """All parameters, or those of the adapters: rank x (inputs + outputs) for each adapted matrix of each layer."""
     if lora is None:
         return facts.num_parameters
-    hidden, inner = facts.hidden_size, facts.intermediate_size
+    return facts.num_layers * lora.rank * sum(count * (one + other) for count, one, other in _matrices(facts))
+
+
+def _linear_weights(facts: ModelFacts) -> int:
+    """Weights of the linear layers, without embeddings and head."""
+    return facts.num_layers * sum(count * one * other for count, one, other in _matrices(facts))
+
+
+def _matrices(facts: ModelFacts) -> tuple[tuple[int, int, int], ...]:
+    """(how many, size, size) in each layer: query and output, key and value, and the three of a gated feed-forward
+    layer."""
+    hidden = facts.hidden_size
     query = facts.num_attention_heads * facts.head_size
     key_value = facts.num_key_value_heads * facts.head_size
-    # Query and output, key and value, and the three matrices of a gated feed-forward layer.
-    ends = 2 * (hidden + query) + 2 * (hidden + key_value) + 3 * (hidden + inner)
-    return facts.num_layers * lora.rank * ends
+    return (2, hidden, query), (2, hidden, key_value), (3, hidden, facts.intermediate_size)
 
 
 def _other_models(

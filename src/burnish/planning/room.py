@@ -29,12 +29,12 @@ def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) 
         raise ConfigError(
             f"{_asked(config)}: the processes of this run need at least {bytes_in_words(needed)} of memory, but this "
             f"machine has {bytes_in_words(machine.memory_bytes)} ({each})",
-            remedy="lower them, take a smaller model, or set model.lora or model.dtype: bfloat16",
+            remedy="lower them, take a smaller model, or set model.dtype: bfloat16 or model.lora (and quantization)",
         )
     for gpu, names, needed, there in _crowded(seats, machine, certain=True):
         raise ConfigError(
             f"{names} needs at least {bytes_in_words(needed)} of GPU {gpu}, which has {bytes_in_words(there)}",
-            remedy="take a smaller model, or set model.lora or model.dtype: bfloat16",
+            remedy="take a smaller model, or set model.dtype: bfloat16 or model.lora (and model.quantization)",
         )
 
 

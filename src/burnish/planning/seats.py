@@ -371,8 +371,18 @@ def _engine(config: Trained, facts: ModelFacts | None, on_gpu: bool, *, own_copy
         items.append(copy_of_weights("weights in vLLM", facts, width).needed_in("sampling", if_any=rests))
     elif config.rollout.engine == "local" and not on_gpu:
         # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor.
-        items.append(copy_of_weights("weights laid out for decoding", facts, width, ("sampling",), at_most=True))
+        items.append(_laid_out(config, facts, width))
     return [*items, *sampling_items(config, facts)]
+
+
+def _laid_out(config: RlConfig, facts: ModelFacts, width: int) -> MemoryItem:
+    """What a decoder on a CPU makes of the weights; of those in few bits only the head, because it uses them as they
+    are."""
+    name = "weights laid out for decoding"
+    if config.model.quantization is None or num_rollout_workers(config):
+        return copy_of_weights(name, facts, width, ("sampling",), at_most=True)
+    head = facts.vocabulary_size * facts.hidden_size
+    return MemoryItem(name, head * width, f"{head:,} weights of the head x {width} bytes", ("sampling",), at_most=True)
 
 
 def _normalizing(config: Trained, facts: ModelFacts | None) -> tuple[MemoryItem, ...]:

@@ -37,8 +37,9 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
 
 def with_weights(model: ModelConfig, weights: str) -> ModelConfig:
     """The model of a run file with saved weights instead of its own. They are complete: adapters are merged on saving,
-    and nothing is initialised from scratch."""
-    return model.model_copy(update={"path": weights, "lora": None, "from_scratch": False, "revision": None})
+    into the weights as they were in few bits, and nothing is initialised from scratch."""
+    whole = {"lora": None, "quantization": None, "from_scratch": False, "revision": None}
+    return model.model_copy(update={"path": weights, **whole})
 
 
 def _model(model: ModelConfig, said: Found) -> ModelConfig:

@@ -64,6 +64,29 @@ def test_what_cannot_rest_is_refused_with_the_reason(kind: Kind, words: tuple[st
     assert reason in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "reason"),
+    [
+        *(
+            (kind, ("model.quantization=nf4",), "model.quantization is nf4, but without model.lora all weights train")
+            for kind in ("rl", "sft", "rm")
+        ),
+        (
+            "sft",
+            ("model.quantization=int8", "model.lora.rank=2", "cluster.trainers=2", "cluster.sharding=full"),
+            "weights of model.quantization cannot be cut over trainers",
+        ),
+        (
+            "rl",
+            ("algorithm=ppo", "critic.kind=separate", "model.quantization=int8", "model.lora.rank=2"),
+            "critic.kind is separate, but such a critic trains all weights",
+        ),
+    ],
+)
+def test_weights_in_few_bits_neither_train_nor_are_cut(kind: Kind, words: tuple[str, ...], reason: str) -> None:
+    assert reason in refusal(kind, *words)
+
+
 def test_a_role_that_is_not_known_is_refused() -> None:
     assert "cluster.offload" in refusal("rl", "cluster.offload=[policy]")
 

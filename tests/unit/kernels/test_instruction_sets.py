@@ -30,7 +30,7 @@ def test_vectors_are_as_wide_as_registers(instruction_set: str) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("objdump"), reason="reads x86-64's assembly")
-@pytest.mark.parametrize("source", ["attend.c", "decode.c", "train.c"])
+@pytest.mark.parametrize("source", ["attend.c", "decode.c", "quantized.c", "train.c"])
 def test_sums_stay_in_registers(instruction_set: str, source: str, tmp_path: Path) -> None:
     """When tiles were larger than AVX2's registers, more than half of the vector instructions used the stack."""
     target = shlex.split(os.environ["CC"])
@@ -66,12 +66,18 @@ def test_a_library_for_another_processor_is_refused(monkeypatch: pytest.MonkeyPa
 )
 @pytest.mark.parametrize("bfloat16", [0, 1])
 def test_arm(bfloat16: int, tmp_path: Path) -> None:
-    """attend.c, decode.c and train.c compile for NEON, and products of tiles are those of plain loops."""
+    """All sources compile for NEON, sums stay in registers, and products of tiles and numbers of codes are those of
+    plain loops."""
     compiler = ["aarch64-linux-gnu-gcc", "-O3", "-std=gnu11", "-Wall", "-Werror", "-fopenmp", f"-DBFLOAT16={bfloat16}"]
-    for source in ("attend.c", "decode.c", "train.c"):
-        subprocess.run(
-            [*compiler, "-fPIC", "-c", str(build._HERE / source), "-o", str(tmp_path / f"{source}.o")], check=True
-        )
+    for source in ("attend.c", "decode.c", "quantized.c", "train.c"):
+        compiled = str(tmp_path / f"{source}.o")
+        subprocess.run([*compiler, "-fPIC", "-c", str(build._HERE / source), "-o", compiled], check=True)
+        command = ["aarch64-linux-gnu-objdump", "-d", "--no-show-raw-insn", compiled]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        vectors = [line for line in lines if re.search(r"\b[vq]\d+(\.|,)", line)]
+        on_stack = [line for line in vectors if re.search(r"\[(sp|x29)", line)]
+        assert len(vectors) > 100
+        assert len(on_stack) < 0.2 * len(vectors)
     program = tmp_path / "tiles"
     harness = Path(__file__).with_name("tiles.c")
     subprocess.run([*compiler, "-static", f"-I{build._HERE}", str(harness), "-o", str(program), "-lm"], check=True)

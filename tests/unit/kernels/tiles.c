@@ -1,6 +1,6 @@
-/* Products and softmax of blocks.h next to plain loops in double, for numbers of queries, tokens and columns that take
- * every tile. Prints the lanes and what it found; for processors that PyTorch is not at hand for. */
-#include "blocks.h"
+/* Products and softmax of blocks.h, and numbers and products of quantized.c, next to plain loops in double, for numbers
+ * of queries, tokens and columns that take every tile. Prints the lanes and what it found; for processors that PyTorch is not at hand for. */
+#include "quantized.c"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,43 @@ static void differ(const char *what, double found, double wanted) {
     exit(1);
 }
 
+enum { OUTPUTS = PANEL + 9, INPUTS = GROUP + 5, PANELS = 2 };
+
+static uint8_t codes[PANELS * INPUTS * PANEL];
+static float scales[PANELS * 2 * PANEL], lines[3 * INPUTS], scratch[PANEL * (CHUNK + 3)];
+static element numbers_of[OUTPUTS * INPUTS], products[3 * OUTPUTS];
+
+static double number_of(int bits, int output, int input) {
+    int panel = output / PANEL, place = output % PANEL;
+    const uint8_t *of_input = codes + (panel * INPUTS + input) * PANEL * bits / 8;
+    double scale = scales[(panel * 2 + input / GROUP) * PANEL + place];
+    if (bits == 8) return scale * (int8_t)of_input[place];
+    int both = of_input[place % (PANEL / 2)];
+    return scale * NORMAL_FLOATS[place < PANEL / 2 ? both & 15 : both >> 4];
+}
+
+static void quantized(int bits) {
+    for (int i = 0; i < PANELS * INPUTS * PANEL; i++) codes[i] = (uint8_t)(rand() >> 7);
+    draw(scales, PANELS * 2 * PANEL);
+    draw(lines, 3 * INPUTS);
+    struct quantized weight = {OUTPUTS, INPUTS, bits, codes, scales};
+    dequantize(&weight, numbers_of, 1);
+    multiply(&weight, lines, 0, products, 3, scratch, 1);
+    for (int o = 0; o < OUTPUTS; o++) {
+        for (int d = 0; d < INPUTS; d++)
+            differ("number", load(numbers_of[o * INPUTS + d]), rounded((float)number_of(bits, o, d)));
+        for (int row = 0; row < 3; row++) {
+            double product = 0;
+            for (int d = 0; d < INPUTS; d++) product += (double)lines[row * INPUTS + d] * number_of(bits, o, d);
+            double found = load(products[row * OUTPUTS + o]), most = BFLOAT16 ? fabs(product) / 256 : 1e-3;
+            if (fabs(found - product) > most + 1e-5) differ("product", found, product);
+        }
+    }
+}
+
 int main(void) {
+    quantized(8);
+    quantized(4);
     draw(queries, QUERIES * WIDTH);
     draw(keys, TOKENS * WIDTH);
     draw(values, TOKENS * WIDTH);

@@ -12,8 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from burnish.config.schema_data import LoraConfig
 from burnish.errors import ModelError
+from burnish.forward.quantized_layers import dequantized, quantize, quantized
 from burnish.models.lora import Adapter
 from burnish.models.weights import checkpoint_layout, named_tensors, take_tensors
+from burnish.types import Quantization
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -42,6 +44,33 @@ def test_names_and_numbers_are_those_on_disk(kind: str, tmp_path: Path) -> None:
     written, found = load_file(tmp_path / "model.safetensors"), dict(checkpoint_layout(model, named_tensors(model)))
     assert found.keys() == written.keys()
     assert all(torch.equal(found[name], written[name]) for name in written)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_weights_of_few_bits_are_those_that_layers_compute_with(quantization: Quantization, tmp_path: Path) -> None:
+    """Also with adapters on some of them, and on disk."""
+    model = build("tied")
+    names = [name for name, _ in named_tensors(model)]
+    whole = {name: tensor.clone() for name, tensor in named_tensors(model)}
+    quantize(model, quantization, torch.float32, "off")
+    adapter = Adapter(model, LoraConfig(rank=2, target_modules=["q_proj"]))
+    found = dict(named_tensors(model))
+    assert list(found) == names
+    for name, tensor in found.items():
+        rounded = (
+            dequantized(*quantized(whole[name], quantization), len(whole[name])) if "_proj" in name else whole[name]
+        )
+        assert torch.equal(tensor, rounded)
+    model.save_pretrained(tmp_path, state_dict=adapter.merged_state())
+    assert all(torch.equal(tensor, found[name]) for name, tensor in load_file(tmp_path / "model.safetensors").items())
+
+
+def test_weights_of_few_bits_take_no_others() -> None:
+    model = build("untied")
+    given = dict(named_tensors(model))
+    quantize(model, "nf4", torch.float32, "off")
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj\.weight .* cannot take other weights"):
+        take_tensors(model, given.items())
 
 
 def test_adapters_are_merged_in() -> None:

@@ -147,6 +147,16 @@ def test_bfloat16_and_adapters_change_the_memory() -> None:
     assert "reference weights" not in lora
 
 
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4)])
+def test_weights_of_few_bits_change_the_memory(quantization: str, bits: int) -> None:
+    facts = facts_of(LLAMA, num_parameters=500_000)
+    assert facts is not None
+    model = {"path": "m", "lora": {"rank": 2}, "quantization": quantization}
+    sizes = {i.name: i.num_bytes for i in estimate_memory(rl(model=model), facts)}
+    linear = 5 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172)
+    assert sizes["policy weights"] == linear * bits // 8 + linear // 16 + 4 * (500_000 - linear)
+
+
 def test_warnings_name_what_does_not_fit() -> None:
     plan = plan_rl(rl(), num_prompts=5, facts=facts_of(LLAMA))
     assert any("5 prompts" in warning for warning in plan.warnings)

@@ -224,6 +224,16 @@ def test_a_phase_needs_only_its_own_memory() -> None:
     assert peak_bytes(seat.host, certain=True) == always + 4 * M  # texts may be short
 
 
+def test_a_decoder_lays_out_only_the_head_of_weights_in_few_bits() -> None:
+    def laid_out(**more: object) -> list[int]:
+        config = rl(model={"path": "m", "device": "cpu", "lora": {"rank": 2}, **more})
+        items = (item for seat in seats_of(config, FACTS, MACHINE) for item in (*seat.host, *seat.device))
+        return [item.num_bytes for item in items if item.name == "weights laid out for decoding"]
+
+    assert laid_out() == [4 * M]
+    assert laid_out(quantization="nf4") == [4 * FACTS.vocabulary_size * FACTS.hidden_size]
+
+
 def test_what_saving_copies() -> None:
     def in_checkpoint(config: RlConfig | SftConfig, machine: Machine = MACHINE) -> list[dict[str, int]]:
         """Of the processes with a model: what only a checkpoint needs."""

@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from burnish import processor
 from burnish.errors import RolloutError
+from burnish.forward.quantized_layers import is_quantized
 from burnish.models.lora import effective_weight
 
 Product = Callable[[Tensor], Tensor]
@@ -38,8 +39,11 @@ def joined_product(*linears: nn.Module, packed: bool) -> Product:
     in. Set `packed` only if `can_pack` is true.
 
     The weights are copied except for a single layer that is not packed, so later training may not show in the product.
-    Raises RolloutError if they cannot be packed.
+    Weights in few bits are not copied but used as they are, adapters beside them. Raises RolloutError if weights cannot
+    be packed.
     """
+    if is_quantized(*linears):
+        return lambda inputs: torch.cat([linear(inputs) for linear in linears], dim=-1)
     weight, bias = _together([effective_weight(linear) for linear in linears])
     weight = weight.detach()
     if not packed:

@@ -93,7 +93,7 @@ def _policy_responses(
     settings = config.normalization
     prompts = _prompts(config, loaded.tokenizer, loaded.context_length, train)
     path = settings.policy or config.model.path
-    own = config.model.model_copy(update={"lora": None})
+    own = config.model.model_copy(update={"lora": None, "quantization": None})
     settings_of_policy = own if settings.policy is None else with_weights(own, settings.policy)
     policy = load_model(settings_of_policy, seed=config.seed, plain=config.debug.plain)
     if policy.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():

@@ -89,7 +89,7 @@ def engine_role(config: RlConfig, paths: FastPaths | None = None) -> Iterator[di
     paths = recorded_paths(Path(config.output)) if paths is None else paths
     without_progress_bars()
     with (
-        open_model(config, paths, console) as loaded,
+        open_model(config, paths, console, takes_weights=True) as loaded,
         open_rl_engine(config, loaded, console) as engine,
     ):
         yield {"engine": engine, "ways": Ways(paths.record(), (*loaded.notes, *paths.lines()))}

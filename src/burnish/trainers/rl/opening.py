@@ -28,10 +28,14 @@ ENGINE_LOG = "vllm.log"
 
 
 @contextmanager
-def open_model(config: RlConfig, paths: FastPaths, console: Console) -> Iterator[LoadedModel]:
+def open_model(
+    config: RlConfig, paths: FastPaths, console: Console, *, takes_weights: bool = False
+) -> Iterator[LoadedModel]:
     """The model of the run file, checked to have room for the run's responses. Within this context, float32 products
-    take the path that `paths` chose."""
-    loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
+    take the path that `paths` chose. takes_weights: as in `load_model`."""
+    loaded = load_model(
+        config.model, seed=config.seed, plain=config.debug.plain, paths=paths, takes_weights=takes_weights
+    )
     check_fit(config, loaded.context_length, num_embeddings(loaded.model))
     keep_freed_memory(loaded.model.device.type)
     with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):

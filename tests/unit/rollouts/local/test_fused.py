@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from burnish.errors import KernelError, RolloutError
+from burnish.forward.quantized_layers import quantize
 from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.cache import PrefilledPrompts
@@ -17,7 +18,7 @@ from burnish.rollouts.local.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.packed_weights import can_pack, joined_product
 from burnish.rollouts.local.shared_cache import CacheShape, SharedCache
-from burnish.types import RolloutRequest, UseKernels
+from burnish.types import Quantization, RolloutRequest, UseKernels
 
 EITHER = pytest.mark.parametrize("make", [FusedDecoder, pytest.param(KernelDecoder, marks=pytest.mark.compiler)])
 SHAPE = CacheShape(layers=1, heads=4, key_heads=2, head_size=8, scaling=0.25)
@@ -72,6 +73,20 @@ def test_adapters_are_added_in(make_model: Callable[..., Any], make: MakeDecoder
     config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     wrapped = peft.get_peft_model(model, config)
     assert can_decode(model)
+    assert decodes_alike(model, make)
+    with wrapped.disable_adapter():
+        assert decodes_alike(model, make)
+
+
+@EITHER
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_weights_in_few_bits_decode_with_adapters_beside_them(
+    make_model: Callable[..., Any], make: MakeDecoder, quantization: Quantization
+) -> None:
+    model = make_model("qwen2")
+    quantize(model, quantization, torch.float32, "auto")
+    config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    wrapped = peft.get_peft_model(model, config)
     assert decodes_alike(model, make)
     with wrapped.disable_adapter():
         assert decodes_alike(model, make)

@@ -1,0 +1,80 @@
+"""Python functions for the kernels in quantized.c, whose first comment has the layout of codes and scales.
+
+Shapes: O outputs, I inputs, R rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from burnish.kernels.build import load_library
+
+PANEL, GROUP = 64, 64
+"""As in quantized.c: outputs that are stored together, and inputs that share a scale."""
+_CHUNK = 512
+_ADDRESS = ctypes.c_void_p
+_COUNT = ctypes.c_int64
+
+
+class _Quantized(ctypes.Structure):
+    """`struct quantized`."""
+
+    _fields_ = (
+        *((name, _COUNT) for name in ("outputs", "inputs", "bits")),
+        ("codes", _ADDRESS),
+        ("scales", _ADDRESS),
+    )
+
+
+class QuantizedKernels:
+    """Kernels for contiguous tensors on the CPU, and for states and weights of `dtype`. Arguments are not checked."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises KernelError if the kernels cannot be built."""
+        library = load_library("quantized.c", dtype)
+        self.dtype = dtype
+        self._dequantize = library.dequantize
+        self._dequantize.argtypes = [ctypes.POINTER(_Quantized), _ADDRESS, _COUNT]
+        self._multiply = library.multiply
+        self._multiply.argtypes = [ctypes.POINTER(_Quantized), *[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT]
+        self._dequantize.restype = self._multiply.restype = None
+
+    def dequantize(self, codes: Tensor, scales: Tensor, bits: int, outputs: int) -> Tensor:
+        """(O, I): the numbers of a weight."""
+        weight = _weight(codes, scales, bits, outputs)
+        weight_OI = torch.empty(outputs, weight.inputs, dtype=self.dtype)
+        self._dequantize(ctypes.byref(weight), weight_OI.data_ptr(), torch.get_num_threads())
+        return weight_OI
+
+    def multiply(
+        self, inputs_RI: Tensor, codes: Tensor, scales: Tensor, bits: int, outputs: int, bias_O: Tensor | None
+    ) -> Tensor:
+        """(R, O): the rows times the weight's transpose, plus the bias. A row's result does not depend on others."""
+        weight = _weight(codes, scales, bits, outputs)
+        lines_RI, rows, threads = inputs_RI.float().contiguous(), len(inputs_RI), torch.get_num_threads()
+        found_RO = inputs_RI.new_empty(rows, outputs)
+        scratch = torch.empty(threads * PANEL * (_CHUNK + rows))
+        self._multiply(
+            ctypes.byref(weight),
+            lines_RI.data_ptr(),
+            None if bias_O is None else bias_O.data_ptr(),
+            found_RO.data_ptr(),
+            rows,
+            scratch.data_ptr(),
+            threads,
+        )
+        return found_RO
+
+
+def _weight(codes: Tensor, scales: Tensor, bits: int, outputs: int) -> _Quantized:
+    return _Quantized(outputs, codes.shape[1], bits, codes.data_ptr(), scales.data_ptr())
+
+
+@cache
+def quantized_kernels(dtype: torch.dtype) -> QuantizedKernels:
+    """The kernels of this process. Raises KernelError if they cannot be built."""
+    return QuantizedKernels(dtype)

@@ -1,0 +1,52 @@
+"""Weights of 4 and 8 bits in C next to the same in PyTorch, for each instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from burnish.forward.quantized_layers import BITS, dequantized, quantized
+from burnish.kernels.quantized import quantized_kernels
+from burnish.types import Quantization
+
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
+
+KINDS = pytest.mark.parametrize("kind", ["int8", "nf4"])
+SHAPES = pytest.mark.parametrize("shape", [(1, 1), (64, 64), (130, 1_100)])
+
+
+@KINDS
+@SHAPES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers(kind: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    codes, scales = quantized(torch.randn(shape, generator=torch.Generator().manual_seed(0)), kind)
+    found = quantized_kernels(dtype).dequantize(codes, scales, BITS[kind], shape[0])
+    assert torch.equal(found, dequantized(codes, scales, shape[0]).to(dtype))
+
+
+@KINDS
+@SHAPES
+@pytest.mark.parametrize("rows", [1, 19])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 0.005)])
+def test_products(kind: Quantization, shape: tuple[int, int], rows: int, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    codes, scales = quantized(torch.randn(shape), kind)
+    inputs, bias = torch.randn(rows, shape[1]).to(dtype), torch.randn(shape[0]).to(dtype)
+    kernels, bits = quantized_kernels(dtype), BITS[kind]
+    found = kernels.multiply(inputs, codes, scales, bits, shape[0], bias)
+    wanted = linear(inputs.double(), dequantized(codes, scales, shape[0]).double(), bias.double())
+    assert (found - wanted).norm() <= tolerance * wanted.norm()
+    without = kernels.multiply(inputs, codes, scales, bits, shape[0], None)
+    assert (without - (wanted - bias)).norm() <= tolerance * wanted.norm()
+
+
+@KINDS
+def test_a_row_has_the_same_product_alone(kind: Quantization) -> None:
+    torch.manual_seed(0)
+    codes, scales = quantized(torch.randn(100, 700), kind)
+    inputs, kernels = torch.randn(19, 700), quantized_kernels(torch.float32)
+    together = kernels.multiply(inputs, codes, scales, BITS[kind], 100, None)
+    for row in range(19):
+        alone = kernels.multiply(inputs[row : row + 1], codes, scales, BITS[kind], 100, None)
+        assert torch.equal(alone[0], together[row])
