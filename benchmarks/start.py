@@ -74,13 +74,13 @@ def main() -> None:
     publish("start", options.output, rows, to_markdown, precision=options.precision, repeats=options.repeats)
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, shape: Mapping[str, Any] = SHAPE) -> Path:
     """Random weights in bfloat16, and a tokenizer of byte pairs, in the Hugging Face layout."""
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen2Config(**SHAPE, eos_token_id=0, pad_token_id=0, bos_token_id=None)
+    config = Qwen2Config(**shape, eos_token_id=0, pad_token_id=0, bos_token_id=None)
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_pairs(), eos_token="<end>", pad_token="<end>")
     tokenizer.save_pretrained(folder)
