@@ -56,7 +56,7 @@ def build_model(shape: ModelShape) -> Any:
         bos_token_id=None,
         eos_token_id=EOS,
         pad_token_id=PAD,
-        tie_word_embeddings=False,
+        tie_word_embeddings=shape.tied,
     )
     model = LlamaForCausalLM(config).eval()
     with torch.no_grad():

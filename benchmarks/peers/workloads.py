@@ -38,7 +38,7 @@ KL_COEF = 0.04
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Llama without tied embeddings."""
+    """A Llama. `tied`: the head's weight is the embedding's."""
 
     hidden: int
     layers: int
@@ -46,6 +46,7 @@ class ModelShape:
     key_heads: int
     intermediate: int
     vocabulary: int
+    tied: bool = False
 
     @property
     def trunk_macs(self) -> int:
@@ -62,12 +63,15 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         norms = (2 * self.layers + 1) * self.hidden
-        return self.trunk_macs + 2 * self.head_macs + norms
+        return self.trunk_macs + (1 if self.tied else 2) * self.head_macs + norms
 
 
 MODELS = {
     "tiny": ModelShape(hidden=128, layers=4, heads=4, key_heads=4, intermediate=512, vocabulary=128),
     "mid": ModelShape(hidden=512, layers=8, heads=8, key_heads=4, intermediate=1408, vocabulary=32_000),
+    "half": ModelShape(  # Qwen2.5-0.5B's, without its biases
+        hidden=896, layers=24, heads=14, key_heads=2, intermediate=4864, vocabulary=151_936, tied=True
+    ),
 }
 
 
@@ -165,6 +169,7 @@ WORKLOADS = {
         ),
         conversations("W8", "tool calls: 8 x 8 conversations, on the tiny model", "tiny"),
         conversations("W9", "W8 on the larger model", "mid"),
+        Workload("W10", "half a billion parameters: 4 x 4, prompt 64, response 64", "half", 4, 4, 64, 64),
     )
 }
 
