@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class Bench:
 
     interpreters: by peer; `trl_vllm` is the one of TRL with vLLM. stamp: what every record says of where it comes from.
     rates: of `run_rates.py`. trl_rows: micro-batches to try. enough_seconds: measured time after which a trial ends.
-    thorough: names of workloads for which TRL is searched, and measured in every way; in the others only as it starts.
+    thorough: names of workloads for which TRL is searched; in the others it is measured only as the search starts.
+    every_way: names of those for which TRL is also measured as written, with its head on responses only and with vLLM.
     """
 
     folder: Path
@@ -68,6 +70,7 @@ class Bench:
     trl_rows: tuple[int, ...]
     enough_seconds: float
     thorough: frozenset[str]
+    every_way: frozenset[str]
 
     def prepare(self, workload: Workload, questions: list[str]) -> None:
         """Model and prompts, one prompt for every one that any step draws, so that none comes twice."""
@@ -135,8 +138,9 @@ class Bench:
         return result
 
 
-def measure(bench: Bench, workload: Workload, precision: str) -> Cell:
-    """One cell. Burnish comes first, and last with every allocator that a row of TRL had."""
+def measure(bench: Bench, workload: Workload, precision: str, near: TrlSettings | None = None) -> Cell:
+    """One cell. Burnish comes first, and last with every allocator that a row of TRL had. near: settings from which
+    TRL's are searched, the fastest of another workload."""
     cell = Cell()
     bench.warm_up(workload, precision)
     measured = _Measuring(bench, workload, precision, cell)
@@ -144,7 +148,7 @@ def measure(bench: Bench, workload: Workload, precision: str) -> Cell:
     if workload.ppo:
         measured.add("Burnish (naive)", "burnish", AS_IT_COMES, "debug.plain", naive=True)
     elif "trl" in bench.interpreters:
-        _measure_trl(measured)
+        _measure_trl(measured, near)
     if not (
         workload.kl or workload.ppo or workload.turns
     ):  # W4 and W7 sample what W2 does; no call holds conversations
@@ -191,7 +195,7 @@ class _Measuring:
             say(f"{self.workload.name} {self.precision} {name} ({words}) failed: {reason}")
 
 
-def _measure_trl(measured: _Measuring) -> None:
+def _measure_trl(measured: _Measuring, near: TrlSettings | None) -> None:
     """TRL with the fastest settings found, and otherwise."""
     bench, workload = measured.bench, measured.workload
     space = search_space(
@@ -200,17 +204,20 @@ def _measure_trl(measured: _Measuring) -> None:
         fast_is_accurate=measured.fast_is_accurate,
         rows=bench.trl_rows,
     )
-    matmul = START.matmul if START.matmul in space["matmul"] else space["matmul"][0]
-    start = replaced(START, rows=START.rows if START.rows in space["rows"] else space["rows"][-1], matmul=matmul)
+    wanted = near or START
+    matmul = wanted.matmul if wanted.matmul in space["matmul"] else space["matmul"][0]
+    start = replaced(wanted, rows=wanted.rows if wanted.rows in space["rows"] else space["rows"][-1], matmul=matmul)
     if workload.name not in bench.thorough:
         _add_trl(measured.add, "TRL", "trl", start)
         return
-    trials = search(space, start, lambda settings, give_up: _try(measured, settings, give_up))
+    trials = search(space, start, partial(_try, measured), near=near is not None)
     measured.cell.tried += [{**measured.label, **as_record(trial)} for trial in trials]
     fastest = best(trials, start)
     took = sum(_add_trl(measured.add, "TRL", "trl", fastest)["all_step_seconds"])
-    _add_trl(measured.try_to_add, HEAD, "trl", replaced(fastest, response_head=True))
     _add_trl(measured.try_to_add, "TRL, low memory", "trl", low_memory(space))
+    if workload.name not in bench.every_way:
+        return
+    _add_trl(measured.try_to_add, HEAD, "trl", replaced(fastest, response_head=True))
     _add_trl(measured.try_to_add, "TRL, as written", "trl", as_written(workload.rows))
     with_vllm = replaced(fastest, vllm=True)
     _add_trl(measured.try_to_add, "TRL with vLLM", "trl_vllm", with_vllm, timeout=VLLM_SECONDS + 20 * took)

@@ -36,12 +36,14 @@ Peak memory is that of the whole command, from its start to a saved checkpoint, 
 (Burnish's two reward workers, and its tools). It depends on the allocator, so it is compared under the same settings
 only: `bounded` are the thresholds that Burnish sets for itself on a CPU, `kept` gives nothing back.
 
-TRL's settings were searched for every workload and precision: rows of a micro-batch, the precision of float32 products
-where the faster one is as accurate, the allocator, and gradient checkpointing, one after the other until nothing got
-faster; a trial has one step that is not measured and up to three more, and is given up if the first takes more than 20
-s and a quarter more than the least so far. `TRL` has the fastest of them; the overview takes TRL's fastest row,
-whichever it is. `TRL, low memory` has the smallest micro-batch and gradient checkpointing; `TRL, as written` leaves
-everything at TRL's defaults that the work does not prescribe; `TRL with vLLM` samples by a colocated vLLM.
+TRL's settings were searched for every workload and precision: rows of a micro-batch, the precision of float32
+products where the faster one is as accurate, the allocator, and gradient checkpointing, one after the other until
+nothing got faster. The search of a workload begins with the fastest settings of the one before, and then tries the
+neighbouring numbers of rows; in the first one all are tried. A trial has one step that is not measured and up to
+three more, which end after 8 s, and is given up if the first takes more than 8 s and a quarter more than the least so
+far. `TRL` has the fastest of them; the overview takes TRL's fastest row, whichever it is. `TRL, low memory` has the
+smallest micro-batch and gradient checkpointing; `TRL, as written` leaves everything at TRL's defaults that the work
+does not prescribe; `TRL with vLLM` samples by a colocated vLLM.
 
 **Two things to know about the ratios to TRL.** TRL pads all responses of a step to the longest one of that step. And
 without Triton, as on every CPU, TRL's head scores every position, prompts included: a fallback that does not exist on

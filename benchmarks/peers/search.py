@@ -31,9 +31,10 @@ Measure = Callable[[TrlSettings, float | None], Trial]
 """Runs a trial. The second argument: give up if the first step takes more seconds than this."""
 
 
-def search(space: Space, start: TrlSettings, measure: Measure) -> list[Trial]:
+def search(space: Space, start: TrlSettings, measure: Measure, *, near: bool = False) -> list[Trial]:
     """All trials, in their order; `best` has the fastest. Nothing is tried twice. A failure (of memory, mostly) counts
-    as slower than everything."""
+    as slower than everything. `near`: of numbers only the neighbours of the fastest so far are tried, from the
+    beginning on; else all of them once."""
     trials: dict[TrlSettings, Trial] = {}
 
     def try_once(settings: TrlSettings) -> None:
@@ -42,7 +43,7 @@ def search(space: Space, start: TrlSettings, measure: Measure) -> list[Trial]:
             trials[settings] = measure(settings, None if shortest is None else PATIENCE * shortest)
 
     try_once(start)
-    before, near = None, False
+    before = None
     while before != (before := best(list(trials.values()), start)):
         for field, values in space.items():
             present = best(list(trials.values()), start)

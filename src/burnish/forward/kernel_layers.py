@@ -2,17 +2,20 @@
 
 Between its matrix products a layer has some twenty operations forwards and more backwards, each of which reads and
 writes all states. Here there are six calls each way: two norms with the sums around them, two rotations, attention and
-one gate. Parameters, hooks of the linear layers, adapters and gradient checkpointing remain the model's own.
+one gate. Parameters, hooks of the linear layers, adapters and gradient checkpointing remain the model's own. What norms
+and the gate give to the linear layers is not kept for the backward pass but made again.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from burnish.forward.merged_attention import MergedAttention
+from burnish.forward.remaking import remade_in_backward
 from burnish.kernels.attention import attention_kernels
 from burnish.kernels.build import ELEMENTS
 from burnish.kernels.training import TrainKernels, train_kernels
@@ -82,17 +85,21 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     attention, mlp = layer.self_attn, layer.mlp
     kernels = train_kernels(states_SX.dtype)
     cosine_SD, sine_SD = (part[0].float().contiguous() for part in rotation)
+    # Checkpointed layers keep nothing of all this, and have to see whatever is kept.
+    remade = _kept if layer.gradient_checkpointing else remade_in_backward
     norm = layer.input_layernorm
     states_SX, normed_SX = kernels.normalise(states_SX, None, norm.weight, norm.variance_epsilon)
     heads = (len(states_SX), -1, attention.head_dim)
-    query_SHD, key_SKD = attention.q_proj(normed_SX).view(heads), attention.k_proj(normed_SX).view(heads)
+    with remade(normed_SX, partial(kernels.normalised, states_SX.detach(), norm.weight, norm.variance_epsilon)):
+        query_SHD, key_SKD = attention.q_proj(normed_SX).view(heads), attention.k_proj(normed_SX).view(heads)
+        value_SKD = attention.v_proj(normed_SX).view(heads)
     if attention.config.model_type == "qwen3":  # which normalises queries and keys; the other families do not
         query_SHD = _normed(kernels, query_SHD, attention.q_norm)
         key_SKD = _normed(kernels, key_SKD, attention.k_norm)
     seen_SHD = attention_kernels(states_SX.dtype).attend(
         kernels.rotate(query_SHD, cosine_SD, sine_SD),
         kernels.rotate(key_SKD, cosine_SD, sine_SD),
-        attention.v_proj(normed_SX).view(heads),
+        value_SKD,
         packed.kernel_groups,
         attention.scaling,
     )
@@ -100,9 +107,17 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     states_SX, normed_SX = kernels.normalise(
         states_SX, attention.o_proj(seen_SHD.flatten(1)), norm.weight, norm.variance_epsilon
     )
-    gated_SI = kernels.gate(mlp.gate_proj(normed_SX), mlp.up_proj(normed_SX))
-    down_SX: Tensor = mlp.down_proj(gated_SI)
+    with remade(normed_SX, partial(kernels.normalised, states_SX.detach(), norm.weight, norm.variance_epsilon)):
+        gate_SI, up_SI = mlp.gate_proj(normed_SX), mlp.up_proj(normed_SX)
+    gated_SI = kernels.gate(gate_SI, up_SI)
+    with remade(gated_SI, partial(kernels.gated, gate_SI.detach(), up_SI.detach())):
+        down_SX: Tensor = mlp.down_proj(gated_SI)
     return states_SX[None] + down_SX[None]  # not a view of the sum: hooks on a layer's output would be lost with one
+
+
+def _kept(*_: object) -> AbstractContextManager[None]:
+    """In the place of `remade_in_backward`."""
+    return nullcontext()
 
 
 def _normed(kernels: TrainKernels, states_SHD: Tensor, norm: Any) -> Tensor:

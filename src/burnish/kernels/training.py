@@ -49,6 +49,13 @@ class TrainKernels:
         both: tuple[Tensor, Tensor] = _Normalise.apply(states_SX, more_SX, weight_X, epsilon, self)
         return both
 
+    def normalised(self, states_SX: Tensor, weight_X: Tensor, epsilon: float) -> Tensor:
+        """The second output of `normalise` again, from its first, without gradient."""
+        normed_SX, shrink_S = torch.empty_like(states_SX), torch.empty(len(states_SX), dtype=torch.float32)
+        sizes = states_SX.shape
+        self.call("normalise_forward", states_SX, None, weight_X, states_SX, normed_SX, shrink_S, *sizes, epsilon)
+        return normed_SX
+
     def rotate(self, states_SHD: Tensor, cosine_SD: Tensor, sine_SD: Tensor) -> Tensor:
         """Queries or keys with rotary position embeddings applied."""
         self._check(states_SHD)
@@ -64,6 +71,13 @@ class TrainKernels:
         if gate_SI.shape != up_SI.shape:
             raise ValueError("gate and up have different shapes")
         gated_SI: Tensor = _Gate.apply(gate_SI, up_SI, self)
+        return gated_SI
+
+    def gated(self, gate_SI: Tensor, up_SI: Tensor) -> Tensor:
+        """`gate` again, without gradient."""
+        gate_SI, up_SI = gate_SI.contiguous(), up_SI.contiguous()
+        gated_SI = torch.empty_like(gate_SI)
+        self.call("gate_forward", gate_SI, up_SI, gated_SI, *gate_SI.shape)
         return gated_SI
 
     def _check(self, *tensors: Tensor) -> None:
@@ -147,11 +161,9 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, kernels: TrainKernels) -> Tensor:  # type: ignore[override]
         gate, up = gate.contiguous(), up.contiguous()
-        gated = torch.empty_like(gate)
-        kernels.call("gate_forward", gate, up, gated, *gate.shape)
         ctx.save_for_backward(gate, up)
         ctx.kernels = kernels
-        return gated
+        return kernels.gated(gate, up)
 
     @staticmethod
     @once_differentiable

@@ -34,12 +34,12 @@ def of(rows: list[dict[str, Any]], *keys: str) -> list[tuple[Any, ...]]:
 def test_the_peers_without_any_other(tmp_path: Path) -> None:
     report = quick(tmp_path, "peers")
     rows = report["rows"]
-    cells = [(f"W{n}", "float32") for n in range(1, 10)]
+    cells = [(f"W{n}", "float32") for n in range(1, 11)]
     burnish = [row for row in rows if row["peer"] == "Burnish"]
     assert of(burnish, "workload", "precision") == [cells[0], ("W1", "bfloat16"), *cells[1:]]
     assert of([row for row in rows if row["peer"] == "Burnish (naive)"], "workload") == [("W7",)]
     sampled = {row["workload"] for row in rows if row["peer"] == "transformers.generate"}
-    assert sampled == {"W1", "W2", "W3", "W5", "W6"}
+    assert sampled == {"W1", "W2", "W3", "W5", "W6", "W10"}
     assert len({(row["commit"], row["machine"], row["threads"]) for row in rows}) == 1
     for row in rows:
         assert len(row["all_step_seconds"]) == 3

@@ -9,8 +9,9 @@ import weakref
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import ModelError
 from burnish.forward.kernel_layers import unset_layer_kernels, uses_layer_kernels
 from burnish.forward.probe import use_layer_kernels, use_packed_rows
@@ -20,6 +21,7 @@ from burnish.kernels.attention import AttentionKernels, attention_kernels
 from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.training import train_kernels
 from burnish.models.loading import load_model
+from burnish.models.lora import Adapter
 
 
 def calls_of(model, batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -49,8 +51,31 @@ def test_a_layer_calls_each_of_them_both_ways(load, batch, monkeypatch: pytest.M
     model = load("llama").model
     layers = len(model.model.layers)
     called = calls_of(model, batch, monkeypatch)
-    for name, count in (("normalise", 2), ("rotate", 2), ("gate", 1)):
-        assert called.count(f"{name}_forward") == called.count(f"{name}_backward") == count * layers
+    for name, count, forwards in (("normalise", 2, 2), ("rotate", 2, 1), ("gate", 1, 2)):
+        assert called.count(f"{name}_backward") == count * layers
+        assert called.count(f"{name}_forward") == forwards * count * layers  # norms and the gate are made again
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_what_linear_layers_read_is_not_kept_for_the_backward_pass(
+    lora, load, batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters read it, too."""
+    model = load("llama").model
+    if lora:
+        Adapter(model, LoraConfig(**lora), seed=0)
+    read: list[StorageWeakRef] = []
+    for layer in model.base_model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            getattr(layer.mlp, name).register_forward_pre_hook(
+                lambda _, given: read.append(StorageWeakRef(given[0].untyped_storage()))
+            )
+    monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf)
+    logprobs = ResponseScorer(model).score(batch).logprobs_BT
+    assert read
+    assert all(storage.expired() for storage in read)
+    logprobs.sum().backward()
 
 
 @pytest.mark.compiler
