@@ -1,11 +1,12 @@
 """Where the time of a step goes: phases, kinds of operation, and what the processor could not do faster.
 
-    python benchmarks/step_shares.py                                     # W1, W2, W3 and W7: a quarter of an hour
+    python benchmarks/step_shares.py                                     # ten minutes or so
     python benchmarks/step_shares.py --workloads W1 --precisions float32
+    python benchmarks/step_shares.py --switch-off avx512 --output benchmarks/results/shares_avx2
     python benchmarks/step_shares.py --quick       # every part of this program, in a minute or two: no measurement
 
-Steps of `benchmarks/peers` as Burnish runs them, the last of them under PyTorch's profiler. Writes OUTPUT.md and
-OUTPUT.json. The profiler costs some per cent itself.
+Steps of `benchmarks/peers` as Burnish runs them: some by the clock, then one under PyTorch's profiler, which costs some
+per cent itself. Writes OUTPUT.md and OUTPUT.json.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import statistics
 import sys
 import tempfile
 import textwrap
@@ -27,31 +29,42 @@ from lines import write_json
 from models import write_model, write_prompts
 from origin import CHANGED, commit, machine
 from parent import run_script
+from settings import AS_IT_COMES, SWITCHED_OFF, environment
 from workloads import WORKLOADS, Workload, check_same_work, encode, planned_lengths, quick
 
 PEERS = Path(__file__).parent / "peers"
 RESULTS, QUICK_RESULTS = Path("benchmarks/results/shares"), Path("build/shares-quick")
 COLUMNS = ("products", "attention", "kernels", "softmax", "copies", "optimizer", "other")
+UNWATCHED = 3
+"""Steps by the clock."""
 EXPLANATION = """\
-Seconds. `floor`: the phase's unavoidable multiply-adds at the best matrix rate measured here. `reading`: the time to
-read the weights once for each token of the longest response at the measured memory rate; sampling cannot be faster,
-however few rows are left. `products` to `other`: operations by kind, each without the operations that it calls.
-`kernels` are norms, rotations and gates in C (attention kernels are in `attention`); `copies` are conversions,
-gathering and filling; `other` is every other operation; `between` is time in no operation, which is Python's."""
+`step` is the median of three steps without the profiler. The other tables are of one step with it. Seconds. `floor`:
+the phase's unavoidable multiply-adds at the best matrix rate measured here. `reading`: the time to read the weights
+once for each token of the longest response at the measured memory rate; sampling cannot be faster, however few rows
+are left. `products` to `other`: operations by kind, each without the operations that it calls. `kernels` are norms,
+rotations and gates in C (attention kernels are in `attention`); `copies` are conversions, gathering and filling;
+`other` is every other operation; `between` is time in no operation, which is Python's."""
 
 
 def main() -> None:
     options = parse()
-    origin = {"commit": commit(), "machine": machine(), "threads": options.threads}
+    switched_off = sorted(set(options.switch_off))
+    variables = environment(AS_IT_COMES, tuple(switched_off))
+    origin = {
+        "commit": commit(),
+        "machine": machine(),
+        "threads": options.threads,
+        "switched_off": switched_off,
+    }
     if not options.quick and origin["commit"].endswith(CHANGED):
         raise SystemExit("what is measured differs from its commit: commit it, so that the figures stand for something")
-    rates = run_script(PEERS / "run_rates.py", {"threads": options.threads}, environment={})
+    rates = run_script(PEERS / "run_rates.py", {"threads": options.threads}, environment=variables)
     tables = []
     with tempfile.TemporaryDirectory(prefix="shares-") as folder:
         chosen = [quick(WORKLOADS[name]) if options.quick else WORKLOADS[name] for name in options.workloads]
         for workload, precision in cells(chosen, options.precisions, quick=options.quick):
             print(f"{workload.name} {precision}", file=sys.stderr, flush=True)
-            tables.append(measure(workload, precision, Path(folder), rates, options.threads))
+            tables.append(measure(workload, precision, Path(folder), rates, options.threads, variables))
     report = {
         "command": " ".join(["python", "benchmarks/step_shares.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -66,14 +79,23 @@ def main() -> None:
     print(to_markdown(report))
 
 
-def measure(workload: Workload, precision: str, folder: Path, rates: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """One workload at one precision: by phase the seconds of each column of the page."""
+def measure(
+    workload: Workload,
+    precision: str,
+    folder: Path,
+    rates: Mapping[str, Any],
+    threads: int,
+    variables: Mapping[str, str],
+) -> dict[str, Any]:
+    """One workload at one precision: seconds of a step, and by phase of each column of the page. `variables` are
+    added to the environment."""
     model = folder / workload.model
     if not model.exists():
         write_model(workload.model, model)
     prompts = folder / f"{workload.name}.jsonl"
     warmup = 1
-    write_prompts(workload, workload.prompts * (warmup + 1), [], prompts)
+    before = warmup + UNWATCHED
+    write_prompts(workload, workload.prompts * (before + 1), [], prompts)
     task = {
         "workload": encode(workload),
         "model": str(model),
@@ -82,11 +104,12 @@ def measure(workload: Workload, precision: str, folder: Path, rates: Mapping[str
         "precision": precision,
         "threads": threads,
         "warmup": warmup,
+        "unwatched": UNWATCHED,
         "steps": 1,
         "naive": False,
     }
-    result = run_script(PEERS / "run_shares.py", task, environment={})
-    check_same_work("burnish", workload, result, planned_lengths(workload, prompts, range(warmup, warmup + 1)))
+    result = run_script(PEERS / "run_shares.py", task, environment=variables)
+    check_same_work("burnish", workload, result, planned_lengths(workload, prompts, range(before, before + 1)))
     names = ["float32", "float32_fast"] if precision == "float32" and rates["fast_is_accurate"] else [precision]
     rate = max(rates["macs_per_second"][name] for name in names)
     macs = step_macs(workload, result["lengths"][0])
@@ -96,6 +119,8 @@ def measure(workload: Workload, precision: str, folder: Path, rates: Mapping[str
         "workload": workload.name,
         "title": workload.title,
         "precision": precision,
+        "step": statistics.median(result["step_seconds"]),
+        "floor": sum(macs.values()) / rate,
         "read_bytes_per_second": result["read_bytes_per_second"],
         "phases": {
             phase: seconds
@@ -114,7 +139,13 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         f"{report['threads']} threads, load average {report['load_after']:.1f} after. Matrix rate in 10^9 "
         f"multiply-adds per second: {rates}."
     )
-    lines = ["# Where a step's time goes", "", *textwrap.wrap(about, 120), "", *textwrap.wrap(EXPLANATION, 120)]
+    if report["switched_off"]:
+        about += f" Switched off: {', '.join(report['switched_off'])} (settings.py says how)."
+    lines = ["# Where a step's time goes", "", *textwrap.wrap(about, 120), "", *textwrap.wrap(EXPLANATION, 120), ""]
+    lines += ["| workload | precision | step | floor | step / floor |", "|---|---|---:|---:|---:|"]
+    for table in report["tables"]:
+        name, step, floor = f"{table['workload']} | {table['precision']}", table["step"], table["floor"]
+        lines.append(f"| {name} | {step:.2f} | {floor:.2f} | {step / floor:.2f} |")
     for table in report["tables"]:
         lines += ["", f"## {table['workload']}, {table['precision']}: {table['title']}", ""]
         lines += [f"Memory is read at {table['read_bytes_per_second'] / 1e9:.0f} GB/s.", ""]
@@ -139,9 +170,10 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     alone = [name for name, workload in WORKLOADS.items() if workload.prompt_tokens and not workload.turns]
-    parser.add_argument("--workloads", nargs="+", choices=alone, default=["W1", "W2", "W3", "W7"])
+    parser.add_argument("--workloads", nargs="+", choices=alone, default=["W1", "W2", "W3", "W5", "W10"])
     parser.add_argument("--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, help="default: all cores; quick: 1")
+    parser.add_argument("--switch-off", nargs="+", choices=SWITCHED_OFF, default=[], help="measure without these")
     parser.add_argument("--quick", action="store_true", help="run every part once, on next to no work; no measurement")
     parser.add_argument("--output", type=Path, help=f"without the ending (default {RESULTS}, quick {QUICK_RESULTS})")
     options = parser.parse_args()

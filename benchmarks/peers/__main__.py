@@ -140,7 +140,7 @@ def add_cell(report: dict[str, Any], cell: Cell) -> None:
     report["tried"] += cell.tried
     report["failed"] += cell.failed
     for name in ("rows", "tried", "failed"):  # stable: peers and precisions keep their order
-        report[name].sort(key=lambda record: (record["switched_off"], record["workload"]))
+        report[name].sort(key=lambda record: (record["switched_off"], int(record["workload"][1:])))
     add_ratios(report["rows"])
 
 

@@ -1,4 +1,5 @@
-"""Burnish's side of `step_shares.py`: one step under PyTorch's profiler, its operations by phase and kind."""
+"""Burnish's side of `step_shares.py`: steps by the clock, then one under PyTorch's profiler, and its
+operations by phase and kind."""
 
 from __future__ import annotations
 
@@ -66,14 +67,15 @@ def main() -> None:
     marking_phases()
     marking_kernels()
     with open_rl_run(config, Console(quiet=True)) as run:
-        run_burnish.measure(run, 0, task["warmup"], logged=False)
+        unwatched = run_burnish.measure(run, task["warmup"], task["unwatched"], logged=False)["seconds"]
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             result = run_burnish.measure(run, 0, 1, logged=False)
         model = run.policy.model  # type: ignore[attr-defined]
         result["weight_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
-        embedding = model.get_input_embeddings().weight
-        result["weight_bytes"] -= embedding.numel() * embedding.element_size()  # looked up, not read
+        if not model.config.tie_word_embeddings:  # otherwise the head reads the embedding
+            result["weight_bytes"] -= model.get_input_embeddings().weight.nbytes  # looked up, not read
     result["shares"] = shares(profiler.events())
+    result["step_seconds"] = [seconds["step"] for seconds in unwatched]
     result["read_bytes_per_second"] = read_rate()
     result["settings"] = {}
     child.report(result, ["burnish", "torch", "transformers"])

@@ -245,7 +245,7 @@ TEMPLATES = [
              text="{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}"),
     template("a text times 10^10", "GiB", text="{{ 'x' * 10**10 }}"),
     template("a text times 10^7", "characters", text="{{ 'x' * 10**7 }}"),
-    template("a text doubled 60 times", "GiB",
+    template("a text doubled 60 times", "chat template of './model'",
              text=DOUBLED),
     template("a wide filter", "chat template of './model'", text="{{ 'x' | center(10**10) }}"),
     template("a power", "chat template of './model'", text="{{ 10 ** (10 ** 10) }}"),

@@ -76,10 +76,13 @@ def test_trl_is_searched_and_measured_in_every_way(tmp_path: Path) -> None:
 
 
 def test_the_shares_of_a_step(tmp_path: Path) -> None:
-    report = quick(tmp_path, "step_shares.py")
+    workloads = ("W1", "W2", "W3", "W7")
+    report = quick(tmp_path, "step_shares.py", "--switch-off", "avx512", "--workloads", *workloads)
     cells = [("W1", "float32"), ("W1", "bfloat16"), ("W2", "float32"), ("W3", "float32"), ("W7", "float32")]
     assert of(report["tables"], "workload", "precision") == cells
+    assert report["switched_off"] == ["avx512"]
     for table in report["tables"]:
+        assert table["step"] > table["floor"] > 0
         phases = table["phases"]
         assert set(phases) == {"generate", "update"} | ({"logprobs", "values"} if table["workload"] == "W7" else set())
         assert all(seconds["all"] > 0 for seconds in phases.values())
