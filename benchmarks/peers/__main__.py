@@ -53,6 +53,8 @@ from workloads import WORKLOADS, Workload, quick
 LISTS = ("runs", "rows", "tried", "failed")
 RESULTS = Path("benchmarks/results/peers")
 QUICK_RESULTS = Path("build/peers-quick")
+SHORT_TIMES = 3
+"""As many times more steps of the tiny model are measured."""
 MADE_UP_QUESTIONS = ["How many apples are left?", "A train leaves at 9. When does it arrive, after 3 stops?"]
 """Lengths of W6 in a quick run without --gsm8k."""
 
@@ -92,6 +94,7 @@ def open_bench(options: argparse.Namespace, stamp: dict[str, Any], folder: Path)
         folder=folder,
         warmup=options.warmup,
         steps=options.steps,
+        short_steps=options.steps if options.quick else SHORT_TIMES * options.steps,
         interpreters=interpreters,
         stamp=stamp,
         rates=rates,

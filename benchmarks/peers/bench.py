@@ -37,8 +37,7 @@ VLLM = {
 }
 START = TrlSettings(rows=8, matmul="medium", allocator=KEPT)
 """Where the search begins: what was fastest when nothing was searched."""
-TRIAL_STEPS = 3
-VLLM_SECONDS = 1800.0
+VLLM_SECONDS = 900.0
 """TRL with vLLM is ended after this time and the 20-fold of TRL's: it has not started."""
 
 
@@ -55,8 +54,9 @@ class Cell:
 class Bench:
     """Where things lie, and how much is measured.
 
-    interpreters: by peer; `trl_vllm` is the one of TRL with vLLM. stamp: what every record says of where it comes from.
-    rates: of `run_rates.py`. trl_rows: micro-batches to try. enough_seconds: measured time after which a trial ends.
+    short_steps: measured steps of the tiny model, in place of `steps`. interpreters: by peer; `trl_vllm` is the one of
+    TRL with vLLM. stamp: what every record says of where it comes from. rates: of `run_rates.py`. trl_rows:
+    micro-batches to try. enough_seconds: measured time after which a trial ends.
     thorough: names of workloads for which TRL is searched; in the others it is measured only as the search starts.
     every_way: names of those for which TRL is also measured as written, with its head on responses only and with vLLM.
     """
@@ -64,6 +64,7 @@ class Bench:
     folder: Path
     warmup: int
     steps: int
+    short_steps: int
     interpreters: Mapping[str, str]
     stamp: Mapping[str, Any]
     rates: Mapping[str, Any]
@@ -79,8 +80,12 @@ class Bench:
                 write_model(workload.model, self.model(workload))
             else:
                 write_turn_model(workload.model, workload.turns, self.model(workload))
-        count = workload.prompts * (self.warmup + max(self.steps, TRIAL_STEPS))
+        count = workload.prompts * (self.warmup + self.steps_of(workload))
         write_prompts(workload, count, questions, self.prompts(workload))
+
+    def steps_of(self, workload: Workload) -> int:
+        """Measured steps. Those of the tiny model are so short that a handful of them says more about the machine."""
+        return self.short_steps if workload.model == "tiny" else self.steps
 
     def warm_up(self, workload: Workload, precision: str) -> None:
         """Let Burnish build its kernels and choose its paths once for each kind of run, as on a machine where it has
@@ -116,7 +121,7 @@ class Bench:
             "precision": precision,
             "threads": self.stamp["threads"],
             "warmup": self.warmup,
-            "steps": self.steps,
+            "steps": self.steps_of(workload),
             **more,
         }
         switched_off = tuple(self.stamp["switched_off"])
@@ -131,8 +136,8 @@ class Bench:
         if "avx512" in switched_off and result["capability"] == "AVX512":
             raise ValueError(f"{peer} used AVX-512, which was to be switched off")
         done = len(result["lengths"])
-        if done < self.steps and "enough_seconds" not in task:
-            raise ValueError(f"{peer} measured {done} steps of {self.steps} in {workload.name}")
+        if done < task["steps"] and "enough_seconds" not in task:
+            raise ValueError(f"{peer} measured {done} steps of {task['steps']} in {workload.name}")
         plan = planned_lengths(workload, self.prompts(workload), range(self.warmup, self.warmup + done))
         check_same_work(peer, workload, result, plan)
         return result
@@ -231,7 +236,7 @@ def _try(measured: _Measuring, settings: TrlSettings, give_up_seconds: float | N
     """One trial of the search."""
     enough = measured.bench.enough_seconds
     give_up_seconds = give_up_seconds and max(give_up_seconds, enough)  # short first steps say little, and cost little
-    more = {"steps": TRIAL_STEPS, "give_up_seconds": give_up_seconds, "enough_seconds": enough}
+    more = {"give_up_seconds": give_up_seconds, "enough_seconds": enough}
     try:
         result = measured.bench.run(
             "trl",

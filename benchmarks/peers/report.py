@@ -26,11 +26,12 @@ TRL = ("TRL", "TRL, low memory", "TRL, as written", "TRL with vLLM")
 EXPLANATION = """\
 Every row did the same work: the same prompts, and in every step the same response lengths, which are prescribed
 (geometric ones are the quantiles of the distribution, in another order in each step). A peer that did anything else is
-refused. Seconds are medians over the measured steps, at least three, after at least one that is not measured. `cpu` is
-the training process's processor time per step, over all threads; other work on the machine hardly changes it. `over
-floor` is the time divided by that of the unavoidable multiply-adds at the best matrix rate of the precision. `ratio`
-is Burnish's tokens per second with default settings divided by the row's: above 1 Burnish is faster. `cpu ratio` is
-the same per processor second. Rows that only sample are compared with Burnish's sampling.
+refused. Seconds are medians over the measured steps, at least three, and three times as many with the tiny model, after
+at least one that is not measured. `cpu` is the training process's processor time per step, over all threads; other
+work on the machine hardly changes it. `over floor` is the time divided by that of the unavoidable multiply-adds at the
+best matrix rate of the precision. `ratio` is Burnish's tokens per second with default settings divided by the row's:
+above 1 Burnish is faster. `cpu ratio` is the same per processor second. Rows that only sample are compared with
+Burnish's sampling.
 
 Peak memory is that of the whole command, from its start to a saved checkpoint, with every process that it starts
 (Burnish's two reward workers, and its tools). It depends on the allocator, so it is compared under the same settings
@@ -39,11 +40,11 @@ only: `bounded` are the thresholds that Burnish sets for itself on a CPU, `kept`
 TRL's settings were searched for every workload and precision: rows of a micro-batch, the precision of float32
 products where the faster one is as accurate, the allocator, and gradient checkpointing, one after the other until
 nothing got faster. The search of a workload begins with the fastest settings of the one before, and then tries the
-neighbouring numbers of rows; in the first one all are tried. A trial has one step that is not measured and up to
-three more, which end after 8 s, and is given up if the first takes more than 8 s and a quarter more than the least so
-far. `TRL` has the fastest of them; the overview takes TRL's fastest row, whichever it is. `TRL, low memory` has the
-smallest micro-batch and gradient checkpointing; `TRL, as written` leaves everything at TRL's defaults that the work
-does not prescribe; `TRL with vLLM` samples by a colocated vLLM.
+neighbouring numbers of rows; in the first one all are tried. A trial has as many steps as a row, but no more after 8 s
+of them, and is given up if the first takes more than 8 s and a quarter more than the least so far. `TRL` has the
+fastest of them; the overview takes TRL's fastest row, whichever it is. `TRL, low memory` has the smallest micro-batch
+and gradient checkpointing; `TRL, as written` leaves everything at TRL's defaults that the work does not prescribe;
+`TRL with vLLM` samples by a colocated vLLM.
 
 **Two things to know about the ratios to TRL.** TRL pads all responses of a step to the longest one of that step. And
 without Triton, as on every CPU, TRL's head scores every position, prompts included: a fallback that does not exist on
