@@ -20,8 +20,9 @@ _FEWEST = 2
 """Layers of a trial, so that one reads what another has written."""
 _PLACES = ("layer_idx", "target_name")
 """What layers, and adapters in them, know of where they are."""
-PASS_OPERATIONS = 1e10
-"""Multiplications and additions of one timed pass: some hundredths of a second on a fast processor."""
+PASS_OPERATIONS = 3e10
+"""Multiplications and additions of one timed pass: a tenth of a second on a fast processor. With a third of that, a
+pass through layers of 15 million weights had so few tokens that it did little but write gradients, either way."""
 
 
 @contextmanager

@@ -225,7 +225,7 @@ def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor,
         log_p = torch.log_softmax(plan.tempered(raw_NV[rows]), -1)
         logprobs_N[rows] = log_p.gather(1, targets_N[rows, None])[:, 0]
         if plan.entropy:
-            entropy_N[rows] = -torch.einsum("nv,nv->n", log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB))
+            entropy_N[rows] = -log_p.exp().mul_(log_p.clamp_(min=LEAST_LOGPROB)).sum(-1)
     return logprobs_N, entropy_N
 
 
@@ -327,8 +327,8 @@ def _stream_chunk(
             shift_N = torch.where(mass_N > 0, (peak_N - new_peak_N) * mass_N, 0.0)
             weights = torch.exp(logits)
             moment_N = (moment_N + shift_N) * shrink_N
-            moment_N += torch.einsum("nv,nv->n", weights, logits.clamp_(min=LEAST_LOGPROB))
             mass_N = mass_N * shrink_N + weights.sum(-1)
+            moment_N += weights.mul_(logits.clamp_(min=LEAST_LOGPROB)).sum(-1)
         else:
             mass_N = mass_N * shrink_N + logits.exp_().sum(-1)
         peak_N = new_peak_N

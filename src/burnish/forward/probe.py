@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
 """Largest relative distance of hidden states that rounding explains. A row that sees its neighbour differs more."""
-_WIDE = 20_000_000
+_WIDE = 4_000_000
 """If a layer has more weights than this, only one layer is timed."""
 _TRIED_WEIGHTS = 8
 OF_GRADIENTS = 4.0

@@ -11,6 +11,7 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import KernelError, ModelError
+from burnish.forward.allocator import use_large_pages
 from burnish.forward.attention import packs_rows
 from burnish.forward.bfloat16 import bfloat16_note
 from burnish.forward.fast_paths import FastPaths
@@ -29,7 +30,7 @@ from burnish.models.weight_checks import (
     read_generation_config,
     refuse_mismatched,
 )
-from burnish.models.weight_files import check_number_types
+from burnish.models.weight_files import check_number_types, weight_bytes
 from burnish.reading import reading
 from burnish.types import UseKernels
 
@@ -114,6 +115,7 @@ def _load_model(
     source = resolve_source(config.path, field="model.path")
     check_model_folder(source, needs_weights=not config.from_scratch)
     device = resolve_device(config.device)
+    use_large_pages(device.type, weight_bytes(source))
     raw_config, generation_config = _raw_configs(source, config)
     check_declared_sizes(raw_config, config.path)
     model_config = _model_config(source, config)

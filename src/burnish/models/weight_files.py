@@ -42,6 +42,12 @@ def _check_file(file: Path) -> None:
         raise ModelError(f"{file} is cut short: {present:,} bytes of {wanted:,}", remedy=_REMEDY)
 
 
+def weight_bytes(source: str) -> int | None:
+    """Size of a local folder's weight files, None for a name on the hub."""
+    folder = Path(source)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
+
+
 def check_number_types(folder: Path, parameters: Collection[str]) -> None:
     """Raise ModelError for a tensor of one of the `parameters` that is not floating-point: loading would silently turn
     complex numbers, integers and booleans into floats. Other tensors may have such types: old files have masks and

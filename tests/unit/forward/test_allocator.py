@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from burnish.forward.allocator import keep_freed_memory
+from burnish.forward.allocator import LARGE_PAGES, LARGE_PAGES_FROM, keep_freed_memory, use_large_pages
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 FAULTS = """
@@ -71,3 +73,54 @@ def test_freed_memory_can_be_given_back() -> None:
     """Ten times 20 MiB, which the process would have kept."""
     done = subprocess.run([sys.executable, "-c", RETURNED], capture_output=True, check=True)
     assert int(done.stdout) > 150
+
+
+@pytest.mark.parametrize(
+    ("device", "weight_bytes", "wanted"),
+    [
+        ("cpu", LARGE_PAGES_FROM, True),
+        ("cpu", LARGE_PAGES_FROM - 1, False),
+        ("cpu", None, True),
+        ("cuda", LARGE_PAGES_FROM, False),
+    ],
+)
+def test_large_models_on_a_cpu_get_large_pages(
+    device: str, weight_bytes: int | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LARGE_PAGES, "")  # so that it is removed afterwards
+    monkeypatch.delenv(LARGE_PAGES)
+    assert use_large_pages(device, weight_bytes) is wanted
+    assert os.environ.get(LARGE_PAGES) == ("1" if wanted else None)
+
+
+def test_the_users_word_on_large_pages_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LARGE_PAGES, "0")
+    assert not use_large_pages("cpu", LARGE_PAGES_FROM)
+    assert os.environ[LARGE_PAGES] == "0"
+
+
+LARGE = """
+import burnish.models.loading, torch
+from pathlib import Path
+from burnish.forward.allocator import LARGE_PAGES_FROM, use_large_pages
+def megabytes():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("AnonHugePages"))
+assert use_large_pages("cpu", LARGE_PAGES_FROM)
+before = megabytes()
+tensor = torch.ones(16 << 20)
+print(megabytes() - before)
+"""
+ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not ENABLED.is_file() or "[never]" in ENABLED.read_text(),
+    reason="this kernel gives no large pages to those who ask",
+)
+def test_tensors_get_large_pages_although_models_can_be_loaded_already() -> None:
+    """64 MiB: importing what loads models makes no tensor, or the switch would come too late. (Some may be missing,
+    because memory is in pieces.)"""
+    environment = {name: value for name, value in os.environ.items() if name != LARGE_PAGES}
+    done = subprocess.run([sys.executable, "-c", LARGE], env=environment, capture_output=True, check=True)
+    assert int(done.stdout) >= 16
