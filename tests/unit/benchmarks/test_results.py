@@ -61,6 +61,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
     [
         ("peers", "report"),
         ("shares", "step_shares"),
+        ("shares_avx2", "step_shares"),
         ("simulator", "simulator"),
         ("faults", "faults"),
         ("sandbox", "sandbox"),
