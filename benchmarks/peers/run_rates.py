@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from burnish.doctor.rates import KINDS, product_seconds
-from burnish.forward.float32 import AS_ACCURATE, matmul_precision, rms_error
+from burnish.forward.float32 import AS_ACCURATE, rms_error
+from burnish.forward.matmul_precision import matmul_precision
 
 SHAPES = ((2048, 2048, 2048), (4096, 512, 1408), (4096, 512, 4096))  # square; a layer and a vocabulary chunk of `mid`
 

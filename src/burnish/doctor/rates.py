@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from burnish.doctor.facts import Rates
-from burnish.forward.float32 import matmul_precision, medium_is_accurate
+from burnish.forward.float32 import medium_is_accurate
+from burnish.forward.matmul_precision import matmul_precision
 
 KINDS: dict[str, tuple[str, torch.dtype]] = {
     "float32": ("highest", torch.float32),

@@ -17,8 +17,8 @@ LEFT_OUT = "not tried (--quick)"
 _PRODUCTS = {"float32": "float32", "float32_fast": "fast float32", "bfloat16": "bfloat16"}
 FLOAT32, DECODING = "float32 products", "decoding"
 """Paths that not every model has a choice of, and that everybody asks about."""
-WIDTH_OF_FLOAT32 = 512
-"""`burnish.forward.float32.WIDTH`, which cannot be read where PyTorch does not load."""
+WIDTH_OF_FLOAT32, NARROW_WIDTH_OF_FLOAT32 = 512, 128
+"""WIDTH and NARROW_WIDTH of `burnish.forward.float32`, which cannot be read where PyTorch does not load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,8 @@ def _paths(facts: Facts) -> Iterator[tuple[str, str]]:
     if FLOAT32 not in chosen:
         yield (
             FLOAT32,
-            f"{paths.float32}; others are tried for float32 models of width {WIDTH_OF_FLOAT32} and more, without a GPU",
+            f"{paths.float32}; others are tried for float32 models of width {WIDTH_OF_FLOAT32} and more (Llama's "
+            f"architecture: {NARROW_WIDTH_OF_FLOAT32}), without a GPU",
         )
     yield from chosen.items()
     if paths.decoder is not None and DECODING not in chosen:

@@ -17,7 +17,10 @@ import torch
 
 from burnish import processor
 from burnish.errors import BurnishError
+from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths, failure
+from burnish.forward.kernel_layers import FAMILIES
+from burnish.forward.matmul_precision import matmul_precision
 from burnish.forward.race import Way
 
 if TYPE_CHECKING:
@@ -27,23 +30,41 @@ AS_ACCURATE = 2.0
 """Largest accepted ratio of the root-mean-square errors of the other product and the usual one (bfloat16:
 thousands)."""
 WIDTH = 512
-"""Smallest hidden size for which it pays: oneDNN compiles a kernel for each new shape, too much for small products."""
+"""Smallest hidden size for which it pays with rows of any length: oneDNN compiles a kernel for each new shape, which
+takes as long as a small product and is kept."""
+NARROW_WIDTH = 128
+"""Smallest hidden size for which it pays where shapes come again (`row_multiple`)."""
+_ROW_MULTIPLE = 128
 _ROWS, _WIDEST = 512, 1024
 """Of the products that are timed."""
 
 
 @contextmanager
 def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPaths | None = None) -> Iterator[bool]:
-    """Inside, float32 products may use oneDNN; yields whether they do. Never with `plain`, for other dtypes, for small
-    models, or if a GPU is visible (the same setting would make its products inexact). Numbers change by rounding only;
-    `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
-    embedding = model.get_input_embeddings().weight
-    fits = embedding.dtype == torch.float32 and embedding.shape[1] >= WIDTH and not torch.cuda.is_available()
-    if plain or not fits or _faster_precision(model, paths or FastPaths()) == "highest":
+    """Inside, float32 products may use oneDNN; yields whether they do. Never with `plain`, for other dtypes, for models
+    that are too narrow, or if a GPU is visible (the same setting would make its products inexact). Numbers change by
+    rounding only; `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
+    fits = model.get_input_embeddings().weight.dtype == torch.float32 and _is_wide_enough(model)
+    if plain or not fits or torch.cuda.is_available() or _faster_precision(model, paths or FastPaths()) == "highest":
         yield False
         return
     with matmul_precision("medium"):
         yield True
+
+
+def _is_wide_enough(model: PreTrainedModel) -> bool:
+    width = model.get_input_embeddings().weight.shape[1]
+    # Of a model without numbers nobody knows yet whether it packs rows: it stands for one elsewhere that does.
+    rounds = model.config.model_type in FAMILIES and (packs_rows(model) or model.device.type == "meta")
+    return bool(width >= (NARROW_WIDTH if rounds else WIDTH))
+
+
+def row_multiple(model: PreTrainedModel) -> int:
+    """How many slots a packed row, and how many positions a head, has a multiple of: more than 1 where a narrow model's
+    products go through oneDNN, so that it meets few shapes."""
+    weight = model.get_input_embeddings().weight
+    through_onednn = weight.device.type == "cpu" and torch.get_float32_matmul_precision() == "medium"
+    return _ROW_MULTIPLE if through_onednn and weight.shape[1] < WIDTH else 1
 
 
 def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:
@@ -72,28 +93,6 @@ def _linear_pass(precision: str, width: int) -> None:
         outputs = inputs @ weight.T
         _ = outputs @ weight
         _ = outputs.T @ inputs
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """PyTorch's precision of float32 products inside."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def usual_float32() -> Iterator[None]:
-    """Inside, float32 products are the usual ones again. For attention on a CPU: its many small products, each of a new
-    shape, take four times as long through oneDNN."""
-    if torch.get_float32_matmul_precision() == "highest":
-        yield
-        return
-    with matmul_precision("highest"):
-        yield
 
 
 def medium_is_accurate() -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from burnish.forward.batch import Ints
-from burnish.forward.float32 import usual_float32
+from burnish.forward.matmul_precision import usual_float32
 from burnish.forward.packing import Packing, bunches
 from burnish.kernels.attention import SequenceGroups
 
@@ -73,12 +73,14 @@ class MergedAttention:
 
     @cached_property
     def sequences(self) -> list[list[Ints]]:
-        """Slots of each sequence, those of a prompt's rows together and the prompt first."""
+        """Slots of each sequence, those of a prompt's rows together and the prompt first; padding is one by itself."""
         responses = self.packing.response_spans()
         found = []
         for group, prompt in zip(self.packing.groups, self.packing.prompt_spans(), strict=True):
             together = [_slots(span) for span in (prompt, *(responses[row] for row in group))]
             found.append([np.concatenate(together)] if len(group) == 1 else together)
+        if self.packing.padding:
+            found.append([_slots(self.packing.padding_span)])
         return found
 
     @cached_property

@@ -8,7 +8,8 @@ Three responses to two prompts, `A B C` with `a b c` and `d`, and `D E` with `e 
     sequence   prompt 0  pr. 1  resp. of prompt 0, then of prompt 1
 
 First all prompts, then all responses, those of one prompt next to each other. The last token of a response predicts
-nothing and is left out, so that of `d` nothing remains. Every sequence (a prompt or a response) attends causally to
+nothing and is left out, so that of `d` nothing remains. At the end there may be padding, a sequence of its own that
+nothing is read from. Every sequence (a prompt or a response) attends causally to
 itself, and a response to its whole prompt as well. Positions of a response go on where its prompt ends. The state that
 predicts a response's first token is that of the prompt's last slot: here slot 2 for `a` and `d`, and slot 4 for `e`.
 
@@ -38,7 +39,8 @@ class Packing:
     """Where each sequence of a micro-batch is in the packed row. All on the host.
 
     rows: what is packed; groups: row numbers of each distinct prompt; prompt_starts (G,), prompt_lengths (G,): slots of
-    the prompts; response_starts (B,), response_lengths (B,): slots of the responses, by row of the batch.
+    the prompts; response_starts (B,), response_lengths (B,): slots of the responses, by row of the batch; padding:
+    slots at the end that belong to no row.
     """
 
     rows: HostRows
@@ -47,10 +49,11 @@ class Packing:
     prompt_lengths: Ints
     response_starts: Ints
     response_lengths: Ints
+    padding: int = 0
 
     @staticmethod
-    def of(rows: HostRows) -> Packing:
-        """Raises ValueError for an empty prompt."""
+    def of(rows: HostRows, multiple: int = 1) -> Packing:
+        """Padded to a multiple of slots. Raises ValueError for an empty prompt."""
         rows.check_prompts()
         groups = rows.groups()
         prompt_lengths = rows.prompt_lengths[[group[0] for group in groups]]
@@ -58,12 +61,15 @@ class Packing:
         order = [row for group in groups for row in group]
         response_starts = np.empty_like(response_lengths)
         response_starts[order] = _starts(response_lengths[order]) + prompt_lengths.sum()
-        return Packing(rows, groups, _starts(prompt_lengths), prompt_lengths, response_starts, response_lengths)
+        padding = -int(prompt_lengths.sum() + response_lengths.sum()) % multiple
+        return Packing(
+            rows, groups, _starts(prompt_lengths), prompt_lengths, response_starts, response_lengths, padding
+        )
 
     @property
     def size(self) -> int:
         """Slots altogether."""
-        return int(self.prompt_lengths.sum() + self.response_lengths.sum())
+        return int(self.prompt_lengths.sum() + self.response_lengths.sum()) + self.padding
 
     @property
     def pays(self) -> bool:
@@ -83,13 +89,14 @@ class Packing:
         in_responses = _ranges(self.order * batch.response_tokens.shape[1], self.response_lengths[self.order])
         index_S = upload(np.concatenate([in_prompts, in_responses]), batch.device)
         prompts_N, responses_N = index_S.split([len(in_prompts), len(in_responses)])
-        return torch.cat([batch.prompt_tokens.take(prompts_N), batch.response_tokens.take(responses_N)])[None]
+        tokens = [batch.prompt_tokens.take(prompts_N), batch.response_tokens.take(responses_N)]
+        return torch.cat([*tokens, tokens[0].new_zeros(self.padding)])[None]
 
     def positions(self, device: torch.device) -> Tensor:
         """(1, S) int64: the position of each slot's token in its own row."""
         in_prompts = _ranges(np.zeros_like(self.prompt_lengths), self.prompt_lengths)
         in_responses = _ranges(self.rows.prompt_lengths[self.order], self.response_lengths[self.order])
-        return upload(np.concatenate([in_prompts, in_responses])[None], device)
+        return upload(np.concatenate([in_prompts, in_responses, np.zeros(self.padding, dtype=np.int64)])[None], device)
 
     def sources(self, rows_N: Ints, columns_N: Ints) -> Ints:
         """(N,): the slots whose hidden states predict these response tokens."""
@@ -101,8 +108,8 @@ class Packing:
     def times_shared(self, device: torch.device) -> Tensor:
         """(1, S) int64: how many rows of the batch each slot is read for."""
         sizes = np.array([len(group) for group in self.groups])
-        shared = np.repeat(sizes, self.prompt_lengths)
-        return upload(np.concatenate([shared, np.ones(self.size - len(shared), dtype=np.int64)])[None], device)
+        shared, once = np.repeat(sizes, self.prompt_lengths), np.ones(self.response_lengths.sum(), dtype=np.int64)
+        return upload(np.concatenate([shared, once, np.zeros(self.padding, dtype=np.int64)])[None], device)
 
     def prompt_spans(self) -> list[slice]:
         """The slots of each prompt."""
@@ -111,6 +118,11 @@ class Packing:
     def response_spans(self) -> list[slice]:
         """The slots of each response, by row of the batch."""
         return _spans(self.response_starts, self.response_lengths)
+
+    @property
+    def padding_span(self) -> slice:
+        """The slots at the end that belong to no row."""
+        return slice(self.size - self.padding, self.size)
 
     def answer_spans(self) -> list[slice]:
         """For each prompt the slots of all its responses together."""

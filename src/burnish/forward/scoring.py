@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from burnish.forward.attention import WAYS, packing_way, packs_rows
 from burnish.forward.batch import Batch, Bools, HostRows, Ints
 from burnish.forward.embedding_gradient import embedding_gradient_in_place
+from burnish.forward.float32 import row_multiple
 from burnish.forward.gathering import gather_rows
 from burnish.forward.heads import find_head_transform
 from burnish.forward.lanes import ONE_LANE, Lanes
@@ -86,10 +87,16 @@ class ResponsePositions:
         """(N,): what is there; not differentiable."""
         return tokens_BT.take(self.index_N)
 
-    def scatter(self, values_N: Tensor) -> Tensor:
-        """(B, T), 0 at all other positions."""
-        flat = values_N.new_zeros(self.shape[0] * self.shape[1])
-        return flat.index_put((self.index_N,), values_N).view(self.shape)
+    def rounded(self, multiple: int) -> ResponsePositions:
+        """These, and the last of them again until their number is a multiple."""
+        more = -len(self.rows_N) % multiple if len(self.rows_N) else 0
+        rows_M, columns_M = np.pad(self.rows_N, (0, more), mode="edge"), np.pad(self.columns_N, (0, more), mode="edge")
+        return ResponsePositions(rows_M, columns_M, self.shape, self.device) if more else self
+
+    def scatter(self, values_M: Tensor) -> Tensor:
+        """(B, T), 0 at all other positions. Values for more than the N positions, as after `rounded`, are left out."""
+        flat = values_M.new_zeros(self.shape[0] * self.shape[1])
+        return flat.index_put((self.index_N,), values_M[: len(self.rows_N)]).view(self.shape)
 
 
 def lay_out(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -176,8 +183,9 @@ class TrunkRunner:
 
     def _pass(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         if self._may_pack(batch):
-            packing = Packing.of(batch.host)
-            if packing.pays:
+            multiple = row_multiple(self._model)
+            packing = Packing.of(batch.host, multiple)
+            if packing.pays or multiple > 1:  # padded rows are not rounded
                 return self.packed(batch, positions, packing)
         return self.padded(batch, positions)
 
@@ -272,13 +280,14 @@ class ResponseScorer:
         """
         batch = batch.to(self.model.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
-        targets_N = positions.take(batch.response_tokens)
+        read = positions.rounded(row_multiple(self.model))
+        targets_N = read.take(batch.response_tokens)
         runs_trunk = self._transform is not None
-        head_inputs = (self._trunk if runs_trunk else self._whole).hidden(batch, positions)
+        head_inputs = (self._trunk if runs_trunk else self._whole).hidden(batch, read)
         logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
         values_N = None
         if value_head is not None:
-            values_N = value_head(head_inputs if runs_trunk else self._trunk.hidden(batch, positions))
+            values_N = value_head(head_inputs if runs_trunk else self._trunk.hidden(batch, read))
         router_loss = None if self._router is None or not torch.is_grad_enabled() else self._router.take()
         return TokenScores(
             positions.scatter(logprobs_N),

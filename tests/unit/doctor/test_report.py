@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from burnish.container import Limits
 from burnish.doctor.facts import Chosen, Facts, Gpu, Gpus, Kernels, Paths, Problem, Sandbox
-from burnish.doctor.report import WIDTH, WIDTH_OF_FLOAT32, as_plain, text_lines
+from burnish.doctor.report import NARROW_WIDTH_OF_FLOAT32, WIDTH, WIDTH_OF_FLOAT32, as_plain, text_lines
+from burnish.forward.float32 import NARROW_WIDTH as NARROW_WIDTH_OF_TRIAL
 from burnish.forward.float32 import WIDTH as WIDTH_OF_TRIAL
 
 GIB = 1 << 30
@@ -141,8 +142,8 @@ def test_why_nothing_was_tried(machine: Callable[..., Facts]) -> None:
     assert found["paths of a run: model"].endswith("every run is refused: see the problems")
 
 
-def test_the_width_is_that_of_the_trial() -> None:
-    assert WIDTH_OF_FLOAT32 == WIDTH_OF_TRIAL
+def test_widths_are_those_of_the_trial() -> None:
+    assert (WIDTH_OF_FLOAT32, NARROW_WIDTH_OF_FLOAT32) == (WIDTH_OF_TRIAL, NARROW_WIDTH_OF_TRIAL)
 
 
 def test_what_was_left_out_is_said_and_what_cannot_be_known_is_not_shown(machine: Callable[..., Facts]) -> None:

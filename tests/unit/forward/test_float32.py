@@ -5,8 +5,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from burnish.forward import float32
+from burnish.forward.attention import set_packed_attention
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.float32 import fast_float32, rms_error, usual_float32
+from burnish.forward.float32 import fast_float32, rms_error, row_multiple
+from burnish.forward.matmul_precision import matmul_precision, usual_float32
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 
@@ -38,6 +40,29 @@ def test_taken_only_where_it_is_as_accurate(monkeypatch: pytest.MonkeyPatch) -> 
     assert precision_inside(model) == "medium"
     errors["medium"] = 2e-3  # bfloat16
     assert precision_inside(model) == "highest"
+
+
+def test_narrow_models_take_it_where_their_rows_are_packed_and_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32, "medium_is_accurate", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = build(128)
+    assert precision_inside(model) == "highest"  # padded rows have ever new shapes
+    assert set_packed_attention(model, "merged")
+    assert precision_inside(model) == "medium"
+    with torch.device("meta"):
+        assert precision_inside(build(128)) == "medium"  # it stands for one elsewhere
+    narrower = build(124)
+    assert set_packed_attention(narrower, "merged")
+    assert precision_inside(narrower) == "highest"
+    model.config.model_type = "of another family"
+    assert precision_inside(model) == "highest"
+
+
+def test_rows_are_rounded_only_where_onednn_would_meet_ever_new_small_shapes() -> None:
+    narrow, wide = build(128), build(512)
+    assert row_multiple(narrow) == row_multiple(wide) == 1
+    with matmul_precision("medium"):
+        assert (row_multiple(narrow), row_multiple(wide)) == (128, 1)
 
 
 def test_not_for_small_or_plain_or_bf16_models_or_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import BambaConfig, BambaForCausalLM, PreTrainedModel, StableLmConfig, StableLmForCausalLM
+from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
+from burnish.forward import scoring
 from burnish.forward.attention import packs_rows, set_packed_attention
 from burnish.forward.batch import Batch
 from burnish.forward.copied_prompts import CopiedPrompts
+from burnish.forward.float32 import NARROW_WIDTH
 from burnish.forward.kernel_layers import uses_layer_kernels
+from burnish.forward.matmul_precision import matmul_precision
 from burnish.forward.merged_attention import MergedAttention
 from burnish.forward.packing import Packing
 from burnish.forward.probe import use_packed_rows
@@ -61,6 +72,20 @@ def test_the_layout_of_the_page() -> None:
     # predicted by the end of the prompt, then by the response token before
     rows, columns = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 1, 2, 0, 1, 0])
     assert packing.sources(rows, columns).tolist() == [2, 5, 6, 4, 7, 2]
+
+
+def test_padding_belongs_to_no_row() -> None:
+    """As above, with 8 slots rounded up to 10."""
+    batch = make_batch([[1, 2, 3], [4, 5], [1, 2, 3]], [[11, 12, 13], [15, 16], [14]])
+    packing, rounded = Packing.of(batch.host), Packing.of(batch.host, multiple=5)
+    assert (rounded.size, rounded.padding, rounded.padding_span) == (10, 2, slice(8, 10))
+    assert rounded.tokens(batch).tolist() == [[1, 2, 3, 4, 5, 11, 12, 15, 0, 0]]
+    assert rounded.positions(batch.device).tolist() == [[0, 1, 2, 0, 1, 3, 4, 2, 0, 0]]
+    assert rounded.times_shared(batch.device).tolist() == [[2, 2, 2, 1, 1, 1, 1, 1, 0, 0]]
+    assert rounded.response_spans() == packing.response_spans()
+    seen, unpadded = seen_when_merged(MergedAttention(rounded)), seen_when_merged(MergedAttention(packing))
+    assert seen == unpadded | {8: {8}, 9: {8, 9}}
+    assert Packing.of(batch.host, multiple=8).padding == 0
 
 
 def test_responses_of_a_prompt_are_next_to_each_other() -> None:
@@ -129,8 +154,9 @@ def gradients(scorer: ResponseScorer, batch: Batch) -> tuple[torch.Tensor, dict[
     return scores.logprobs_BT.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
-def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPatch, multiple: int = 1) -> None:
     monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf)
+    monkeypatch.setattr("burnish.forward.scoring.row_multiple", lambda model: multiple if packs_rows(model) else 1)
     scorer = ResponseScorer(loaded.model)
     assert packs_rows(loaded.model)
     found, gradient = gradients(scorer, batch)
@@ -145,7 +171,8 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
 @pytest.mark.parametrize("way", [pytest.param("kernels", marks=pytest.mark.compiler), "merged", "copied"])
-def test_packed_rows_score_like_padded_ones(load, family, fields, way, monkeypatch) -> None:
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_packed_rows_score_like_padded_ones(load, family, fields, way, multiple, monkeypatch) -> None:
     loaded = load(family, kernels="auto" if way == "kernels" else "off", **fields)
     assert uses_layer_kernels(loaded.model) is (way == "kernels" and family != "gpt2")
     if fields:
@@ -153,7 +180,28 @@ def test_packed_rows_score_like_padded_ones(load, family, fields, way, monkeypat
     if way == "copied":
         set_packed_attention(loaded.model, way)
     batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
-    assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch)
+    assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch, multiple)
+
+
+def test_a_narrow_model_meets_few_shapes_through_onednn(monkeypatch) -> None:
+    settings = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=NARROW_WIDTH, **settings))
+    assert use_packed_rows(model)
+    batch = make_batch([A, B], [[9] * 70, [11] * 80])  # packing does not pay
+    scorer, slots, positions = ResponseScorer(model), [], []
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, given, __: slots.append(given[0].shape[-2]))
+    unwatched = scoring.chunked_token_scores
+
+    def watched(hidden, *given, **options):
+        positions.append(len(hidden))
+        return unwatched(hidden, *given, **options)
+
+    monkeypatch.setattr(scoring, "chunked_token_scores", watched)
+    usual = scorer.score(batch).logprobs_BT
+    with matmul_precision("medium"):
+        found = scorer.score(batch).logprobs_BT
+    assert (slots, positions) == ([82, 256], [150, 256])
+    torch.testing.assert_close(found, usual, atol=1e-2, rtol=0)  # medium may be bfloat16's precision
 
 
 tokens = st.integers(4, 15)
@@ -164,11 +212,12 @@ prompt = st.lists(tokens, min_size=1, max_size=9)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 2), st.lists(tokens, min_size=1, max_size=12)), min_size=1, max_size=8),
     prompts=st.tuples(prompt, prompt, prompt),
+    multiple=st.sampled_from([1, 7, 64]),
 )
-def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts) -> None:
+def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts, multiple) -> None:
     batch = make_batch([prompts[number] for number, _ in rows], [response for _, response in rows])
     with pytest.MonkeyPatch.context() as patch:
-        assert_like_plain(*load_once, batch, patch)
+        assert_like_plain(*load_once, batch, patch, multiple)
 
 
 @pytest.fixture(scope="module", params=["auto", "off"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.forward.float32 import usual_float32
+from burnish.forward.matmul_precision import usual_float32
 from burnish.rollouts.local.cache import Columns, PrefilledPrompts
 
 _FIRST_COLUMNS = 64
