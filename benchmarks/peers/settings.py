@@ -11,7 +11,7 @@ from typing import Any
 AS_IT_COMES, BOUNDED, KEPT = "as it comes", "bounded", "kept"
 ALLOCATORS: dict[str, dict[str, str]] = {
     AS_IT_COMES: {},
-    BOUNDED: {"MALLOC_TRIM_THRESHOLD_": str(256 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)},
+    BOUNDED: {"MALLOC_TRIM_THRESHOLD_": str(512 << 20), "MALLOC_MMAP_MAX_": "0"},
     KEPT: {"MALLOC_TRIM_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_THRESHOLD_": str(1 << 36), "MALLOC_MMAP_MAX_": "0"},
 }
 """Environments of glibc's allocator. `bounded` are the thresholds that Burnish sets for itself on a CPU when the

@@ -30,11 +30,9 @@ AS_ACCURATE = 2.0
 """Largest accepted ratio of the root-mean-square errors of the other product and the usual one (bfloat16:
 thousands)."""
 WIDTH = 512
-"""Smallest hidden size for which it pays with rows of any length: oneDNN compiles a kernel for each new shape, which
-takes as long as a small product and is kept."""
+"""Smallest hidden size for which it pays with rows of any length: oneDNN compiles code for each new shape."""
 NARROW_WIDTH = 128
-"""Smallest hidden size for which it pays where shapes come again (`row_multiple`)."""
-_ROW_MULTIPLE = 128
+"""Smallest hidden size for which it pays where shapes come again (`burnish.forward.few_shapes`)."""
 _ROWS, _WIDEST = 512, 1024
 """Of the products that are timed."""
 
@@ -57,14 +55,6 @@ def _is_wide_enough(model: PreTrainedModel) -> bool:
     # Of a model without numbers nobody knows yet whether it packs rows: it stands for one elsewhere that does.
     rounds = model.config.model_type in FAMILIES and (packs_rows(model) or model.device.type == "meta")
     return bool(width >= (NARROW_WIDTH if rounds else WIDTH))
-
-
-def row_multiple(model: PreTrainedModel) -> int:
-    """How many slots a packed row, and how many positions a head, has a multiple of: more than 1 where a narrow model's
-    products go through oneDNN, so that it meets few shapes."""
-    weight = model.get_input_embeddings().weight
-    through_onednn = weight.device.type == "cpu" and torch.get_float32_matmul_precision() == "medium"
-    return _ROW_MULTIPLE if through_onednn and weight.shape[1] < WIDTH else 1
 
 
 def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:

