@@ -16,15 +16,16 @@ The interpreters of the peers, from the folder of this repository:
 Without one, its rows are left out; TRL with vLLM then says why it did not start. `transformers.generate` runs in this
 interpreter.
 
-TRL's settings are searched for in every workload and precision (search.py), and the page has all that was tried. It is
-also measured with little memory, as written without any settings, and with a colocated vLLM (settings.py).
+TRL's settings are searched for in every workload and precision (search.py), and the page has all that was tried. In W1,
+W3 and W8 it is also measured with little memory, as written without any settings, and with a colocated vLLM
+(settings.py).
 bfloat16 is float32 masters on both sides: Burnish computes with a bfloat16 copy, TRL under autocast (`bf16=True`).
 W8 and W9 are conversations: the model itself writes a call at the end of each turn (turn_models.py), both sides run the
 same function (look_up.py), TRL by `tools=`, and both log every step; Burnish records its rollouts as well.
 Burnish (naive), in W7: `debug.plain`, rows padded and never packed, so that each prompt is read once per response in
 every pass; all logits of a micro-batch at once.
 
-On two cores W1 takes twenty minutes for each precision, W2 and W10 about half an hour, W5 more. --quick takes a few
+On two cores W1 takes fifteen minutes for each precision, W2 and W10 about as long, W5 half an hour. --quick takes a few
 minutes for all of them: the tiny model and few tokens, whose times say nothing. Keep the machine free: a search by
 seconds finds nothing on a busy one.
 """  # noqa: E501
@@ -47,7 +48,8 @@ from models import read_questions
 from origin import CHANGED, commit, machine, refuse_to_mix
 from parent import run_script
 from report import add_ratios, to_markdown
-from settings import AS_IT_COMES, SWITCHED_OFF, TrlSettings, environment
+from search import fastest_before
+from settings import AS_IT_COMES, SWITCHED_OFF, environment
 from workloads import WORKLOADS, Workload, quick
 
 LISTS = ("runs", "rows", "tried", "failed")
@@ -101,7 +103,7 @@ def open_bench(options: argparse.Namespace, stamp: dict[str, Any], folder: Path)
         trl_rows=(4, 8) if options.quick else (4, 8, 16, 32, 64),
         enough_seconds=0.1 if options.quick else 8.0,
         thorough=frozenset({"W1", "W8"} if options.quick else WORKLOADS),
-        every_way=frozenset({"W1", "W2", "W3", "W8"}),
+        every_way=frozenset({"W1", "W3", "W8"}),
     )
 
 
@@ -117,20 +119,12 @@ def measure_all(bench: Bench, options: argparse.Namespace, report: dict[str, Any
             say(f"{workload.name} {precision} has been measured")
             continue
         bench.prepare(workload, questions)
-        add_cell(report, measure(bench, workload, precision, fastest_before(report["rows"], precision, bench.stamp)))
+        near = fastest_before(report["rows"], workload.name, precision, bench.stamp)
+        add_cell(report, measure(bench, workload, precision, near))
         report["runs"] = [run for run in report["runs"] if run is not this]
         this = about(bench, options, load_before)
         report["runs"].append(this)
         write(report, options.output)
-
-
-def fastest_before(rows: list[dict[str, Any]], precision: str, stamp: dict[str, Any]) -> TrlSettings | None:
-    """TRL's fastest settings in the workload measured before, at this precision and with the same switched off."""
-    for row in reversed(rows):
-        alike = (row["precision"], row["switched_off"]) == (precision, stamp["switched_off"])
-        if row["peer"] == "TRL" and alike:
-            return TrlSettings(**row["chosen"])
-    return None
 
 
 def chosen_workloads(options: argparse.Namespace) -> list[Workload]:

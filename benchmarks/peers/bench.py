@@ -58,7 +58,7 @@ class Bench:
     TRL with vLLM. stamp: what every record says of where it comes from. rates: of `run_rates.py`. trl_rows:
     micro-batches to try. enough_seconds: measured time after which a trial ends.
     thorough: names of workloads for which TRL is searched; in the others it is measured only as the search starts.
-    every_way: names of those for which TRL is also measured as written, with its head on responses only and with vLLM.
+    every_way: names of those for which TRL is also measured with little memory, as written and with vLLM.
     """
 
     folder: Path
@@ -145,7 +145,7 @@ class Bench:
 
 def measure(bench: Bench, workload: Workload, precision: str, near: TrlSettings | None = None) -> Cell:
     """One cell. Burnish comes first, and last with every allocator that a row of TRL had. near: settings from which
-    TRL's are searched, the fastest of another workload."""
+    TRL's are searched, the fastest of another workload of this model."""
     cell = Cell()
     bench.warm_up(workload, precision)
     measured = _Measuring(bench, workload, precision, cell)
@@ -219,10 +219,10 @@ def _measure_trl(measured: _Measuring, near: TrlSettings | None) -> None:
     measured.cell.tried += [{**measured.label, **as_record(trial)} for trial in trials]
     fastest = best(trials, start)
     took = sum(_add_trl(measured.add, "TRL", "trl", fastest)["all_step_seconds"])
-    _add_trl(measured.try_to_add, "TRL, low memory", "trl", low_memory(space))
+    _add_trl(measured.try_to_add, HEAD, "trl", replaced(fastest, response_head=True))
     if workload.name not in bench.every_way:
         return
-    _add_trl(measured.try_to_add, HEAD, "trl", replaced(fastest, response_head=True))
+    _add_trl(measured.try_to_add, "TRL, low memory", "trl", low_memory(space))
     _add_trl(measured.try_to_add, "TRL, as written", "trl", as_written(workload.rows))
     with_vllm = replaced(fastest, vllm=True)
     _add_trl(measured.try_to_add, "TRL with vLLM", "trl_vllm", with_vllm, timeout=VLLM_SECONDS + 20 * took)

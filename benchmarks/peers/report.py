@@ -39,12 +39,12 @@ only: `bounded` are the thresholds that Burnish sets for itself on a CPU, `kept`
 
 TRL's settings were searched for every workload and precision: rows of a micro-batch, the precision of float32
 products where the faster one is as accurate, the allocator, and gradient checkpointing, one after the other until
-nothing got faster. The search of a workload begins with the fastest settings of the one before, and then tries the
-neighbouring numbers of rows; in the first one all are tried. A trial has as many steps as a row, but no more after 8 s
-of them, and is given up if the first takes more than 8 s and a quarter more than the least so far. `TRL` has the
-fastest of them; the overview takes TRL's fastest row, whichever it is. `TRL, low memory` has the smallest micro-batch
-and gradient checkpointing; `TRL, as written` leaves everything at TRL's defaults that the work does not prescribe;
-`TRL with vLLM` samples by a colocated vLLM.
+nothing got faster. In the first workload of a model all values are tried; the search of a later one begins with the
+fastest settings of the one before, and tries the neighbouring numbers of rows only. A trial has as many steps as a row,
+but no more after 8 s of them, and is given up if the first takes more than 8 s and a quarter more than the least so
+far. `TRL` has the fastest of them; the overview takes TRL's fastest row, whichever it is. `TRL, low memory` has the
+smallest micro-batch and gradient checkpointing; `TRL, as written` leaves everything at TRL's defaults that the work
+does not prescribe; `TRL with vLLM` samples by a colocated vLLM. These three are measured in W1, W3 and W8.
 
 **Two things to know about the ratios to TRL.** TRL pads all responses of a step to the longest one of that step. And
 without Triton, as on every CPU, TRL's head scores every position, prompts included: a fallback that does not exist on

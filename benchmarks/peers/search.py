@@ -7,11 +7,12 @@ step each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from settings import Space, TrlSettings, replaced
+from workloads import WORKLOADS
 
 PATIENCE = 1.25
 
@@ -33,8 +34,8 @@ Measure = Callable[[TrlSettings, float | None], Trial]
 
 def search(space: Space, start: TrlSettings, measure: Measure, *, near: bool = False) -> list[Trial]:
     """All trials, in their order; `best` has the fastest. Nothing is tried twice. A failure (of memory, mostly) counts
-    as slower than everything. `near`: of numbers only the neighbours of the fastest so far are tried, from the
-    beginning on; else all of them once."""
+    as slower than everything. `near`: the start was searched for similar work, so only numbers may differ, and of these
+    only the neighbours of the fastest so far are tried."""
     trials: dict[TrlSettings, Trial] = {}
 
     def try_once(settings: TrlSettings) -> None:
@@ -43,13 +44,18 @@ def search(space: Space, start: TrlSettings, measure: Measure, *, near: bool = F
             trials[settings] = measure(settings, None if shortest is None else PATIENCE * shortest)
 
     try_once(start)
-    before = None
+    before, everything = None, not near
     while before != (before := best(list(trials.values()), start)):
         for field, values in space.items():
             present = best(list(trials.values()), start)
-            for value in _next_to(getattr(present, field), values) if near else values:
+            here = getattr(present, field)
+            if _is_number(here):
+                values = values if everything else _next_to(here, values)
+            elif near:
+                continue
+            for value in values:
                 try_once(replaced(present, **{field: value}))
-        near = True
+        everything = False
     return list(trials.values())
 
 
@@ -59,13 +65,27 @@ def best(trials: Sequence[Trial], start: TrlSettings) -> TrlSettings:
     return max(whole, key=lambda trial: trial.tokens_per_second or 0.0).settings if whole else start
 
 
+def fastest_before(
+    rows: Sequence[Mapping[str, Any]], workload: str, precision: str, stamp: Mapping[str, Any]
+) -> TrlSettings | None:
+    """TRL's fastest settings in another workload of the same model, at this precision and with the same switched off;
+    None if there is none yet."""
+    for row in reversed(rows):
+        alike = (row["precision"], row["switched_off"]) == (precision, stamp["switched_off"])
+        if row["peer"] == "TRL" and alike and WORKLOADS[row["workload"]].model == WORKLOADS[workload].model:
+            return TrlSettings(**row["chosen"])
+    return None
+
+
 def _whole(trials: Iterable[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.tokens_per_second is not None]
 
 
-def _next_to(present: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The neighbours of a number, or all values that are not numbers."""
-    if isinstance(present, bool) or not isinstance(present, int):
-        return values
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _next_to(present: int, values: tuple[int, ...]) -> tuple[int, ...]:
+    """The number and its neighbours."""
     here = values.index(present)
     return values[max(here - 1, 0) : here + 2]

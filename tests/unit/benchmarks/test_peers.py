@@ -177,6 +177,26 @@ def test_every_micro_batch_is_tried(script: Script) -> None:
     assert [trial.settings.rows for trial in trials] == [32, 4, 8, 16, 64]
 
 
+def test_after_a_search_for_similar_work_only_neighbouring_numbers_are_tried(script: Script) -> None:
+    start, costs = script("settings").TrlSettings(rows=8), Costs(script, speed)
+    trials = script("search").search(SPACE, start, costs, near=True)
+    assert [trial.settings.rows for trial in trials] == [8, 4, 16, 32, 64]  # up to where it gets slower
+    assert {(s.matmul, s.allocator) for s, _ in costs.asked} == {(start.matmul, start.allocator)}
+
+
+def test_a_search_goes_on_from_one_of_the_same_model(script: Script) -> None:
+    stamp = {"switched_off": []}
+    rows = [
+        {"peer": "TRL", "precision": "float32", "switched_off": [], "workload": name, "chosen": {"rows": chosen}}
+        for name, chosen in (("W1", 16), ("W3", 64))
+    ]
+    before = script("search").fastest_before
+    assert before(rows, "W5", "float32", stamp).rows == 16
+    assert before(rows, "W8", "float32", stamp).rows == 64
+    assert before(rows, "W10", "float32", stamp) is None
+    assert before(rows, "W5", "bfloat16", stamp) is None
+
+
 def test_a_choice_that_pays_only_with_another_is_found_in_the_next_round(script: Script) -> None:
     def together(settings: Any) -> float:
         return 3.0 if settings.checkpointing and settings.rows == 8 else 2.0 if settings.checkpointing else 1.0
