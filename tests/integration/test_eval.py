@@ -184,6 +184,7 @@ def test_float32_products_are_those_of_training(
         return noted
 
     monkeypatch.setattr(float32, "WIDTH", 1)
+    monkeypatch.setattr(float32, "NARROW_WIDTH", 1)
     monkeypatch.setattr(float32, "_faster_precision", lambda model, paths: "medium")
     monkeypatch.setattr(float32, "matmul_precision", precision)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
