@@ -2,8 +2,7 @@
 
 oneDNN compiles code for every shape of a product, in about as long as the product of a narrow layer takes, and keeps
 the last 1,024 of these, two thirds of a megabyte each. Micro-batches have ever new lengths, so without rounding a run
-compiles all the time and grows by gigabytes: with 56 million parameters, prompts of 256 tokens and responses of mean 64
-by 1.4 GB within sixteen steps, which took 4 % longer than with rounding.
+compiles all the time, and its memory grows with every length (docs/speed.md, "Rounded lengths").
 """
 
 from __future__ import annotations

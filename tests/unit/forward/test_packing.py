@@ -149,7 +149,8 @@ def gradients(scorer: ResponseScorer, batch: Batch) -> tuple[torch.Tensor, dict[
     scorer.model.zero_grad()
     scores = scorer.score(batch, entropy=True)
     assert scores.entropy_BT is not None
-    weights = torch.linspace(-1, 1, scores.logprobs_BT.numel()).view_as(scores.logprobs_BT)
+    # Of one sign, or the gradients of equal rows could cancel, and rounding be all that is left of them.
+    weights = torch.linspace(0.5, 1.5, scores.logprobs_BT.numel()).view_as(scores.logprobs_BT)
     (weights * (scores.logprobs_BT + 0.1 * scores.entropy_BT)).sum().backward()
     named = scorer.model.named_parameters()
     return scores.logprobs_BT.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
@@ -168,7 +169,7 @@ def assert_like_plain(loaded, plain, batch: Batch, monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     whole = torch.cat([value.flatten() for value in yardstick.values()])
     difference = torch.cat([(gradient[name] - value).flatten() for name, value in yardstick.items()])
-    assert difference.norm() <= 1e-5 * whole.norm() + 2e-6  # the gradients of equal rows may cancel
+    assert difference.norm() <= 1e-5 * whole.norm()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])

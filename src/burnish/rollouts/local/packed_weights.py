@@ -59,7 +59,7 @@ def joined_product(*linears: nn.Module, packed: bool) -> Product:
 
     def product(inputs: Tensor) -> Tensor:
         rows = len(inputs)
-        more = rounded_up(rows) - rows if rows > _ROWS else 0  # prompts; rows that decode repeat by themselves
+        more = rounded_up(rows) - rows if rows > _ROWS else 0  # of fewer rows there are not many numbers
         inputs = pad(inputs, (0, 0, 0, more)) if more else inputs
         result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, blocks, bias, "none", [], "")
         return result[:rows]

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
+from burnish.forward.few_shapes import rounded_up, rounds_up
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import PrefilledPrompts
 
@@ -97,10 +98,11 @@ class Prefiller:
 
     def _forward(self, chunk: Sequence[Tokens]) -> PrefilledPrompts:
         """One forward pass, right-padded: causal attention is then enough to hide the padding from every real token."""
-        width = max(len(prompt) for prompt in chunk) - 1
+        longest = max(len(prompt) for prompt in chunk) - 1
+        width = rounded_up(longest) if rounds_up(self._model) else longest
         padded = [list(prompt[:-1]) + [self._pad_token_id] * (width + 1 - len(prompt)) for prompt in chunk]
         cache = DynamicCache()
-        positions = torch.arange(width, device=self._device).expand(len(chunk), -1)
+        positions = torch.arange(width, device=self._device).clamp(max=longest - 1).expand(len(chunk), -1)
         self._model(
             input_ids=torch.tensor(padded, device=self._device),
             position_ids=positions,
