@@ -2,8 +2,8 @@
 
 By default glibc returns freed memory to the system according to thresholds that depend on what the process freed
 before, and always what was large. Getting it back costs a page fault for every 4 KiB, often more than the arithmetic
-done in it: of a step of 4.0 s with 56 million parameters 0.2 to 0.3 s, of one of 16 s with half a billion 2 s. Kept
-memory raises the peak of the process by 2 to 5 %, because the next operation asks for what was kept.
+done in it: 0.2 s of a step of 4 s with 56 million parameters. What is kept hardly raises the peak of the process,
+because the next operation asks for it.
 """
 
 from __future__ import annotations
