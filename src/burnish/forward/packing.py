@@ -41,7 +41,7 @@ class Packing:
 
     rows: what is packed; groups: row numbers of each distinct prompt; prompt_starts (G,), prompt_lengths (G,): slots of
     the prompts; response_starts (B,), response_lengths (B,): slots of the responses, by row of the batch; padding:
-    slots at the end that belong to no row.
+    slots at the end that belong to no row; rounded: whether sizes repeat.
     """
 
     rows: HostRows
@@ -51,6 +51,7 @@ class Packing:
     response_starts: Ints
     response_lengths: Ints
     padding: int = 0
+    rounded: bool = False
 
     @staticmethod
     def of(rows: HostRows, *, rounded: bool = False) -> Packing:
@@ -64,7 +65,7 @@ class Packing:
         response_starts[order] = _starts(response_lengths[order]) + prompt_lengths.sum()
         prompt_starts, used = _starts(prompt_lengths), int(prompt_lengths.sum() + response_lengths.sum())
         padding = rounded_up(used) - used if rounded else 0
-        return Packing(rows, groups, prompt_starts, prompt_lengths, response_starts, response_lengths, padding)
+        return Packing(rows, groups, prompt_starts, prompt_lengths, response_starts, response_lengths, padding, rounded)
 
     @property
     def size(self) -> int:
@@ -73,9 +74,10 @@ class Packing:
 
     @property
     def pays(self) -> bool:
-        """Whether the packed row is clearly shorter than the padded rows: packing costs something, too."""
+        """Whether the packed row is clearly shorter than the padded rows (packing costs something, too), or has a size
+        that repeats, as theirs do not."""
         lengths = self.rows.prompt_lengths + self.rows.response_lengths
-        return self.size < PAYS * len(lengths) * int(lengths.max())
+        return self.rounded or self.size < PAYS * len(lengths) * int(lengths.max())
 
     @cached_property
     def order(self) -> Ints:

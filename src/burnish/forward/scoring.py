@@ -183,9 +183,8 @@ class TrunkRunner:
 
     def _pass(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         if self._may_pack(batch):
-            rounded = rounds_up(self._model)
-            packing = Packing.of(batch.host, rounded=rounded)
-            if packing.pays or rounded:  # the shapes of padded rows do not repeat
+            packing = Packing.of(batch.host, rounded=rounds_up(self._model))
+            if packing.pays:
                 return self.packed(batch, positions, packing)
         return self.padded(batch, positions)
 
@@ -257,7 +256,7 @@ class ResponseScorer:
         # On a CPU small micro-batches cost little, and logits that are not kept are computed twice.
         most = kept_tokens(model) if self.is_chunked and model.device.type == "cpu" and not plain else None
         self._trunk = TrunkRunner(model.base_model, plain=plain, router=self._router, shared_responses=most)
-        self._whole = TrunkRunner(model, plain=plain, router=self._router)
+        self._below_head = self._trunk if self.is_chunked else TrunkRunner(model, plain=plain, router=self._router)
 
     @property
     def is_chunked(self) -> bool:
@@ -282,12 +281,11 @@ class ResponseScorer:
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         read = positions.rounded() if rounds_up(self.model) else positions
         targets_N = read.take(batch.response_tokens)
-        runs_trunk = self._transform is not None
-        head_inputs = (self._trunk if runs_trunk else self._whole).hidden(batch, read)
+        head_inputs = self._below_head.hidden(batch, read)
         logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
         values_N = None
         if value_head is not None:
-            values_N = value_head(head_inputs if runs_trunk else self._trunk.hidden(batch, read))
+            values_N = value_head(head_inputs if self.is_chunked else self._trunk.hidden(batch, read))
         router_loss = None if self._router is None or not torch.is_grad_enabled() else self._router.take()
         return TokenScores(
             positions.scatter(logprobs_N),

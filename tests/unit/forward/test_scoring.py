@@ -71,11 +71,11 @@ def test_left_right_or_no_padding_give_the_same_scores(load, batch, family):
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_correct_marks_the_likeliest_token(load, batch, chunked):
+def test_correct_marks_the_likeliest_token(load, batch, chunked, monkeypatch):
     model = load().model
-    scorer = ResponseScorer(model)
     if not chunked:
-        scorer._transform = None
+        monkeypatch.setattr("burnish.forward.scoring.find_head_transform", lambda model: None)
+    scorer = ResponseScorer(model)
     correct = scorer.score_in_microbatches(batch, 30, correct=True).correct_BT
     for row in range(len(batch)):
         prompt = batch.prompt_tokens[row, : batch.prompt_lengths[row]]

@@ -135,10 +135,10 @@ def test_values_do_not_depend_on_micro_batches(load, batch):
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "full logits"])
-def test_an_update_of_the_policy_sees_the_values_of_a_shared_trunk(load, batch, chunked):
-    policy = LocalPolicy(load(), SETTINGS)
+def test_an_update_of_the_policy_sees_the_values_of_a_shared_trunk(load, batch, chunked, monkeypatch):
     if not chunked:
-        policy._scorer._transform = None
+        monkeypatch.setattr("burnish.forward.scoring.find_head_transform", lambda model: None)
+    policy = LocalPolicy(load(), SETTINGS)
     critic = policy.add_value_head(SETTINGS)
     with torch.no_grad():
         critic.head.weight.normal_()
