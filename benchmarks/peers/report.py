@@ -42,9 +42,10 @@ products where the faster one is as accurate, the allocator, and gradient checkp
 nothing got faster. In the first workload of a model all values are tried; the search of a later one begins with the
 fastest settings of the one before, and tries the neighbouring numbers of rows only. A trial has as many steps as a row,
 but no more after 8 s of them, and is given up if the first takes more than 8 s and a quarter more than the least so
-far. `TRL` has the fastest of them; the overview takes TRL's fastest row, whichever it is. `TRL, low memory` has the
-smallest micro-batch and gradient checkpointing; `TRL, as written` leaves everything at TRL's defaults that the work
-does not prescribe; `TRL with vLLM` samples by a colocated vLLM. These three are measured in W1, W3 and W8.
+far. `TRL` has the fastest of them that lasts a whole run; the overview takes TRL's fastest row, whichever it is. `TRL,
+low memory` has the smallest micro-batch and gradient checkpointing; `TRL, as written` leaves everything at TRL's
+defaults that the work does not prescribe; `TRL with vLLM` samples by a colocated vLLM. These three are measured in W1,
+W3 and W8.
 
 **Two things to know about the ratios to TRL.** TRL pads all responses of a step to the longest one of that step. And
 without Triton, as on every CPU, TRL's head scores every position, prompts included: a fallback that does not exist on
@@ -169,7 +170,9 @@ def _variant(shown: Mapping[str, Sequence[Mapping[str, Any]]], switched_off: tup
     lines += [*_summary(rows), "", *_memory(rows)]
     if shown["failed"]:
         lines += ["", "What did not run:", ""]
-        lines += [f"- {r['workload']} {r['precision']}, {r['peer']}: {r['reason']}" for r in shown["failed"]]
+        lines += [
+            f"- {r['workload']} {r['precision']}, {r['peer']} ({r['settings']}): {r['reason']}" for r in shown["failed"]
+        ]
     for name in dict.fromkeys(row["workload"] for row in rows):
         lines += _workload(
             [r for r in rows if r["workload"] == name], [t for t in shown["tried"] if t["workload"] == name]

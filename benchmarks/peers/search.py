@@ -61,8 +61,13 @@ def search(space: Space, start: TrlSettings, measure: Measure, *, near: bool = F
 
 def best(trials: Sequence[Trial], start: TrlSettings) -> TrlSettings:
     """The settings with the most tokens per second; `start` if no trial has any."""
-    whole = _whole(trials)
-    return max(whole, key=lambda trial: trial.tokens_per_second or 0.0).settings if whole else start
+    return by_speed(trials, start)[0]
+
+
+def by_speed(trials: Sequence[Trial], start: TrlSettings) -> list[TrlSettings]:
+    """All settings whose trials were not given up, the fastest first; `start` alone if there are none."""
+    fastest_first = sorted(_whole(trials), key=lambda trial: trial.tokens_per_second or 0.0, reverse=True)
+    return [trial.settings for trial in fastest_first] or [start]
 
 
 def fastest_before(

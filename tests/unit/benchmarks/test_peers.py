@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -225,6 +226,32 @@ def test_settings_that_fail_are_never_the_best(script: Script) -> None:
     trials = script("search").search({"rows": (8, 16, 64)}, start, costs)
     assert script("search").best(trials, start).rows == 16
     assert script("search").best([trial(start, None, None, "no memory")], start) == start
+
+
+def test_settings_that_do_not_last_a_whole_run_give_way_to_the_next(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, trial, settings = script("bench"), script("search").Trial, script("settings").TrlSettings
+    asked = []
+
+    def add(self: Any, name: str, peer: str, allocator: str, words: str, **more: Any) -> dict[str, Any]:
+        asked.append(more["settings"]["rows"])
+        if more["settings"]["rows"] > 8:
+            raise script("parent").ScriptFailed("run_trl.py failed", "killed", "")
+        return {"words": words}
+
+    monkeypatch.setattr(bench._Measuring, "add", add)
+    trials = [trial(settings(rows=rows), 1.0, tokens) for rows, tokens in ((4, 1.0), (8, 2.0), (16, 3.0), (32, 4.0))]
+    trials.append(trial(settings(rows=64), None, None, "killed"))
+    by_speed = script("search").by_speed(trials, settings(rows=4))
+    workload = geometric(script)
+    measured = bench._Measuring(types.SimpleNamespace(stamp={}), workload, "float32", bench.Cell())
+    row, chosen = bench._add_fastest(measured, by_speed)
+    assert asked == [32, 16, 8]
+    assert (row["words"], chosen.rows) == ("8 rows, highest, allocator as it comes", 8)
+    assert [failed["settings"].split()[0] for failed in measured.cell.failed] == ["32", "16"]
+    with pytest.raises(script("parent").ScriptFailed):
+        bench._add_fastest(measured, by_speed[:2])
 
 
 def test_what_is_searched_is_what_can_be_set(script: Script) -> None:
