@@ -390,12 +390,12 @@ def test_the_page_has_what_was_tried_and_what_did_not_run(script: Script) -> Non
         where | {"settings": "64 rows", "first_seconds": 9.0, "tokens_per_second": None, "failed": ""},
         where | {"settings": "32 rows", "first_seconds": None, "tokens_per_second": None, "failed": "MemoryError"},
     ]
-    failed = [where | {"peer": "TRL with vLLM", "settings": "", "reason": "No module named 'vllm'"}]
+    failed = [where | {"peer": "TRL with vLLM", "settings": "8 rows", "reason": "No module named 'vllm'"}]
     text = page(script, row(), trl(), tried=tried, failed=failed)
     assert "| float32 | 4 rows | 3.00 | 12 |" in text
     assert "| float32 | 64 rows | 9.00 | given up |" in text
     assert "| float32 | 32 rows | - | failed: MemoryError |" in text
-    assert "- W2 float32, TRL with vLLM: No module named 'vllm'" in text
+    assert "- W2 float32, TRL with vLLM (8 rows): No module named 'vllm'" in text
 
 
 def test_rows_of_another_commit_or_machine_are_not_on_the_page(script: Script) -> None:
