@@ -171,7 +171,8 @@ def about(bench: Bench, options: argparse.Namespace, load_before: float) -> dict
         left_out.append("W6 is left out: no `--gsm8k` was given.")
     if options.quick:
         left_out.append("A quick run: nothing here is a measurement.")
-    shown = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]  # folders are this machine's affair
+    words = ["..." if options.note and word == options.note else word for word in sys.argv[1:]]
+    shown = [Path(word).name if os.sep in word else word for word in words]  # folders are this machine's affair
     return {
         **bench.stamp,
         "command": shlex.join(["python", "benchmarks/peers", *shown]),

@@ -39,6 +39,7 @@ FROM_OUTSIDE = {
     "benchmarks/results/faults.md": "benchmarks/faults.md",
     "benchmarks/results/sandbox.md": "benchmarks/sandbox.md",
     "benchmarks/results/conversation.md": "benchmarks/conversation.md",
+    "benchmarks/results/adapters.md": "benchmarks/adapters.md",
     "examples/README.md": "examples/index.md",
     "examples/cluster_ray/README.md": "examples/cluster_ray.md",
     "examples/cluster_torchrun/README.md": "examples/cluster_torchrun.md",

@@ -66,6 +66,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
         ("faults", "faults"),
         ("sandbox", "sandbox"),
         ("conversation", "conversation"),
+        ("adapters", "adapters"),
     ],
 )
 def test_a_page_is_made_from_its_results(script: Script, page: str, module: str) -> None:
