@@ -87,7 +87,7 @@ def test_a_calculator_is_asked_for_the_right_product(calculator: Train) -> None:
     rows = calculator("rl")
     print(held_out(rows))
     assert held_out(rows)[0] <= 0.5
-    assert held_out(rows)[-1] >= 0.9  # 0.945 to 0.98 with six seeds and two kinds of products; it begins at 0.365
+    assert held_out(rows)[-1] >= 0.95
     assert rows[-1]["eval/conversation/called_fraction"] >= 0.95
 
 
