@@ -101,10 +101,11 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     return f"""\
 # Adapters on weights of 32, 16, 8 and 4 bits
 
-`{report["command"]}` on {report["date"]}: {report["processor"]}, {report["cores"]} cores, load average
-{report["load_after"]} after. Random models of Qwen2.5's shapes with a vocabulary of 151,936; 4 prompts x 4 responses,
-up to 64 tokens each, GRPO with a reference. Medians of {report["steps"]} steps after the first. Memory is the highest
-of the whole command with its reward processes, from the start to the saved checkpoint, in thousand million bytes.
+`{report["command"]}`
+on {report["date"]}: {report["processor"]}, {report["cores"]} cores, load average {report["load_after"]} after. Random
+models of Qwen2.5's shapes with a vocabulary of 151,936; 4 prompts x 4 responses of up to 64 tokens, GRPO with a
+reference. Medians of {report["steps"]} steps after the first. Memory is the most that the whole command held at a time,
+reward processes included, from its start to the saved checkpoint. 1 GB is 10^9 bytes.
 
 {chr(10).join(lines)}
 """
