@@ -29,6 +29,7 @@ from lines import write_json
 from models import write_model, write_prompts
 from origin import CHANGED, commit, machine
 from parent import run_script
+from rates import best_of, measure_rates, rate_at
 from settings import AS_IT_COMES, SWITCHED_OFF, environment
 from workloads import WORKLOADS, Workload, check_same_work, encode, planned_lengths, quick
 
@@ -58,19 +59,20 @@ def main() -> None:
     }
     if not options.quick and origin["commit"].endswith(CHANGED):
         raise SystemExit("what is measured differs from its commit: commit it, so that the figures stand for something")
-    rates = run_script(PEERS / "run_rates.py", {"threads": options.threads}, environment=variables)
-    tables = []
+    rates, tables = [measure_rates(options.threads, variables)], []
     with tempfile.TemporaryDirectory(prefix="shares-") as folder:
         chosen = [quick(WORKLOADS[name]) if options.quick else WORKLOADS[name] for name in options.workloads]
         for workload, precision in cells(chosen, options.precisions, quick=options.quick):
             print(f"{workload.name} {precision}", file=sys.stderr, flush=True)
-            tables.append(measure(workload, precision, Path(folder), rates, options.threads, variables))
+            tables.append(measure(workload, precision, Path(folder), options.threads, variables))
+            rates.append(measure_rates(options.threads, variables))
+    add_floors(tables, best_of(rates))
     report = {
         "command": " ".join(["python", "benchmarks/step_shares.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         **origin,
         "load_after": os.getloadavg()[0],
-        "rates": rates,
+        "rates": best_of(rates),
         "tables": tables,
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -83,12 +85,11 @@ def measure(
     workload: Workload,
     precision: str,
     folder: Path,
-    rates: Mapping[str, Any],
     threads: int,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
-    """One workload at one precision: seconds of a step, and by phase of each column of the page. `variables` are
-    added to the environment."""
+    """One workload at one precision: seconds of a step, and by phase of each column of the page.
+    `floor` is still in multiply-adds. `variables` are added to the environment."""
     model = folder / workload.model
     if not model.exists():
         write_model(workload.model, model)
@@ -110,8 +111,6 @@ def measure(
     }
     result = run_script(PEERS / "run_shares.py", task, environment=variables)
     check_same_work("burnish", workload, result, planned_lengths(workload, prompts, range(before, before + 1)))
-    names = ["float32", "float32_fast"] if precision == "float32" and rates["fast_is_accurate"] else [precision]
-    rate = max(rates["macs_per_second"][name] for name in names)
     macs = step_macs(workload, result["lengths"][0])
     longest = max(response for _, response in result["lengths"][0])
     reading = longest * result["weight_bytes"] / result["read_bytes_per_second"]
@@ -120,16 +119,24 @@ def measure(
         "title": workload.title,
         "precision": precision,
         "step": statistics.median(result["step_seconds"]),
-        "floor": sum(macs.values()) / rate,
+        "floor": sum(macs.values()),
         "read_bytes_per_second": result["read_bytes_per_second"],
         "phases": {
             phase: seconds
-            | {"floor": macs.get(phase, 0.0) / rate, "reading": reading if phase == "generate" else 0.0}
+            | {"floor": macs.get(phase, 0.0), "reading": reading if phase == "generate" else 0.0}
             | {"between": seconds["all"] - sum(seconds.get(name, 0.0) for name in COLUMNS)}
             for phase, seconds in result["shares"].items()
             if phase in macs
         },
     }
+
+
+def add_floors(tables: Sequence[dict[str, Any]], rates: Mapping[str, Any]) -> None:
+    """From multiply-adds to seconds, at the best rate of the whole run."""
+    for table in tables:
+        rate = rate_at(rates, table["precision"])
+        for floored in (table, *table["phases"].values()):
+            floored["floor"] /= rate
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:

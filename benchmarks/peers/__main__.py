@@ -42,12 +42,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench import HERE, Bench, Cell, cells, measure, say
+from bench import Bench, Cell, cells, measure, say
 from lines import write_json
 from models import read_questions
 from origin import CHANGED, commit, machine, refuse_to_mix
-from parent import run_script
-from report import add_ratios, to_markdown
+from rates import best_of, measure_rates
+from report import add_floors, add_ratios, to_markdown
 from search import fastest_before
 from settings import AS_IT_COMES, SWITCHED_OFF, environment
 from workloads import WORKLOADS, Workload, quick
@@ -78,15 +78,14 @@ def main() -> None:
     refuse_to_mix(
         report["rows"], stamp["commit"], stamp["machine"], stamp["threads"], options.output.with_suffix(".json")
     )
+    say("matrix rates")
+    rates = measure_rates(options.threads, environment(AS_IT_COMES, tuple(stamp["switched_off"])))
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        measure_all(open_bench(options, stamp, Path(folder)), options, report)
+        measure_all(open_bench(options, stamp, rates["fast_is_accurate"], Path(folder)), options, report, rates)
     print(to_markdown(report))
 
 
-def open_bench(options: argparse.Namespace, stamp: dict[str, Any], folder: Path) -> Bench:
-    say("matrix rates")
-    switched_off = environment(AS_IT_COMES, tuple(stamp["switched_off"]))
-    rates = run_script(HERE / "run_rates.py", {"threads": options.threads}, environment=switched_off)
+def open_bench(options: argparse.Namespace, stamp: dict[str, Any], fast_is_accurate: bool, folder: Path) -> Bench:
     interpreters = {"burnish": sys.executable, "generate": sys.executable}
     if options.trl_python:
         interpreters |= {"trl": options.trl_python, "trl_vllm": options.trl_vllm_python or options.trl_python}
@@ -99,7 +98,7 @@ def open_bench(options: argparse.Namespace, stamp: dict[str, Any], folder: Path)
         short_steps=options.steps if options.quick else SHORT_TIMES * options.steps,
         interpreters=interpreters,
         stamp=stamp,
-        rates=rates,
+        fast_is_accurate=fast_is_accurate,
         trl_rows=(4, 8) if options.quick else (4, 8, 16, 32, 64),
         enough_seconds=0.1 if options.quick else 8.0,
         thorough=frozenset({"W1", "W8"} if options.quick else WORKLOADS),
@@ -107,23 +106,27 @@ def open_bench(options: argparse.Namespace, stamp: dict[str, Any], folder: Path)
     )
 
 
-def measure_all(bench: Bench, options: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Every cell that the report has not, written as soon as it is measured: a run of hours may be cut short."""
+def measure_all(bench: Bench, options: argparse.Namespace, report: dict[str, Any], rates: dict[str, Any]) -> None:
+    """Every cell that the report has not, written as soon as it is measured: a run of hours may be cut short. rates:
+    as measured before the first; they are measured again after each cell, and the best count."""
     questions = read_questions(options.gsm8k) or (MADE_UP_QUESTIONS if options.quick else [])
     chosen = [workload for workload in chosen_workloads(options) if workload.name != "W6" or questions]
+    switched_off = tuple(bench.stamp["switched_off"])
     known = {(r["workload"], r["precision"], tuple(r["switched_off"])) for r in report["rows"]}
     load_before = os.getloadavg()[0]
-    this = about(bench, options, load_before)
+    this: dict[str, Any] = {}
     for workload, precision in cells(chosen, options.precisions, quick=options.quick):
-        if (workload.name, precision, tuple(bench.stamp["switched_off"])) in known:
+        if (workload.name, precision, switched_off) in known:
             say(f"{workload.name} {precision} has been measured")
             continue
         bench.prepare(workload, questions)
         near = fastest_before(report["rows"], workload.name, precision, bench.stamp)
         add_cell(report, measure(bench, workload, precision, near))
+        rates = best_of([rates, measure_rates(options.threads, environment(AS_IT_COMES, switched_off))])
         report["runs"] = [run for run in report["runs"] if run is not this]
-        this = about(bench, options, load_before)
+        this = about(bench, options, load_before, rates)
         report["runs"].append(this)
+        add_floors(report["rows"], report["runs"])
         write(report, options.output)
 
 
@@ -160,7 +163,7 @@ def write_page(report: dict[str, Any], output: Path) -> None:
     output.with_suffix(".md").write_text(to_markdown(report), encoding="utf-8")
 
 
-def about(bench: Bench, options: argparse.Namespace, load_before: float) -> dict[str, Any]:
+def about(bench: Bench, options: argparse.Namespace, load_before: float, rates: dict[str, Any]) -> dict[str, Any]:
     """What the page says of this run."""
     left_out = []
     if not options.trl_python:
@@ -179,7 +182,7 @@ def about(bench: Bench, options: argparse.Namespace, load_before: float) -> dict
         "date": datetime.date.today().isoformat(),
         "load_before": load_before,
         "load_after": os.getloadavg()[0],
-        "rates": bench.rates,
+        "rates": rates,
         "warmup_steps": bench.warmup,
         "steps": bench.steps,
         "note": options.note,

@@ -55,8 +55,9 @@ class Bench:
     """Where things lie, and how much is measured.
 
     short_steps: measured steps of the tiny model, in place of `steps`. interpreters: by peer; `trl_vllm` is the one of
-    TRL with vLLM. stamp: what every record says of where it comes from. rates: of `run_rates.py`. trl_rows:
-    micro-batches to try. enough_seconds: measured time after which a trial ends.
+    TRL with vLLM. stamp: what every record says of where it comes from. fast_is_accurate: whether the faster float32
+    product is as accurate as the usual one here. trl_rows: micro-batches to try. enough_seconds: measured time after
+    which a trial ends.
     thorough: names of workloads for which TRL is searched; in the others it is measured only as the search starts.
     every_way: names of those for which TRL is also measured with little memory, as written and with vLLM.
     """
@@ -67,7 +68,7 @@ class Bench:
     short_steps: int
     interpreters: Mapping[str, str]
     stamp: Mapping[str, Any]
-    rates: Mapping[str, Any]
+    fast_is_accurate: bool
     trl_rows: tuple[int, ...]
     enough_seconds: float
     thorough: frozenset[str]
@@ -177,15 +178,11 @@ class _Measuring:
     def label(self) -> dict[str, Any]:
         return {**self.bench.stamp, "workload": self.workload.name, "precision": self.precision}
 
-    @property
-    def fast_is_accurate(self) -> bool:
-        return bool(self.bench.rates["fast_is_accurate"])
-
     def add(self, name: str, peer: str, allocator: str, words: str, **more: Any) -> dict[str, Any]:
         """Measure a row, and return it."""
         result = self.bench.run(peer, self.workload, self.precision, allocator, **more)
         label = {**self.label, "peer": name, "settings": words, "allocator": allocator}
-        row = build_row(label, self.workload, result, best_rate(self.bench.rates, self.precision))
+        row = build_row(label, self.workload, result)
         self.cell.rows.append(row)
         say(f"{self.workload.name} {self.precision} {name} ({words}): {row['step_seconds']:.2f} s")
         return row
@@ -207,7 +204,7 @@ def _measure_trl(measured: _Measuring, near: TrlSettings | None) -> None:
     space = search_space(
         workload.rows,
         precision=measured.precision,
-        fast_is_accurate=measured.fast_is_accurate,
+        fast_is_accurate=bench.fast_is_accurate,
         rows=bench.trl_rows,
     )
     wanted = near or START
@@ -281,17 +278,11 @@ def as_record(trial: Trial) -> dict[str, Any]:
 def _measure_samplers(measured: _Measuring) -> None:
     """Sampling alone: as it comes, and as fast as it goes."""
     measured.try_to_add("transformers.generate", "generate", AS_IT_COMES, "highest", matmul="highest")
-    if measured.precision == "float32" and measured.fast_is_accurate:
+    if measured.precision == "float32" and measured.bench.fast_is_accurate:
         measured.try_to_add("transformers.generate", "generate", KEPT, "medium", matmul="medium")
     if "vllm" in measured.bench.interpreters:
         measured.try_to_add("vLLM", "vllm", AS_IT_COMES, "eager", compiled=False)
         measured.try_to_add("vLLM", "vllm", KEPT, "compiled", compiled=True)
-
-
-def best_rate(rates: Mapping[str, Any], precision: str) -> float:
-    """Multiply-adds per second: the faster float32 where it is as accurate."""
-    names = ["float32", "float32_fast"] if rates["fast_is_accurate"] and precision == "float32" else [precision]
-    return max(rates["macs_per_second"][name] for name in names)
 
 
 def cells(workloads: list[Workload], precisions: list[str], *, quick: bool) -> Iterator[tuple[Workload, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 from floor import step_macs
 from lines import write_json
 from origin import origin_of, processor
+from rates import best_of, rate_at
 from settings import AS_IT_COMES, BOUNDED, SWITCHED_OFF
 from workloads import Workload
 
@@ -29,9 +30,9 @@ Every row did the same work: the same prompts, and in every step the same respon
 refused. Seconds are medians over the measured steps, at least three, and three times as many with the tiny model, after
 at least one that is not measured. `cpu` is the training process's processor time per step, over all threads; other
 work on the machine hardly changes it. `over floor` is the time divided by that of the unavoidable multiply-adds at the
-best matrix rate of the precision. `ratio` is Burnish's tokens per second with default settings divided by the row's:
-above 1 Burnish is faster. `cpu ratio` is the same per processor second. Rows that only sample are compared with
-Burnish's sampling.
+best matrix rate of the precision, the highest in any of the runs above with the same capabilities. `ratio` is Burnish's
+tokens per second with default settings divided by the row's: above 1 Burnish is faster. `cpu ratio` is the same per
+processor second. Rows that only sample are compared with Burnish's sampling.
 
 Peak memory is that of the whole command, from its start to a saved checkpoint, with every process that it starts
 (Burnish's two reward workers, and its tools). It depends on the allocator, so it is compared under the same settings
@@ -63,16 +64,14 @@ memory over the whole command by the same allocator. Earlier figures broke at le
 `python benchmarks/peers --help` says how to measure."""
 
 
-def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any], rate: float) -> dict[str, Any]:
+def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str, Any]) -> dict[str, Any]:
     """What one peer took for one workload: medians over its steps. `label` has workload, precision, peer, settings,
-    allocator, and where the figures come from (commit, machine, threads, switched_off); `rate` is the best matrix rate
-    at this precision, in multiply-adds per second."""
+    allocator, and where the figures come from (commit, machine, threads, switched_off)."""
     seconds = result["seconds"]
     tokens = [sum(response for _, response in step) for step in result["lengths"]]
     phases = {name: statistics.median(_phase(step, name) for step in seconds) for name in PHASES}
     macs = [step_macs(workload, step) for step in result["lengths"]]
     samples_only = result["optimizer_steps"] is None
-    floors = [(m["generate"] if samples_only else sum(m.values())) / rate for m in macs]
     step_seconds = [step["step"] for step in seconds]
     sampled = result["sampled"] if workload.turns is not None else None
     return {
@@ -88,8 +87,7 @@ def build_row(label: Mapping[str, str], workload: Workload, result: Mapping[str,
         "generated_tokens_per_second": statistics.median(
             n / step["generate"] for n, step in zip(tokens, seconds, strict=True)
         ),
-        "floor_seconds": statistics.mean(floors),
-        "over_floor": statistics.median(s / f for s, f in zip(step_seconds, floors, strict=True)),
+        "unavoidable_macs": [m["generate"] if samples_only else sum(m.values()) for m in macs],
         "peak_bytes": result["peak_bytes"],
         "workers_bytes": result["workers_bytes"],
         "capability": result["capability"],
@@ -106,6 +104,16 @@ def _phase(step: Mapping[str, float], name: str) -> float:
     if name == "other":
         return step["step"] - sum(step.get(known, 0.0) for known in PHASES if known != "other")
     return step.get(name, 0.0)
+
+
+def add_floors(rows: Sequence[dict[str, Any]], runs: Sequence[Mapping[str, Any]]) -> None:
+    """`over_floor`: the time over that of the unavoidable multiply-adds at the best rate that any run measured with the
+    same capabilities of the processor."""
+    for row in rows:
+        alike = [run["rates"] for run in runs if run["switched_off"] == row["switched_off"]]
+        rate = rate_at(best_of(alike), row["precision"])
+        steps = zip(row["all_step_seconds"], row["unavoidable_macs"], strict=True)
+        row["over_floor"] = statistics.median(seconds * rate / macs for seconds, macs in steps)
 
 
 def add_ratios(rows: Sequence[dict[str, Any]]) -> None:

@@ -333,6 +333,36 @@ def test_ratios_are_of_the_same_cell(script: Script) -> None:
     assert [r["memory_ratio"] for r in rows] == [None, None, 0.25, 0.25, None, None, None, None]
 
 
+def test_floors_are_by_the_best_rate_of_all_runs_with_the_same_capabilities(script: Script) -> None:
+    rows = [
+        row(all_step_seconds=[2.0, 4.0, 3.0], unavoidable_macs=[1e11, 1e11, 2e11]),
+        row(switched_off=["avx512"], all_step_seconds=[2.0, 4.0, 3.0], unavoidable_macs=[1e11, 1e11, 2e11]),
+        row(precision="bfloat16", all_step_seconds=[2.0], unavoidable_macs=[1e11]),
+    ]
+    slow, fast = rates(float32=0.5e11, float32_fast=0.5e11), rates(float32=1e11, float32_fast=2e11)
+    runs = [run(rates=slow), run(rates=fast), run(rates=slow, switched_off=["avx512"])]
+    script("report").add_floors(rows, runs)
+    # At 2e11 the steps take 4, 8 and 3 times as long as their multiply-adds, at 0.5e11 1, 2 and 0.75 times.
+    assert [r["over_floor"] for r in rows] == [4.0, 1.0, 8.0]
+
+
+def test_of_several_measured_rates_the_highest_of_each_kind_counts(script: Script) -> None:
+    best = script("rates").best_of([rates(float32=1e11, bfloat16=5e11), rates(float32=2e11, bfloat16=3e11)])
+    assert best == rates(float32=2e11, bfloat16=5e11)
+
+
+def test_the_faster_float32_counts_only_where_it_is_as_accurate(script: Script) -> None:
+    rate_at = script("rates").rate_at
+    assert rate_at(rates(float32=1e11, float32_fast=3e11), "float32") == 3e11
+    assert rate_at(rates(float32=1e11, float32_fast=3e11) | {"fast_is_accurate": False}, "float32") == 1e11
+    assert rate_at(rates(bfloat16=4e11), "bfloat16") == 4e11
+
+
+def rates(**changes: float) -> dict[str, Any]:
+    by_kind = {"float32": 1e11, "float32_fast": 2e11, "bfloat16": 4e11} | changes
+    return {"macs_per_second": by_kind, "rms_error": dict.fromkeys(by_kind, 2.4e-7), "fast_is_accurate": True}
+
+
 def run(**changes: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "commit": "abc",
