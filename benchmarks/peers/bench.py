@@ -13,7 +13,7 @@ from typing import Any
 
 from models import write_model, write_prompts
 from parent import ScriptFailed, run_script
-from report import HEAD, build_row
+from report import BURNISH_LOW_MEMORY, HEAD, TRL_LOW_MEMORY, build_row
 from search import Trial, by_speed, search
 from settings import (
     AS_IT_COMES,
@@ -220,7 +220,7 @@ def _measure_trl(measured: _Measuring, near: TrlSettings | None) -> None:
     _add_trl(measured.try_to_add, HEAD, "trl", replaced(fastest, response_head=True))
     if workload.name not in bench.every_way:
         return
-    _add_trl(measured.try_to_add, "TRL, low memory", "trl", low_memory(space))
+    _add_low_memory(measured, low_memory(space))
     _add_trl(measured.try_to_add, "TRL, as written", "trl", as_written(workload.rows))
     with_vllm = replaced(fastest, vllm=True)
     _add_trl(measured.try_to_add, "TRL with vLLM", "trl_vllm", with_vllm, timeout=VLLM_SECONDS + 20 * took)
@@ -233,6 +233,14 @@ def _add_fastest(measured: _Measuring, by_speed: list[TrlSettings]) -> tuple[dic
         if row is not None:
             return row, settings
     return _add_trl(measured.add, "TRL", "trl", by_speed[-1]), by_speed[-1]
+
+
+def _add_low_memory(measured: _Measuring, settings: TrlSettings) -> None:
+    """Both sides with little memory: as many tokens of a micro-batch as these rows of TRL have, and checkpointing."""
+    _add_trl(measured.try_to_add, TRL_LOW_MEMORY, "trl", settings)
+    tokens = settings.rows * measured.workload.row_tokens
+    words = f"{tokens:,} tokens, checkpointing"
+    measured.add(BURNISH_LOW_MEMORY, "burnish", AS_IT_COMES, words, naive=False, microbatch_tokens=tokens)
 
 
 def _add_trl(add: Callable[..., Any], name: str, peer: str, settings: TrlSettings, **more: Any) -> Any:

@@ -22,7 +22,9 @@ PHASES = ("generate", "logprobs", "values", "update", "other")
 GB = 1e9
 HEAD = "TRL, head on responses only"
 """TRL with a patch that lets its head score no more positions than it scores where there is Triton."""
-TRL = ("TRL", "TRL, low memory", "TRL, as written", "TRL with vLLM")
+BURNISH_LOW_MEMORY = "Burnish, low memory"
+TRL_LOW_MEMORY = "TRL, low memory"
+TRL = ("TRL", TRL_LOW_MEMORY, "TRL, as written", "TRL with vLLM")
 """Peers that are TRL as it is."""
 EXPLANATION = """\
 Every row did the same work: the same prompts, and in every step the same response lengths, which are prescribed
@@ -36,7 +38,9 @@ processor second. Rows that only sample are compared with Burnish's sampling.
 
 Peak memory is that of the whole command, from its start to a saved checkpoint, with every process that it starts
 (Burnish's two reward workers, and its tools). It depends on the allocator, so it is compared under the same settings
-only: `bounded` are the thresholds that Burnish sets for itself on a CPU, `kept` gives nothing back.
+only: `bounded` are the thresholds that Burnish sets for itself on a CPU, `kept` gives nothing back. `low memory` is
+what each side offers for it: TRL with the smallest micro-batch, Burnish with as many tokens of one as these rows have,
+and gradient checkpointing on both sides. TRL's is compared with Burnish's defaults, too.
 
 TRL's settings were searched for every workload and precision: rows of a micro-batch, the precision of float32
 products where the faster one is as accurate, the allocator, and gradient checkpointing, one after the other until
@@ -224,16 +228,22 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _memory(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Peaks under the same allocator, one line for each row of TRL that has one."""
-    lines = ["| workload | precision | TRL's row | allocator | Burnish GB | of it workers | TRL GB | Burnish / TRL |"]
-    lines.append("|" + "---|" * 4 + "---:|" * 4)
+    """Peaks under the same allocator, for each row of TRL that has one: to Burnish's defaults, and what TRL needs with
+    little memory to what Burnish then needs."""
+    head = ["workload", "precision", "Burnish's row", "TRL's row", "allocator"]
+    head += ["Burnish GB", "of it workers", "TRL GB", "Burnish / TRL", "Burnish s/step", "TRL s/step"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * 5 + "---:|" * 6]
     for row in rows:
         if row["memory_ratio"] is not None and row["peer"] != HEAD:
             own = own_row(rows, row, AS_IT_COMES if row["allocator"] == BOUNDED else row["allocator"])
-            assert own is not None, "the ratio was made from it"
-            cells = [row["workload"], row["precision"], row["peer"], row["allocator"], f"{own['peak_bytes'] / GB:.2f}"]
-            cells += [f"{own['workers_bytes'] / GB:.2f}", f"{row['peak_bytes'] / GB:.2f}", f"{row['memory_ratio']:.2f}"]
-            lines.append("| " + " | ".join(cells) + " |")
+            frugal = [r for r in rows if r["peer"] == BURNISH_LOW_MEMORY and cell(r) == cell(row)]
+            for burnish in [own, *(frugal if row["peer"] == TRL_LOW_MEMORY else [])]:
+                assert burnish is not None, "the ratio was made from it"
+                cells = [row["workload"], row["precision"], burnish["peer"], row["peer"], row["allocator"]]
+                peaks = burnish["peak_bytes"], burnish["workers_bytes"], row["peak_bytes"]
+                cells += [f"{peak / GB:.2f}" for peak in peaks] + [f"{burnish['peak_bytes'] / row['peak_bytes']:.2f}"]
+                cells += [f"{burnish['step_seconds']:.2f}", f"{row['step_seconds']:.2f}"]
+                lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 

@@ -1,6 +1,7 @@
 """Burnish's side: steps of the loop of `burnish rl`, and a checkpoint after the last one; in conversations, metrics and
 rollouts are written at every step. `naive` in the task is `debug.plain`: rows padded, never packed, every prompt read
-once per response, all logits at once (see `python benchmarks/peers --help`)."""
+once per response, all logits at once (see `python benchmarks/peers --help`). `microbatch_tokens` is for little memory:
+so many tokens of a micro-batch, and gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 import child
 from rich.console import Console
-from workloads import KL_COEF, LEARNING_RATE, Workload, response_lengths
+from workloads import KL_COEF, LEARNING_RATE, MAX_PROMPT_TOKENS, Workload, response_lengths
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
@@ -73,7 +74,7 @@ def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) ->
         algorithm |= {"kl_in": "loss", "kl_coef": KL_COEF}
     else:
         algorithm |= {"kl_in": "none", "kl_coef": 0}
-    data = {
+    data: dict[str, Any] = {
         "output": task["output"],
         "model": {"path": task["model"], "dtype": task["precision"], "device": "cpu"},
         "data": {"train": task["prompts"], "shuffle": False, "chat": "always" if workload.turns else "never"},
@@ -83,7 +84,7 @@ def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) ->
         "rollout": {
             "prompts_per_step": workload.prompts,
             "group_size": workload.group,
-            "max_prompt_tokens": 1024,
+            "max_prompt_tokens": MAX_PROMPT_TOKENS,
             "max_response_tokens": workload.max_response,
         },
         "optimization": {
@@ -96,6 +97,9 @@ def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) ->
         "logging": {"sinks": [], "record_rollouts": workload.turns is not None},
         "debug": {"plain": task["naive"]},
     }
+    if task.get("microbatch_tokens"):
+        data["model"]["gradient_checkpointing"] = True
+        data["optimization"]["tokens_per_microbatch"] = task["microbatch_tokens"]
     if workload.turns is not None:
         data["conversation"] = {"tools": [f"{tool}:look_up"], "parser": "hermes", "max_turns": workload.turns.count}
     return load_run_data(data).rl

@@ -31,6 +31,7 @@ AROUND = 3
 AROUND_PROMPT = 6
 """`<tools> look_up <eos> <user> ... <eos> <assistant>`."""
 MEAN_RESPONSE = 64
+MAX_PROMPT_TOKENS = 1024
 LEARNING_RATE = 1e-8
 """So small that no step changes how long the next step's responses are."""
 KL_COEF = 0.04
@@ -122,6 +123,11 @@ class Workload:
     @property
     def rows(self) -> int:
         return self.prompts * self.group
+
+    @property
+    def row_tokens(self) -> int:
+        """Most tokens of a prompt with its response."""
+        return (self.prompt_tokens or MAX_PROMPT_TOKENS) + self.max_response
 
     @property
     def optimizer_steps(self) -> int:

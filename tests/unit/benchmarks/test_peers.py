@@ -396,7 +396,15 @@ def test_the_page_says_what_of_a_ratio_is_a_fallback(script: Script) -> None:
     assert "float32: 25% of TRL's step is the head's work on other positions" in text
     assert "the ratio of 8.00 would be 6.00" in " ".join(text.split())
     assert "| W2 | float32 | 2.00 | 16.00 | 8.00 | 5.00 | 6.00 | - | - | - | - | - | 2.50 |" in text
-    assert "| W2 | float32 | TRL | bounded | 2.00 | 0.10 | 8.00 | 0.25 |" in text
+    assert "| W2 | float32 | Burnish | TRL | bounded | 2.00 | 0.10 | 8.00 | 0.25 | 2.00 | 16.00 |" in text
+
+
+def test_trl_with_little_memory_is_compared_with_burnish_as_it_comes_and_with_little_memory(script: Script) -> None:
+    peers = script("report").TRL_LOW_MEMORY, script("report").BURNISH_LOW_MEMORY
+    text = page(script, row(), trl(peer=peers[0]), row(peer=peers[1], peak_bytes=1e9, step_seconds=3.0))
+    memory = text.split("| Burnish / TRL |")[1].split("### ")[0]
+    assert "| Burnish | TRL, low memory | bounded | 2.00 | 0.10 | 8.00 | 0.25 | 2.00 | 16.00 |" in memory
+    assert "| Burnish, low memory | TRL, low memory | bounded | 1.00 | 0.10 | 8.00 | 0.12 | 3.00 | 16.00 |" in memory
 
 
 def test_the_ratio_is_to_the_fastest_row_of_trl(script: Script) -> None:
