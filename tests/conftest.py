@@ -63,6 +63,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     from burnish.kernels.attention import attention_kernels
     from burnish.kernels.build import find_compilers
     from burnish.kernels.decoding import decode_kernels
+    from burnish.kernels.products import product_kernels
     from burnish.kernels.quantized import quantized_kernels
     from burnish.kernels.training import train_kernels
 
@@ -70,7 +71,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     flags = Path("/proc/cpuinfo").read_text().split() if needed else []
     if not set(needed) <= set(flags):
         pytest.skip(f"this processor does not run {request.param}")
-    kinds = (attention_kernels, decode_kernels, quantized_kernels, train_kernels)
+    kinds = (attention_kernels, decode_kernels, product_kernels, quantized_kernels, train_kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", f"{shlex.join(find_compilers()[0])} {words}")
         for kind in kinds:

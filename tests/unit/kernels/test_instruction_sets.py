@@ -30,7 +30,7 @@ def test_vectors_are_as_wide_as_registers(instruction_set: str) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("objdump"), reason="reads x86-64's assembly")
-@pytest.mark.parametrize("source", ["attend.c", "decode.c", "quantized.c", "train.c"])
+@pytest.mark.parametrize("source", ["attend.c", "decode.c", "products.c", "quantized.c", "train.c"])
 def test_sums_stay_in_registers(instruction_set: str, source: str, tmp_path: Path) -> None:
     """When tiles were larger than AVX2's registers, more than half of the vector instructions used the stack."""
     target = shlex.split(os.environ["CC"])
@@ -69,7 +69,7 @@ def test_arm(bfloat16: int, tmp_path: Path) -> None:
     """All sources compile for NEON, sums stay in registers, and products of tiles and numbers of codes are those of
     plain loops."""
     compiler = ["aarch64-linux-gnu-gcc", "-O3", "-std=gnu11", "-Wall", "-Werror", "-fopenmp", f"-DBFLOAT16={bfloat16}"]
-    for source in ("attend.c", "decode.c", "quantized.c", "train.c"):
+    for source in ("attend.c", "decode.c", "products.c", "quantized.c", "train.c"):
         compiled = str(tmp_path / f"{source}.o")
         subprocess.run([*compiler, "-fPIC", "-c", str(build._HERE / source), "-o", compiled], check=True)
         command = ["aarch64-linux-gnu-objdump", "-d", "--no-show-raw-insn", compiled]

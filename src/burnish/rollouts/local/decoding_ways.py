@@ -1,6 +1,6 @@
 """Which decoder a model gets: those that give its own logits are timed against each other, and the fastest is used.
 
-There are two questions, in this order: whether matrix products are faster with packed weights, and which decoder is
+There are two questions, in this order: which layout of weights matrix products are fastest with, and which decoder is
 fastest.
 """
 
@@ -21,7 +21,7 @@ from burnish.forward.race import Way
 from burnish.rollouts.local.decoders import Decoder, MakeDecoder
 from burnish.rollouts.local.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
-from burnish.rollouts.local.packed_weights import can_pack, joined_product
+from burnish.rollouts.local.packed_weights import Layout, Product, has_blocks, joined_product
 from burnish.rollouts.local.prefill import PrefilledRows, Prefiller
 from burnish.types import UseKernels
 
@@ -29,9 +29,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PRODUCTS, PACKED, ORDINARY = "decoding products", "packed weights", "ordinary weights"
-DECODING, KERNELS, FUSED, OWN = "decoding", "C kernels", "fused PyTorch", "the model's own pass"
+KERNELS = "C kernels"
+LAYOUTS: dict[str, Layout] = {KERNELS: "panels", PACKED: "blocks", ORDINARY: "ordinary"}
+"""Ways to multiply, the one expected to be fastest first."""
+DECODING, FUSED, OWN = "decoding", "fused PyTorch", "the model's own pass"
 _ROWS = (8, 64)
 """Rows of the timed products: a step begins with many and ends with few."""
+_COLD_WEIGHTS = 16_000_000
+"""Of the timed products, if the model has them: more than caches hold, as in a step, which reads all of a model."""
 _PROMPTS, _SAMPLES, _PROMPT_TOKENS = 2, 16, 128
 """Of the timed step."""
 
@@ -43,7 +48,7 @@ def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels
         if kernels == "required":
             raise no_kernels()
         return own
-    makers = {**_candidates(model, _packs(model, paths), kernels), OWN: own}
+    makers = {**_candidates(model, _layout(model, kernels, paths), kernels), OWN: own}
     required = KERNELS if kernels == "required" else None
     step = _Step(model)
     while True:  # drop decoders whose logits differ until one agrees
@@ -63,14 +68,14 @@ def no_kernels() -> RolloutError:
     )
 
 
-def _candidates(model: PreTrainedModel, packed: bool, kernels: UseKernels) -> dict[str, MakeDecoder]:
+def _candidates(model: PreTrainedModel, layout: Layout, kernels: UseKernels) -> dict[str, MakeDecoder]:
     """Decoders by name, with the one expected to be fastest first."""
-    fused: dict[str, MakeDecoder] = {FUSED: partial(FusedDecoder, packed=packed)}
+    fused: dict[str, MakeDecoder] = {FUSED: partial(FusedDecoder, layout=layout)}
     if kernels == "off" or not has_known_layers(model):
         if kernels == "required":
             raise no_kernels()
         return fused
-    return {KERNELS: partial(KernelDecoder, packed=packed), **fused}
+    return {KERNELS: partial(KernelDecoder, layout=layout), **fused}
 
 
 def _decodes(model: PreTrainedModel, name: str, make: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> bool:
@@ -86,31 +91,46 @@ def _decodes(model: PreTrainedModel, name: str, make: MakeDecoder, kernels: UseK
 
 
 @torch.no_grad()
-def _packs(model: PreTrainedModel, paths: FastPaths) -> bool:
-    """Whether decoding uses packed weights, tested and timed on the first layer."""
-    weight = model.get_input_embeddings().weight
-    products = {ORDINARY: _product_of(model, packed=False)}
-    if can_pack(weight.device, weight.dtype):
+def _layout(model: PreTrainedModel, kernels: UseKernels, paths: FastPaths) -> Layout:
+    """The layout of weights with which products are fastest, tested and timed on some layers."""
+    runs = {}
+    for name in _possible_layouts(model, kernels):
         try:
-            packed = _product_of(model, packed=True)
-            packed()
-            products = {PACKED: packed, **products}
+            runs[name] = _products_of(model, LAYOUTS[name])
+            runs[name]()
+        except KernelError:  # loading the model has reported why
+            runs.pop(name, None)
         except Exception as error:  # noqa: BLE001 boundary: oneDNN may raise anything on a processor it does not know
-            paths.notes.append(f"{DECODING} without {PACKED}: {failure(error)}")
-    ways = [Way(name, run) for name, run in products.items()]
-    return paths.choose(PRODUCTS, shape_of(model), ways) == PACKED
+            runs.pop(name, None)
+            paths.notes.append(f"{PRODUCTS} without {name}: {failure(error)}")
+    required = KERNELS if kernels == "required" and KERNELS in runs else None
+    ways = [Way(name, run) for name, run in runs.items()]
+    return LAYOUTS[paths.choose(PRODUCTS, shape_of(model), ways, required=required)]
 
 
-def _product_of(model: PreTrainedModel, *, packed: bool) -> Callable[[], None]:
-    """Gate and up projection of the first layer, for each of the numbers of rows."""
-    mlp = model.base_model.layers[0].mlp
-    product = joined_product(mlp.gate_proj, mlp.up_proj, packed=packed)
+def _possible_layouts(model: PreTrainedModel, kernels: UseKernels) -> list[str]:
+    weight = model.get_input_embeddings().weight
+    impossible = {KERNELS} if kernels == "off" else set()
+    if not has_blocks(weight.device, weight.dtype):
+        impossible.add(PACKED)
+    return [name for name in LAYOUTS if name not in impossible]
+
+
+def _products_of(model: PreTrainedModel, layout: Layout) -> Callable[[], None]:
+    """Gate and up projections of the first layers, for each of the numbers of rows."""
+    products: list[Product] = []
+    weights = 0
+    for layer in model.base_model.layers:
+        if weights < _COLD_WEIGHTS:
+            products.append(joined_product(layer.mlp.gate_proj, layer.mlp.up_proj, layout=layout))
+            weights += num_weights(layer.mlp.gate_proj) + num_weights(layer.mlp.up_proj)
     width = model.config.hidden_size
     inputs = [torch.ones(rows, width, dtype=model.get_input_embeddings().weight.dtype) for rows in _ROWS]
 
     def run() -> None:
         for inputs_RX in inputs:
-            product(inputs_RX)
+            for product in products:
+                product(inputs_RX)
 
     return run
 

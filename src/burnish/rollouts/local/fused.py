@@ -18,6 +18,7 @@ from burnish.forward.few_layers import telling_layers
 from burnish.forward.kernel_layers import FAMILIES
 from burnish.rollouts.local.decoders import CopyingDecoder, MakeDecoder
 from burnish.rollouts.local.llama_layers import Layer, LlamaLayers
+from burnish.rollouts.local.packed_weights import Layout
 from burnish.rollouts.local.prefill import Prefiller
 from burnish.rollouts.local.shared_cache import SharedCache
 
@@ -33,8 +34,8 @@ class FusedDecoder(CopyingDecoder):
 
     _cache: SharedCache
 
-    def __init__(self, model: PreTrainedModel, places: int, *, packed: bool | None = None) -> None:
-        self._parts = LlamaLayers.of(model, packed=packed)
+    def __init__(self, model: PreTrainedModel, places: int, layout: Layout | None = None) -> None:
+        self._parts = LlamaLayers.of(model, layout)
         super().__init__(model, SharedCache(self._parts.shape, places, self._parts.embedding.weight.dtype))
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.kept import Held, KeptRow, Tokens
 from burnish.rollouts.local.kernel_cache import CachedRow, KernelCache
 from burnish.rollouts.local.llama_layers import LlamaLayers
+from burnish.rollouts.local.packed_weights import Layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,8 +28,8 @@ class KernelDecoder:
     Raises KernelError if the kernels cannot be built.
     """
 
-    def __init__(self, model: PreTrainedModel, places: int, *, packed: bool | None = None) -> None:
-        self._parts = LlamaLayers.of(model, packed=packed)
+    def __init__(self, model: PreTrainedModel, places: int, layout: Layout | None = None) -> None:
+        self._parts = LlamaLayers.of(model, layout)
         self._kernels = decode_kernels(self._parts.embedding.weight.dtype)
         self._cache = KernelCache(self._parts.shape)
 

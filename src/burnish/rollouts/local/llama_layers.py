@@ -1,4 +1,4 @@
-"""The parts of a model of Llama's architecture, with weights joined for decoding and optionally packed."""
+"""The parts of a model of Llama's architecture, with weights joined for decoding, in the layout that suits it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from burnish.rollouts.local.packed_weights import Product, can_pack, joined_product
+from burnish.rollouts.local.packed_weights import Layout, Product, has_blocks, joined_product
 from burnish.rollouts.local.shared_cache import CacheShape
 
 if TYPE_CHECKING:
@@ -49,18 +49,18 @@ class Layer:
     down: Product
 
     @staticmethod
-    def of(layer: Any, family: str, dtype: torch.dtype, *, packed: bool) -> Layer:
+    def of(layer: Any, family: str, dtype: torch.dtype, layout: Layout) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         has_norms = family == "qwen3"
         return Layer(
             input_norm=Norm.of(layer.input_layernorm, dtype),
-            query_key_value=joined_product(attention.q_proj, attention.k_proj, attention.v_proj, packed=packed),
+            query_key_value=joined_product(attention.q_proj, attention.k_proj, attention.v_proj, layout=layout),
             head_norms=(Norm.of(attention.q_norm, dtype), Norm.of(attention.k_norm, dtype)) if has_norms else None,
-            attention_output=joined_product(attention.o_proj, packed=packed),
+            attention_output=joined_product(attention.o_proj, layout=layout),
             output_norm=Norm.of(layer.post_attention_layernorm, dtype),
-            gate_up=joined_product(mlp.gate_proj, mlp.up_proj, packed=packed),
+            gate_up=joined_product(mlp.gate_proj, mlp.up_proj, layout=layout),
             activation=mlp.act_fn,
-            down=joined_product(mlp.down_proj, packed=packed),
+            down=joined_product(mlp.down_proj, layout=layout),
         )
 
 
@@ -76,14 +76,14 @@ class LlamaLayers:
     head: Product
 
     @staticmethod
-    def of(model: PreTrainedModel, *, packed: bool | None = None) -> LlamaLayers:
-        """packed: whether products use weights in blocks. None: if `can_pack` says that they can."""
+    def of(model: PreTrainedModel, layout: Layout | None = None) -> LlamaLayers:
+        """layout: of the weights of products. None: blocks where there are any."""
         config, trunk = model.config, model.base_model
         attention = trunk.layers[0].self_attn
         embedding = model.get_input_embeddings()
         dtype = embedding.weight.dtype
-        if packed is None:
-            packed = can_pack(embedding.weight.device, dtype)
+        if layout is None:
+            layout = "blocks" if has_blocks(embedding.weight.device, dtype) else "ordinary"
         return LlamaLayers(
             shape=CacheShape(
                 layers=len(trunk.layers),
@@ -94,7 +94,7 @@ class LlamaLayers:
             ),
             embedding=embedding,
             rotary=trunk.rotary_emb,
-            layers=tuple(Layer.of(layer, config.model_type, dtype, packed=packed) for layer in trunk.layers),
+            layers=tuple(Layer.of(layer, config.model_type, dtype, layout) for layer in trunk.layers),
             norm=Norm.of(trunk.norm, dtype),
-            head=joined_product(model.get_output_embeddings(), packed=packed),
+            head=joined_product(model.get_output_embeddings(), layout=layout),
         )

@@ -1,13 +1,15 @@
 """Matrix products of a decoding step on a CPU, with weights in a layout made for them.
 
-A decoding step multiplies a few rows by large matrices. oneDNN reaches its full rate if it may store the matrix in its
-own blocks. From an ordinary tensor the same product runs at half that rate or, for eight rows, a quarter. This is true
-of some processors only, so `burnish.rollouts.local.decoding_ways` tests and times it.
+A decoding step multiplies a few rows by large matrices. From an ordinary tensor such a product runs at a fraction of the
+processor's rate. oneDNN is faster if it may store the matrix in its own blocks, and our kernels are if they may store
+it in panels: they read memory while they multiply. By how much depends on the processor, so
+`burnish.rollouts.local.decoding_ways` tests and times it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +19,21 @@ from burnish import processor
 from burnish.errors import RolloutError
 from burnish.forward.few_shapes import rounded_up
 from burnish.forward.quantized_layers import is_quantized
+from burnish.kernels.products import product_kernels
 from burnish.models.lora import effective_weight
 
 Product = Callable[[Tensor], Tensor]
 """(R, inputs) -> (R, outputs)."""
 
+Layout = Literal["panels", "blocks", "ordinary"]
+"""Of weights in memory: for our kernels, for oneDNN, or as the model has them."""
+
 _ROWS = 64
-"""Rows that the layout is optimised for. Other numbers of rows also work."""
+"""Rows that blocks are optimised for. Other numbers of rows also work."""
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this processor supports packed products for such weights."""
+def has_blocks(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN supports products with such weights in blocks on this processor."""
     if device.type != "cpu":
         return False
     if dtype == torch.bfloat16:
@@ -35,20 +41,30 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and processor.has_onednn()
 
 
-def joined_product(*linears: nn.Module, packed: bool) -> Product:
+def joined_product(*linears: nn.Module, layout: Layout) -> Product:
     """One product for all linear layers that read the same input, with their outputs concatenated. Adapters are merged
-    in. Set `packed` only if `can_pack` is true.
+    in. Blocks need `has_blocks`.
 
-    The weights are copied except for a single layer that is not packed, so later training may not show in the product.
-    Weights in few bits are not copied but used as they are, adapters beside them. Raises RolloutError if weights cannot
-    be packed.
+    The weights are copied except for a single layer in the ordinary layout, so later training may not show in the
+    product. Weights in few bits are not copied but used as they are, adapters beside them. Raises RolloutError if
+    weights cannot be put into blocks, KernelError if the kernels cannot be built.
     """
     if is_quantized(*linears):
         return lambda inputs: torch.cat([linear(inputs) for linear in linears], dim=-1)
     weight, bias = _together([effective_weight(linear) for linear in linears])
     weight = weight.detach()
-    if not packed:
+    if layout == "ordinary":
         return lambda inputs: linear(inputs, weight, bias)
+    return _with_panels(weight, bias) if layout == "panels" else _with_blocks(weight, bias)
+
+
+def _with_panels(weight: Tensor, bias: Tensor | None) -> Product:
+    kernels, outputs = product_kernels(weight.dtype), len(weight)
+    panels = kernels.pack(weight)
+    return lambda inputs: kernels.multiply(inputs, panels, outputs, bias)
+
+
+def _with_blocks(weight: Tensor, bias: Tensor | None) -> Product:
     try:
         blocks = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
     except (RuntimeError, AttributeError) as error:  # oneDNN lacks processor support, or memory

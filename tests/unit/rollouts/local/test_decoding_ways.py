@@ -126,7 +126,7 @@ def test_a_processor_without_packed_weights_decodes_with_ordinary_ones(
             raise RuntimeError("bf16 path needs the cpu support")
 
         monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", fail)
-        monkeypatch.setattr(decoding_ways, "can_pack", lambda *_: True)
+        monkeypatch.setattr(decoding_ways, "has_blocks", lambda *_: True)
     paths = FastPaths(timed=False)
     engine = make(llama.to(dtype), paths, kernels="off")
     assert decoder_of(engine) is FusedDecoder
@@ -140,7 +140,7 @@ def test_weights_that_cannot_be_packed_later_are_an_error_with_a_way_out(
     make, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are packed anew in each call; a run does not change its way in silence."""
-    if not packed_weights.can_pack(torch.device("cpu"), torch.float32):
+    if not packed_weights.has_blocks(torch.device("cpu"), torch.float32):
         pytest.skip("this PyTorch has no oneDNN")
     engine = make(llama, FastPaths(timed=False), kernels="off")
 
@@ -152,12 +152,12 @@ def test_weights_that_cannot_be_packed_later_are_an_error_with_a_way_out(
         engine.generate([RolloutRequest("p", 0, (3, 4, 5), (0,))], Sampling(2), seed=0, step=0)
 
 
-@pytest.mark.parametrize("fastest", [PACKED, ORDINARY])
-def test_packed_weights_are_taken_where_they_are_faster(make, llama: Any, fastest: str) -> None:
-    if not packed_weights.can_pack(torch.device("cpu"), torch.float32):
+@pytest.mark.parametrize("fastest", [pytest.param(KERNELS, marks=pytest.mark.compiler), PACKED, ORDINARY])
+def test_the_layout_with_the_fastest_products_is_taken(make, llama: Any, fastest: str) -> None:
+    if not packed_weights.has_blocks(torch.device("cpu"), torch.float32):
         pytest.skip("this PyTorch has no oneDNN")
-    engine = make(llama, paths_with([fastest, FUSED]), kernels="off")
-    assert engine._make_decoder.keywords == {"packed": fastest == PACKED}
+    engine = make(llama, paths_with([fastest, FUSED]))
+    assert engine._make_decoder.keywords == {"layout": decoding_ways.LAYOUTS[fastest]}
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])

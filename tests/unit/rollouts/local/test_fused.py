@@ -16,7 +16,7 @@ from burnish.rollouts.local.decoders import MakeDecoder
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
-from burnish.rollouts.local.packed_weights import can_pack, joined_product
+from burnish.rollouts.local.packed_weights import Layout, has_blocks, joined_product
 from burnish.rollouts.local.shared_cache import CacheShape, SharedCache
 from burnish.types import Quantization, RolloutRequest, UseKernels
 
@@ -116,19 +116,19 @@ def test_fused_and_plain_engines_sample_the_same(
         assert one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_joined_product_is_that_of_the_layers_side_by_side(packed: bool) -> None:
-    if packed and not can_pack(torch.device("cpu"), torch.float32):
+@pytest.mark.parametrize("layout", [pytest.param("panels", marks=pytest.mark.compiler), "blocks", "ordinary"])
+def test_a_joined_product_is_that_of_the_layers_side_by_side(layout: Layout) -> None:
+    if layout == "blocks" and not has_blocks(torch.device("cpu"), torch.float32):
         pytest.skip("this PyTorch has no oneDNN")
     torch.manual_seed(0)
     first, second = torch.nn.Linear(5, 3), torch.nn.Linear(5, 2, bias=False)
     inputs = torch.randn(4, 5)
     with torch.no_grad():
         expected = torch.cat([first(inputs), second(inputs)], dim=1)
-        torch.testing.assert_close(joined_product(first, second, packed=packed)(inputs), expected)
-        torch.testing.assert_close(joined_product(second, packed=packed)(inputs), expected[:, 3:])
+        torch.testing.assert_close(joined_product(first, second, layout=layout)(inputs), expected)
+        torch.testing.assert_close(joined_product(second, layout=layout)(inputs), expected[:, 3:])
     with pytest.raises(TypeError, match="Embedding"):
-        joined_product(torch.nn.Embedding(3, 3), packed=packed)
+        joined_product(torch.nn.Embedding(3, 3), layout=layout)
 
 
 def test_a_row_attends_to_its_prompt_and_itself_as_in_one_softmax() -> None:

@@ -1,0 +1,68 @@
+"""Python functions for the kernels in products.c, whose first comment has the layout of panels.
+
+Shapes: O outputs, I inputs, R rows, P panels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from burnish.kernels.build import load_library
+
+_TOGETHER = 96
+"""As in products.c: rows for which a matrix is read once."""
+_ADDRESS = ctypes.c_void_p
+_COUNT = ctypes.c_int64
+
+
+class ProductKernels:
+    """Kernels for tensors of `dtype` on the CPU. To keep the token loop fast, arguments are not checked."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises KernelError if the kernels cannot be built."""
+        library = load_library("products.c", dtype)
+        self.dtype = dtype
+        self._pack = library.pack
+        self._pack.argtypes = [_ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT]
+        self._multiply = library.multiply
+        self._multiply.argtypes = [*[_ADDRESS] * 4, *[_COUNT] * 3, _ADDRESS, _COUNT]
+        self._pack.restype = self._multiply.restype = None
+        library.panel_outputs.restype = _COUNT
+        self._panel = library.panel_outputs()
+
+    def pack(self, weight_OI: Tensor) -> Tensor:
+        """(P, I, outputs of a panel): the weight as `multiply` reads it. Its last panel is filled up with zeros."""
+        outputs, inputs = weight_OI.shape
+        weight_OI = weight_OI.contiguous()
+        panels = weight_OI.new_empty(-(-outputs // self._panel), inputs, self._panel)
+        self._pack(weight_OI.data_ptr(), panels.data_ptr(), outputs, inputs, torch.get_num_threads())
+        return panels
+
+    def multiply(self, inputs_RI: Tensor, panels: Tensor, outputs: int, bias_O: Tensor | None) -> Tensor:
+        """(R, O): the rows times the weight's transpose, plus the bias. A row's result does not depend on others."""
+        inputs_RI = inputs_RI.contiguous()
+        rows, inputs = inputs_RI.shape
+        found_RO = inputs_RI.new_empty(rows, outputs)
+        scratch = torch.empty(min(rows, _TOGETHER) * inputs)
+        self._multiply(
+            inputs_RI.data_ptr(),
+            panels.data_ptr(),
+            None if bias_O is None else bias_O.data_ptr(),
+            found_RO.data_ptr(),
+            rows,
+            outputs,
+            inputs,
+            scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return found_RO
+
+
+@cache
+def product_kernels(dtype: torch.dtype) -> ProductKernels:
+    """The kernels of this process. Raises KernelError if they cannot be built."""
+    return ProductKernels(dtype)

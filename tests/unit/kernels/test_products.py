@@ -1,0 +1,48 @@
+"""Products with weights in panels next to the same in float64, for each instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from burnish.kernels.products import product_kernels
+
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
+
+SHAPES = pytest.mark.parametrize("shape", [(1, 1), (32, 512), (13, 48), (100, 1_100)])
+"""Panels that are not full, inputs of several chunks, and neither."""
+
+
+@SHAPES
+@pytest.mark.parametrize("rows", [1, 5, 19, 96, 100])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.005)])
+def test_products(shape: tuple[int, int], rows: int, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    weight, bias, inputs = (torch.randn(size).to(dtype) for size in (shape, shape[:1], (rows, shape[1])))
+    kernels = product_kernels(dtype)
+    panels = kernels.pack(weight)
+    found = kernels.multiply(inputs, panels, shape[0], bias)
+    wanted = linear(inputs.double(), weight.double(), bias.double())
+    assert found.dtype == dtype
+    assert (found - wanted).norm() <= tolerance * wanted.norm()
+    without = kernels.multiply(inputs, panels, shape[0], None)
+    assert (without - (wanted - bias)).norm() <= tolerance * wanted.norm()
+
+
+def test_a_row_has_the_same_product_alone() -> None:
+    torch.manual_seed(0)
+    kernels = product_kernels(torch.float32)
+    panels, inputs = kernels.pack(torch.randn(100, 1_100)), torch.randn(110, 1_100)
+    together = kernels.multiply(inputs, panels, 100, None)
+    for first, count in [(0, 1), (3, 2), (50, 7), (90, 20)]:
+        alone = kernels.multiply(inputs[first : first + count], panels, 100, None)
+        assert torch.equal(alone, together[first : first + count])
+
+
+def test_the_weight_may_be_a_view_and_rows_as_well() -> None:
+    torch.manual_seed(0)
+    kernels = product_kernels(torch.float32)
+    weight, inputs = torch.randn(40, 9), torch.randn(40, 5)
+    found = kernels.multiply(inputs.T, kernels.pack(weight.T), 9, None)
+    torch.testing.assert_close(found, inputs.T @ weight)
