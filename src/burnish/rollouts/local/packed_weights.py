@@ -1,8 +1,8 @@
 """Matrix products of a decoding step on a CPU, with weights in a layout made for them.
 
-A decoding step multiplies a few rows by large matrices. From an ordinary tensor such a product runs at a fraction of the
-processor's rate. oneDNN is faster if it may store the matrix in its own blocks, and our kernels are if they may store
-it in panels: they read memory while they multiply. By how much depends on the processor, so
+A decoding step multiplies a few rows by large matrices. From an ordinary tensor such a product runs at a fraction of
+the processor's rate. oneDNN is faster if it may store the matrix in its own blocks, and so are our kernels if they may
+store it in panels: they read memory while they multiply. By how much depends on the processor, so
 `burnish.rollouts.local.decoding_ways` tests and times it.
 """
 
