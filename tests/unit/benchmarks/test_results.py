@@ -60,6 +60,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
     ("page", "module"),
     [
         ("peers", "report"),
+        ("peers_avx2", "report"),
         ("shares", "step_shares"),
         ("shares_avx2", "step_shares"),
         ("simulator", "simulator"),
@@ -67,6 +68,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
         ("sandbox", "sandbox"),
         ("conversation", "conversation"),
         ("adapters", "adapters"),
+        ("products", "products"),
     ],
 )
 def test_a_page_is_made_from_its_results(script: Script, page: str, module: str) -> None:

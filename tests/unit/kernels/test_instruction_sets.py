@@ -66,8 +66,8 @@ def test_a_library_for_another_processor_is_refused(monkeypatch: pytest.MonkeyPa
 )
 @pytest.mark.parametrize("bfloat16", [0, 1])
 def test_arm(bfloat16: int, tmp_path: Path) -> None:
-    """All sources compile for NEON, sums stay in registers, and products of tiles and numbers of codes are those of
-    plain loops."""
+    """All sources compile for NEON, sums stay in registers, and products of tiles and panels and numbers of codes are
+    those of plain loops."""
     compiler = ["aarch64-linux-gnu-gcc", "-O3", "-std=gnu11", "-Wall", "-Werror", "-fopenmp", f"-DBFLOAT16={bfloat16}"]
     for source in ("attend.c", "decode.c", "products.c", "quantized.c", "train.c"):
         compiled = str(tmp_path / f"{source}.o")
@@ -78,8 +78,8 @@ def test_arm(bfloat16: int, tmp_path: Path) -> None:
         on_stack = [line for line in vectors if re.search(r"\[(sp|x29)", line)]
         assert len(vectors) > 100
         assert len(on_stack) < 0.2 * len(vectors)
-    program = tmp_path / "tiles"
-    harness = Path(__file__).with_name("tiles.c")
-    subprocess.run([*compiler, "-static", f"-I{build._HERE}", str(harness), "-o", str(program), "-lm"], check=True)
-    said = subprocess.run(["qemu-aarch64", str(program)], check=True, capture_output=True, text=True, timeout=60).stdout
-    assert said == "4 lanes, alike\n"
+    for harness in ("tiles.c", "panels.c"):
+        program, source = str(tmp_path / harness.removesuffix(".c")), str(Path(__file__).with_name(harness))
+        subprocess.run([*compiler, "-static", f"-I{build._HERE}", source, "-o", program, "-lm"], check=True)
+        said = subprocess.run(["qemu-aarch64", program], check=True, capture_output=True, text=True, timeout=60).stdout
+        assert said == "4 lanes, alike\n"
