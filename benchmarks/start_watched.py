@@ -43,7 +43,7 @@ PHASES = {
     "burnish.rewards.scorer": {"ProcessRewardScorer.__init__": "rewards"},
     "burnish.rollouts.local.decoding_ways": {
         "decodes_alike": "trial: decoder",
-        "_packs": "choice: products",
+        "_layout": "choice: products",
         "choose_decoder": "choice: decoder",
     },
     "burnish.forward.float32": {"_faster_precision": "choice: float32 products"},
